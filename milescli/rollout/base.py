@@ -271,6 +271,9 @@ class RolloutEngine(Protocol):
         """Give the device memory of weights and KV cache to the trainer. The caller has no request
         in flight."""
 
+    async def sleep_weights(self) -> None:
+        """After `wake_weights`: give that memory to the trainer once more."""
+
     async def wake_weights(self) -> None:
         """Take back the memory of the weights, whose content is undefined until the next
         publish."""

@@ -4,6 +4,7 @@ What is learned is the business of `reinforcing` and of `row_attempt`."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Protocol
 
 from milescli.agents.foreign.host import close_hosts
@@ -16,7 +17,7 @@ from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.devices import Devices
-from milescli.runtime.engines import Engines, rank_probe
+from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
@@ -37,6 +38,7 @@ class InMemory(Protocol):
 
     step: int
     trainer: Trainer
+    devices: Devices | None
 
 
 class Attempt:
@@ -223,24 +225,24 @@ class Attempt:
         return trainer
 
     async def _start_ranks(self) -> Trainer:
-        """Those that die are replaced where engines do not share their devices."""
-        recipe = self.spec.recipe
-        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
-        if self.taking_turns:
-            silence_s = recipe.machine.silence_s
-            self.probes.extend(rank_probe(rank, silence_s=silence_s) for rank in ranks.ranks)
-            return ranks
+        """Those that die are replaced."""
         trainer = self.trainer = HealingTrainer(
-            ranks,
+            await self.session.builder.start_trainer(with_teachers=self.asks_teachers),
             restart=self._restart_ranks,
             bus=self.bus,
             restarts=self.restarts,
             step=lambda: self.step,
-            silence_s=recipe.machine.silence_s,
+            silence_s=self.spec.recipe.machine.silence_s,
+            room=self._room if self.taking_turns else None,
         )
         self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         self.probes.append(trainer.probe)
         return trainer
+
+    def _room(self) -> AbstractAsyncContextManager[None]:
+        """Before there is a run, its engines sleep."""
+        devices = self.run.devices if self.run is not None else None
+        return devices.room_for_ranks() if devices is not None else nullcontext()
 
     async def _restart_ranks(self) -> RankGroup:
         """New ranks, with what the newest checkpoint of this past has, or the model where there is

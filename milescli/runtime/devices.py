@@ -28,6 +28,10 @@ class Devices:
     """What the engines hold."""
     engines_asleep: bool = False
     """They gave their memory back, and wait for a publish."""
+    _weights_awake: bool = False
+    """They have the memory of their weights back, and not yet the rest."""
+    _weights_due: bool = False
+    """They had, and lent it to ranks that start."""
     fleet: str = ROLLOUT
     """As the trainer knows the engines."""
     _connected: Sequence[EngineAddress] = ()
@@ -60,6 +64,25 @@ class Devices:
         await self.engines.sleep()
         self.engines_asleep = True
         await self.trainer.wake()
+
+    @asynccontextmanager
+    async def room_for_ranks(self) -> AsyncIterator[None]:
+        """New ranks start in the place of dead ones: engines that take turns with them hold no
+        memory meanwhile, and what they held afterwards."""
+        if self._weights_awake:
+            await self.engines.sleep_weights()
+            self._weights_awake, self._weights_due = False, True
+        elif self.taking_turns and not self.engines_asleep and not self._changing.locked():
+            # only at the end of a run is a sleeping trainer asked for anything: nobody asks engines
+            async with self._changing:
+                self._is_level.clear()
+                await self.engines.pause()
+                await self.engines.sleep()
+                self.engines_asleep = True
+        yield  # where it raises, the next ranks need the room, too
+        if self._weights_due:
+            await self.engines.wake_weights()
+            self._weights_awake, self._weights_due = True, False
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
         """The engines hold the trainer's weights as `version`, and answer again, also those that
@@ -115,9 +138,11 @@ class Devices:
         if self.engines_asleep:
             await self.trainer.shed()
             await self.engines.wake_weights()
+            self._weights_awake = True
         await self._send(version, verify=verify)
         if self.engines_asleep:
             await self.trainer.sleep()
+            self._weights_awake = False
             await self.engines.wake_cache()
             self.engines_asleep = False
         self.version = version

@@ -8,6 +8,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,12 @@ class HealingTrainer:
         restarts: Restarts,
         step: Callable[[], int],
         silence_s: float,
+        room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none; `step`: steps done; `silence_s`: see MachineSettings."""
+        where there is none; `step`: steps done; `silence_s`: see MachineSettings. `room`: within it
+        new ranks have the devices that they take turns on; None: they have devices of their own,
+        and start as soon as the dead ones are missed."""
         self._ranks = ranks
         self._watch = RankWatch(silence_s, bus=bus, step=step)
         self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
@@ -84,6 +88,8 @@ class HealingTrainer:
         """As `_is_whole`, once that folder is complete."""
         self._lasting = list[_Call]()
         """What no checkpoint keeps."""
+        self._room, self._posture = room, _Call("wake")
+        """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
         """Fleets that these ranks have a channel to."""
@@ -110,8 +116,9 @@ class HealingTrainer:
         if self._healing is not None and self._healing.done():
             healed, self._healing = self._healing, None
             healed.result()
-        if self._death is not None and (self._healing is not None or self._turn.locked()):
-            return  # they are being replaced
+        is_idle = self._healing is None and not self._turn.locked() and self._room is None
+        if self._death is not None and not is_idle:
+            return  # they are being replaced, or will be when it is their turn
         ranks = self._ranks
         error = await self._watch.loss(ranks)
         if error is None or ranks is not self._ranks:
@@ -120,7 +127,7 @@ class HealingTrainer:
             raise error
         self._death = error
         await ranks.kill()  # whoever waits for them learns it at once, and heals
-        if self._healing is None and not self._turn.locked():
+        if self._healing is None and not self._turn.locked() and self._room is None:
             self._healing = asyncio.ensure_future(self._heal_idle(error))
 
     async def close(self) -> None:
@@ -195,9 +202,12 @@ class HealingTrainer:
             self._bus.emit(lost(NAME, error, self._step(), self._restarts))
             try:
                 await self._ranks.kill()
-                self._ranks, self._death = await self._restart(), None
-                self._open.clear()
-                await self._do_again()
+                async with self._room() if self._room is not None else nullcontext():
+                    self._ranks, self._death = await self._restart(), None
+                    self._open.clear()
+                    await self._do_again()
+                    if self._posture.method != "wake":  # as new ranks are
+                        await self._posture.of(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
                 if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
                     raise
@@ -222,6 +232,10 @@ class HealingTrainer:
                     self._failed_save = error
             if call is not None:
                 await call.of(self._ranks)
+
+    async def _take(self, posture: _Call) -> None:
+        await self._ask(posture)
+        self._posture = posture
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """See Trainer."""
@@ -280,15 +294,15 @@ class HealingTrainer:
 
     async def shed(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("shed"))
+        await self._take(_Call("shed"))
 
     async def sleep(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("sleep"))
+        await self._take(_Call("sleep"))
 
     async def wake(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("wake"))
+        await self._take(_Call("wake"))
 
     async def save(self, folder: Path) -> None:
         """See Trainer."""
@@ -297,8 +311,12 @@ class HealingTrainer:
         self._is_whole_after = True
 
     async def is_written(self) -> bool:
-        """See Trainer."""
-        return await self._ask(_Call("is_written"))
+        """See Trainer. Of dead ranks: not yet."""
+        async with self._turn:
+            try:
+                return await self._ranks.is_written()
+            except (WorkerDied, WaitTimeout):  # seen by `probe`, too
+                return False
 
     async def finish_save(self) -> dict[str, str]:
         """See Trainer."""

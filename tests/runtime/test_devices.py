@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -235,3 +236,65 @@ def test_a_publish_that_fails_for_another_reason_is_an_error() -> None:
     engines.remove_dead = nobody  # type: ignore[method-assign]
     with pytest.raises(WorkerDied, match="engine 0"):
         asyncio.run(devices.publish(WeightVersion(1)))
+
+
+def test_new_ranks_have_the_room_of_engines_that_took_back_their_weights() -> None:
+    told = list[str]()
+    engines = Recorder("engines", told)
+
+    class Dies(Recorder):
+        """Ranks that die of their first publish."""
+
+        async def publish(self, *_: object) -> None:
+            async with devices.room_for_ranks():
+                told.append("new ranks")
+
+    devices = Devices(
+        taking_turns=True, trainer=Dies("trainer", told), engines=engines, engines_asleep=True
+    )
+    asyncio.run(devices.publish(WeightVersion(3)))
+    around = told.index("new ranks")
+    assert told[around - 1 : around + 2] == [
+        "engines.sleep_weights",
+        "new ranks",
+        "engines.wake_weights",
+    ]
+    assert told[-2:] == ["engines.wake_cache", "engines.resume"]
+
+
+def test_new_ranks_that_die_too_leave_the_room_to_the_next() -> None:
+    told = list[str]()
+
+    class Dies(Recorder):
+        """Ranks that die of their first publish, and others that die as they start."""
+
+        async def publish(self, *_: object) -> None:
+            with suppress(WorkerDied):
+                async with devices.room_for_ranks():
+                    raise WorkerDied("trainer rank 0 died", why="planted", fix="none")
+            async with devices.room_for_ranks():
+                told.append("new ranks")
+
+    devices = Devices(
+        taking_turns=True,
+        trainer=Dies("trainer", told),
+        engines=Recorder("engines", told),
+        engines_asleep=True,
+    )
+    asyncio.run(devices.publish(WeightVersion(3)))
+    assert told.count("engines.sleep_weights") == 1
+    assert told.count("engines.wake_weights") == 2, "for the publish, and after the new ranks"
+
+
+def test_engines_of_their_own_do_not_care_for_new_ranks() -> None:
+    told = list[str]()
+    devices = Devices(
+        taking_turns=False, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
+    )
+
+    async def work() -> None:
+        async with devices.room_for_ranks():
+            told.append("new ranks")
+
+    asyncio.run(work())
+    assert told == ["new ranks"]

@@ -4,151 +4,18 @@ stand-ins that keep a number; real ones die in tests/end_to_end."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from milescli.core.errors import CheckpointError, WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, Notice, WorkerLost, WorkerReplaced, WorkerSilent
+from milescli.core.errors import CheckpointError, WorkerDied
+from milescli.core.events import Notice, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
-from milescli.runtime.healing_trainer import HealingTrainer
-from milescli.runtime.restarts import Restarts
-from milescli.runtime.trainer import Hang
 from milescli.train.base import TrainBatch
-
-
-@dataclass(eq=False)
-class Ranks:
-    """Their weights are the batches that they were given, one after the other."""
-
-    weights: list[int] = field(default_factory=list)
-    dies_in: dict[str, int] = field(default_factory=dict)
-    """Method -> in which call of it."""
-    pending: tuple[Path, list[int]] | None = None
-    """A folder, and what is being written there."""
-    fleets: set[str] = field(default_factory=set)
-    is_dead: bool = False
-    hangs: str | None = None
-    """Why the second rank seems to hang."""
-    published: list[list[int]] = field(default_factory=list)
-
-    def _called(self, method: str) -> None:
-        left = self.dies_in.get(method)
-        if left is not None:
-            self.dies_in[method] = left - 1
-            self.is_dead |= left == 1
-        if self.is_dead:
-            raise WaitTimeout("a rank lost the others", why="planted", fix="none")
-
-    async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
-        died = WorkerDied("trainer rank 1 died", why="planted", fix="none")
-        return died if self.is_dead else None
-
-    async def look(self) -> list[Hang | None]:
-        if (died := await self.find_dead()) is not None:
-            raise died
-        return [None, Hang(self.hangs, is_sure=True) if self.hangs else None]
-
-    @property
-    def ranks(self) -> list[object]:
-        return [SimpleNamespace(name=f"trainer rank {n}", log_path=None) for n in (0, 1)]
-
-    def dump_stacks(self) -> str:
-        return "trainer.stacks.txt"
-
-    async def kill(self) -> None:
-        self.is_dead = True
-
-    async def step(self, batch: int, **rates: float) -> str:
-        self._called("step")
-        self.weights.append(batch)
-        return f"report of {batch}"
-
-    async def save(self, folder: Path) -> None:
-        (folder / "torn").write_text("half")
-        self._called("save")
-        self.pending = folder, list(self.weights)
-
-    async def finish_save(self) -> None:
-        self._called("finish_save")
-        if self.pending is not None:
-            folder, weights = self.pending
-            (folder / "torn").unlink()
-            (folder / "weights").write_text(" ".join(map(str, weights)))
-            self.pending = None
-
-    async def connect_engines(self, engines: list[str], fleet: str) -> None:
-        self.fleets.add(fleet)
-
-    async def publish(self, version: int, fleet: str) -> None:
-        self._called("publish")
-        assert fleet in self.fleets, "no channel is open"
-        self.published.append(list(self.weights))
-
-    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        self.weights = read(folder)
-
-    async def dismiss_teachers(self) -> None:
-        self.weights.append(-1)
-
-
-def read(folder: Path) -> list[int]:
-    return [int(word) for word in (folder / "weights").read_text().split()]
-
-
-@dataclass
-class Rig:
-    """A trainer, and its checkpoints."""
-
-    folder: Path
-    first: Ranks = field(default_factory=Ranks)
-    then: list[Ranks] = field(default_factory=list)
-    """Those that are started in its place, in order; beyond them, healthy ones."""
-    limits: Fault = field(default_factory=Fault)
-    newest: Path | None = None
-    events: list[object] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ranks = self.first
-        self.trainer = HealingTrainer(
-            self.first,  # type: ignore[arg-type]
-            restart=self.restart,  # type: ignore[arg-type]
-            bus=EventBus([self.events.append]),
-            restarts=Restarts(limits=self.limits),
-            step=lambda: len(self.ranks.weights),
-            silence_s=0.2,
-        )
-
-    async def restart(self) -> Ranks:
-        self.ranks = self.then.pop(0) if self.then else Ranks()
-        if self.newest is not None:
-            await self.ranks.load(self.newest)
-        return self.ranks
-
-    async def begin_save(self, step: int) -> Path:
-        folder = self.folder / f"step_{step}"
-        folder.mkdir()
-        await self.trainer.save(folder)
-        return folder
-
-    async def end_save(self, folder: Path) -> None:
-        await self.trainer.finish_save()
-        self.newest = folder
-        self.trainer.is_saved()
-
-    async def step(self, *batches: int) -> list[str]:
-        return [await self.trainer.step(batch, lr=0.1) for batch in batches]  # type: ignore[arg-type,misc]
-
-    @property
-    def kinds(self) -> list[type]:
-        return [type(event) for event in self.events]
-
-
-def run(rig: Rig, work: Callable[[], object]) -> None:
-    asyncio.run(work())  # type: ignore[arg-type]
+from tests.runtime.dying_ranks import Ranks, Rig, read, run
 
 
 def test_new_ranks_do_again_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:
@@ -264,6 +131,39 @@ def test_before_the_first_checkpoint_all_is_done_again_from_the_beginning(tmp_pa
     assert rig.kinds == [WorkerLost, WorkerReplaced]
 
 
+def test_ranks_that_take_turns_are_replaced_when_it_is_theirs_as_they_were(
+    tmp_path: Path,
+) -> None:
+    order = list[str]()
+
+    @asynccontextmanager
+    async def room() -> AsyncIterator[None]:
+        order.append("engines make room")
+        yield
+        order.append("engines are as they were")
+
+    second = Ranks()
+    rig = Rig(tmp_path, room=room, then=[second])
+
+    async def work() -> None:
+        await rig.step(1)
+        await rig.trainer.shed()
+        await rig.trainer.sleep()
+        rig.first.is_dead = True
+        for _ in range(3):
+            await rig.trainer.probe()
+            await asyncio.sleep(0)
+        assert rig.ranks is rig.first, "engines have the devices"
+        assert not await rig.trainer.is_written()
+        second.postures = order
+        await rig.trainer.wake()
+        await rig.step(2)
+
+    run(rig, work)
+    assert order == ["engines make room", "sleep", "engines are as they were", "wake"]
+    assert rig.ranks.weights == [1, 2]
+
+
 def test_beyond_the_bound_it_is_an_error(tmp_path: Path) -> None:
     rig = Rig(tmp_path, first=Ranks(dies_in={"step": 1}), limits=Fault(max_restarts=0))
 
@@ -274,55 +174,6 @@ def test_beyond_the_bound_it_is_an_error(tmp_path: Path) -> None:
         assert "fault.max_restarts" in caught.value.why
 
     run(rig, work)
-
-
-def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, first=Ranks(hangs="it is stopped"))
-    hung = asyncio.Event()
-
-    async def waits(batch: int, **rates: float) -> str:
-        await hung.wait()
-        raise WaitTimeout("a rank lost the others", why="planted", fix="none")
-
-    async def kill() -> None:
-        rig.first.is_dead = True
-        hung.set()
-
-    rig.first.step, rig.first.kill = waits, kill  # type: ignore[method-assign]
-
-    async def work() -> None:
-        stepping = asyncio.ensure_future(rig.trainer.step(1, lr=0.1))  # type: ignore[arg-type]
-        while not stepping.done():
-            await rig.trainer.probe()
-            await asyncio.sleep(0.01)
-
-    run(rig, work)
-    assert rig.kinds == [WorkerSilent, WorkerLost, WorkerReplaced]
-    assert rig.events[0].worker == "trainer rank 1"  # type: ignore[attr-defined]
-    assert "trainer rank 1 has not spoken" in rig.events[1].what  # type: ignore[attr-defined]
-    assert rig.ranks.weights == [1]
-
-
-def test_a_step_that_takes_much_longer_than_any_before_counts_as_hung(tmp_path: Path) -> None:
-    rig = Rig(tmp_path)
-    hung = asyncio.Event()
-
-    async def work() -> None:
-        await rig.step(1)
-        rig.first.step = lambda *_, **__: hung.wait()  # type: ignore[method-assign,assignment]
-        stepping = asyncio.ensure_future(rig.trainer.step(2, lr=0.1))  # type: ignore[arg-type]
-        while not any(isinstance(event, WorkerLost) for event in rig.events):
-            await rig.trainer.probe()
-            if rig.first.is_dead:
-                rig.first.step = Ranks.step.__get__(rig.first)  # type: ignore[method-assign]
-                stepping.cancel()
-                break
-            await asyncio.sleep(0.01)
-        await asyncio.gather(stepping, return_exceptions=True)
-
-    run(rig, work)
-    assert "`step`" in rig.events[0].why  # type: ignore[attr-defined]
-    assert rig.first.is_dead
 
 
 def batch_of(size_bytes: int) -> TrainBatch:

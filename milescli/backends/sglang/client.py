@@ -295,6 +295,10 @@ class SglangFleet:
         await self._for_all(self._flush)  # SGLang dies of this order while it is not idle
         await self._order_all("/release_memory_occupation", {})
 
+    async def sleep_weights(self) -> None:
+        """Release the weights alone, which alone are there."""
+        await self._order_all("/release_memory_occupation", {"tags": ["weights"]})
+
     async def wake_weights(self) -> None:
         """Memory of the weights back; content undefined until the next publish."""
         await self._order_all("/resume_memory_occupation", {"tags": ["weights"]})
