@@ -1,11 +1,14 @@
-"""Runs over two computers, with trainer ranks and an engine on each: a driver is killed and the run
-resumed, a node dies; then nothing is left anywhere."""
+"""A run over two computers, with trainer ranks and an engine on each: processes, the driver and a
+node die; then nothing is left anywhere."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -16,8 +19,6 @@ from tests.end_to_end.cluster.small_cluster import SmallCluster, SmallNode, wait
 from tests.end_to_end.runs import MILES, TINY, Finished
 
 pytestmark = pytest.mark.timeout(900)
-SHORT = ["--set", "train.steps=2", "--set", "eval.num_prompts=2", "--set", "weights.verify=true"]
-
 IN_ENVIRONMENTS = [
     "--set",
     "rollout.agent=environment",
@@ -77,51 +78,6 @@ def _texts(folder: Path) -> Iterator[str]:
             yield file.read_bytes().decode(errors="replace")
 
 
-def test_a_run_over_two_nodes_survives_its_driver_and_leaves_nothing(
-    cluster: SmallCluster, folder: Path
-) -> None:
-    run, environment = folder / "runs" / "two", _environment(cluster)
-    command = [MILES, "launch", "--recipe", "tiny.yaml", "--name", "two", "--nodes", "2", *SHORT]
-    driver = cluster.start(command, cwd=folder, env=environment)
-    _wait_for(run, "StepDone", driver)
-    engines = [
-        process
-        for node in cluster.nodes
-        for process in _ours(node)
-        if "sglang" in " ".join(process.cmdline())
-    ]
-    keys = {process.environ().get("MILES_ENGINE_KEY") for process in engines} - {None, ""}
-    visible = [*(" ".join(process.cmdline()) for process in engines), *_texts(run)]
-    assert keys and not any(key in text for key in keys for text in visible)
-    for node in cluster.nodes:
-        assert _ours(node), f"nothing of the run is on {node.name}"
-        assert _listening(node) <= {node.address, "127.0.0.1", "::1"}
-    for child in psutil.Process(driver.pid).children():
-        child.kill()
-    driver.communicate(timeout=60)
-    assert not wait_until_gone(lambda: _left(cluster), seconds=90)
-
-    resumed = cluster.run([MILES, "resume", "two"], cwd=folder, env=environment, timeout_s=600)
-    assert resumed.returncode == 0, Finished(resumed.returncode, resumed.stdout, resumed.stderr)
-    assert "node 10.77.0.2 (node-2) (env RAY_ADDRESS)" in resumed.stderr
-    assert not wait_until_gone(lambda: _left(cluster), seconds=30)
-    logs = {file.name for file in (run / "logs" / "latest").iterdir()}
-    assert {
-        "trainer-rank-0.log",
-        "trainer-rank-1.log",
-        "engine-0-server.log",
-        "engine-1-server.log",
-        "router.log",
-    } <= logs
-    plan = json.loads((run / "plan.json").read_text())
-    assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [
-        (0, 0, 0),
-        (1, 1, 1),
-    ]
-    reports = [event["report"] for event in _events(run) if event["event"] == "StepDone"]
-    assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
-
-
 def _environments(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those in which they live."""
     return [process for process in processes if "user_worker" in " ".join(process.cmdline())]
@@ -132,62 +88,145 @@ def _the(processes: list[psutil.Process], part: str) -> psutil.Process:
     return next(process for process in processes if part in " ".join(process.cmdline()))
 
 
-def test_what_dies_of_a_run_is_replaced_and_it_goes_on_without_a_node_that_dies(
+@dataclass
+class TwoNodes:
+    """A run over two nodes, at work."""
+
+    cluster: SmallCluster
+    name: str
+    driver: subprocess.Popen[str] = field(init=False)
+
+    @property
+    def run(self) -> Path:
+        """Its directory."""
+        return self.cluster.shared / "runs" / self.name
+
+    def start(self, verb: str, *options: str) -> None:
+        """`launch` or `resume`; returns after another step."""
+        before = len(self.steps)
+        self.driver = self.cluster.start(
+            [MILES, verb, *options],
+            cwd=self.cluster.shared,
+            env=_environment(self.cluster),
+        )
+        self.wait_for_steps(before + 1)
+
+    @property
+    def steps(self) -> list[dict]:
+        """Events of steps that were done, in all attempts."""
+        return [event for event in _events(self.run) if event["event"] == "StepDone"]
+
+    def wait_for_steps(self, number: int) -> None:
+        """Until so many were done, over all attempts."""
+        self.wait_until(lambda: len(self.steps) >= number)
+
+    def wait_for(self, name: str, *, part: str = "", **fields: object) -> None:
+        """For an event of that name with these fields; `part`: of its text."""
+        wanted = {"event": name, **fields}.items()
+        self.wait_until(
+            lambda: any(
+                wanted <= _plain(event).items() and part in str(event.get("text"))
+                for event in _events(self.run)
+            )
+        )
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Fails where the driver ends before, or after 600 s."""
+        in_vain = wait_until_gone(
+            lambda: not condition() and self.driver.poll() is None, seconds=600
+        )
+        if self.driver.poll() is not None:
+            raise AssertionError(str(self.finish()))
+        assert not in_vain
+
+    def signal(self, number: signal.Signals) -> Finished:
+        """To `miles` itself, which is awaited."""
+        for child in psutil.Process(self.driver.pid).children():
+            child.send_signal(number)
+        return self.finish()
+
+    def finish(self) -> Finished:
+        out, err = self.driver.communicate(timeout=120)
+        return Finished(self.driver.returncode, out, err)
+
+
+def test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing(
     own_cluster: SmallCluster,
 ) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
-    command = [
-        MILES,
-        "launch",
-        "--recipe",
-        "tiny.yaml",
-        "--name",
-        "long",
-        "--nodes",
-        "2",
-        "--set",
-        "train.steps=9999",
-        *IN_ENVIRONMENTS,
+    run = TwoNodes(own_cluster, "two")
+    endless = ["--set", "train.steps=9999", "--set", "weights.verify=true", *IN_ENVIRONMENTS]
+    run.start("launch", "--recipe", "tiny.yaml", "--name", run.name, "--nodes", "2", *endless)
+    _shows_no_key_and_listens_to_nobody_else(run)
+    _replaces_what_dies(run)
+
+    run.signal(signal.SIGKILL)
+    assert not wait_until_gone(lambda: _left(own_cluster), seconds=90)
+    run.start("resume", run.name)
+    plan = json.loads((run.run / "plan.json").read_text())
+    assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [
+        (0, 0, 0),
+        (1, 1, 1),
     ]
-    driver = own_cluster.start(command, cwd=own_cluster.shared, env=_environment(own_cluster))
-    run = own_cluster.shared / "runs" / "long"
-    _wait_for(run, "StepDone", driver)
-    for victim, worker in (
-        (_the(psutil.Process(driver.pid).children(recursive=True), "router_process"), "router"),
-        (_the(_ours(own_cluster.nodes[1]), "sglang::scheduler"), "engine 1"),
-    ):
-        victim.kill()
-        _wait_for(run, "WorkerReplaced", driver, worker=worker)
-        reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
-        _wait_for(run, "StepDone", driver, step=reached + 2)
-    assert _environments(psutil.Process(driver.pid).children(recursive=True))
-    [there] = _environments(_ours(own_cluster.nodes[1]))
-    there.parent().kill()  # the actor, and its process with it
-    _wait_for(run, "Notice", driver, part="the environments on node 1 ended, and begin again")
-    reached = max(event["step"] for event in _events(run) if event["event"] == "StepDone")
-    _wait_for(run, "StepDone", driver, step=reached + 2)
-    assert not wait_until_gone(lambda: len(_environments(_ours(own_cluster.nodes[1]))) != 1)
-    assert not there.is_running()
-    own_cluster.end(1)
-    _wait_for(run, "RunEnded", driver, outcome="failed")
-    lost = [event for event in _events(run) if event["event"] == "RunEnded"]
-    assert lost[0]["error"]["error"] == "node 10.77.0.2 (node-2) died"
-    saved = max(event["step"] for event in _events(run) if event["event"] == "CheckpointSaved")
-    again = [event for event in _events(run) if event["event"] == "StepDone"]
-    assert not wait_until_gone(
-        lambda: sum(event["event"] == "StepDone" for event in _events(run)) < len(again) + 2,
-        seconds=300,
-    ), "the run did not go on with the node that is left"
-    [head] = own_cluster.nodes[:1]
-    plan = json.loads((run / "plan.json").read_text())
+    logs = {file.name for file in (run.run / "logs" / "latest").iterdir()}
+    assert {
+        "trainer-rank-0.log",
+        "trainer-rank-1.log",
+        "engine-0-server.log",
+        "engine-1-server.log",
+        "router.log",
+    } <= logs
+    assert max(event["report"]["logprob_diff_max"] for event in run.steps) <= 1e-4
+
+    _goes_on_without_a_node(run)
+
+
+def _shows_no_key_and_listens_to_nobody_else(run: TwoNodes) -> None:
+    engines = [
+        process
+        for node in run.cluster.nodes
+        for process in _ours(node)
+        if "sglang" in " ".join(process.cmdline())
+    ]
+    keys = {process.environ().get("MILES_ENGINE_KEY") for process in engines} - {None, ""}
+    visible = [*(" ".join(process.cmdline()) for process in engines), *_texts(run.run)]
+    assert keys and not any(key in text for key in keys for text in visible)
+    for node in run.cluster.nodes:
+        assert _ours(node), f"nothing of the run is on {node.name}"
+        assert _listening(node) <= {node.address, "127.0.0.1", "::1"}
+
+
+def _replaces_what_dies(run: TwoNodes) -> None:
+    """The router and an engine at once; then the actor of environments, and its process with it."""
+    there = run.cluster.nodes[1]
+    _the(psutil.Process(run.driver.pid).children(recursive=True), "router_process").kill()
+    _the(_ours(there), "sglang::scheduler").kill()
+    run.wait_for("WorkerReplaced", worker="router")
+    run.wait_for("WorkerReplaced", worker="engine 1")
+    run.wait_for_steps(len(run.steps) + 2)
+    assert _environments(psutil.Process(run.driver.pid).children(recursive=True))
+    [environments] = _environments(_ours(there))
+    environments.parent().kill()
+    run.wait_for("Notice", part="the environments on node 1 ended, and begin again")
+    run.wait_for_steps(len(run.steps) + 2)
+    assert not wait_until_gone(lambda: len(_environments(_ours(there))) != 1)
+    assert not environments.is_running()
+
+
+def _goes_on_without_a_node(run: TwoNodes) -> None:
+    """In a new attempt, which nobody asked for."""
+    run.cluster.end(1)
+    run.wait_for("RunEnded", outcome="failed")
+    [lost] = [event for event in _events(run.run) if event["event"] == "RunEnded"]
+    assert lost["error"]["error"] == "node 10.77.0.2 (node-2) died"
+    run.wait_for_steps(len(run.steps) + 2)
+    plan = json.loads((run.run / "plan.json").read_text())
     assert {slot["node"] for slot in plan["slots"]} == {0}
-    for child in psutil.Process(driver.pid).children():
-        child.terminate()
-    out, err = driver.communicate(timeout=120)
-    finished = Finished(driver.returncode, out, err)
+    finished = run.signal(signal.SIGTERM)
     assert finished.code == 75, finished
-    assert "the run is planned for these (machine.on_node_loss=shrink)" in err, finished
-    assert f"going on from step {saved}" in err, finished
+    assert "the run is planned for these (machine.on_node_loss=shrink)" in finished.err, finished
+    assert re.search(r"going on from step \d+", finished.err), finished
+    head = run.cluster.nodes[0]
     assert not wait_until_gone(lambda: [*_ours(head), *head.private.glob("miles-*")], seconds=60)
 
 
@@ -219,24 +258,6 @@ def _events(run: Path) -> list[dict]:
         if file.exists()
         else []
     )
-
-
-def _wait_for(run: Path, name: str, driver, *, part: str = "", **fields: object) -> None:
-    """For the first event of that name with these fields; `part`: of its text."""
-    wanted = {"event": name, **fields}.items()
-    assert not wait_until_gone(
-        lambda: (
-            not any(
-                wanted <= _plain(event).items() and part in str(event.get("text"))
-                for event in _events(run)
-            )
-            and driver.poll() is None
-        ),
-        seconds=600,
-    )
-    if driver.poll() is not None:
-        out, err = driver.communicate()
-        raise AssertionError(str(Finished(driver.returncode, out, err)))
 
 
 def _plain(event: dict) -> dict:
