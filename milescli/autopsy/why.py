@@ -167,6 +167,8 @@ def _moment(event: Record) -> str | None:
         return f"step {event['step']} of {event['num_steps']} was done"
     if kind == "CheckpointSaved":
         return f"checkpoint of step {event['step']} was complete"
+    if kind == "WorkerSilent":
+        return f"{event['worker']} had not spoken for {event['seconds']:.0f} s: {event['why']}"
     if kind == "WorkerLost":
         return f"{event['what']}; started again (restart {event['restart']})"
     if kind == "WorkerReplaced":

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from milescli.cluster.memory_record import MemoryRecord
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.secret_names import without_secrets
 
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
@@ -78,7 +79,7 @@ def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
     ]
     for folder in scratch_dirs:
         command += ["--remove", str(folder)]
-    environment = {**os.environ, WATCHED_VARIABLE: token}
+    environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
     environment.pop(TOKEN_VARIABLE, None)
     # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor
     # with it.

@@ -14,6 +14,7 @@ from milescli.backends.sglang.command import own_environment
 from milescli.backends.sglang.servable import cpu_family
 from milescli.backends.sglang.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
+from milescli.core.secret_names import without_secrets
 from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment
@@ -50,7 +51,7 @@ def prestart_engines(
         return
     spec = engine_spec(recipe, plan, index=0, port=0, model_dir=Path(), log_dir=Path())
     environment = {
-        **os.environ,
+        **without_secrets(os.environ),
         **run_variables(prestarted.token),
         **engine_environment(plan),
         **own_environment(replace(spec, api_key=prestarted.api_key), family),

@@ -19,6 +19,8 @@ import psutil
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 MILES = Path(sys.executable).with_name("miles")
+SECRET_NAME = "SOME_SERVICE_TOKEN"
+"""Of a variable that only the driver, and code of the user's, may see."""
 ROOT = Path(__file__).resolve().parents[2]
 TINY = """\
 description: A very small run for tests
@@ -68,6 +70,7 @@ class Workplace:
             "HOME": str(self.folder),
             "COLUMNS": "120",
             "PYTHONPATH": str(ROOT),
+            SECRET_NAME: "not-for-everybody",
         }
         self.environment.pop(TOKEN_VARIABLE, None)
 

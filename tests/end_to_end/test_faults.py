@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.runs import (
+    SECRET_NAME,
     Finished,
     Workplace,
     listening_beyond_loopback,
@@ -105,6 +106,12 @@ def _writes(process: psutil.Process, file: Path, mark: str) -> bool:
         )
     except psutil.Error:  # it has just ended
         return False
+
+
+def _bearers_of_secrets(attempt: Attempt) -> set[str]:
+    """Which processes that the driver started have inherited one."""
+    lines = [process.cmdline() for process in attempt.processes if SECRET_NAME in process.environ()]
+    return {line[line.index("-m") + 1] if "-m" in line else " ".join(line) for line in lines}
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +222,7 @@ def test_a_killed_engine_that_may_not_be_replaced_is_named_as_the_cause(
     name = request.node.name
     with resumed("--set", "fault.max_restarts=0") as attempt:
         assert listening_beyond_loopback(attempt.processes) == []
+        assert _bearers_of_secrets(attempt) == {"milescli.core.user_worker"}
         log, mark = "engine-1-server.log", "sglang::scheduler"
         _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
     finished = attempt.finished

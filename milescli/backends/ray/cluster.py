@@ -23,6 +23,7 @@ from milescli.backends.ray.nodes import (
 )
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import FitError, WaitTimeout
+from milescli.core.secret_names import hidden_secrets
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2
@@ -68,8 +69,9 @@ class Cluster:
         self._started = True  # already: what is cut short has processes to be ended, too
         if self.address is None:
             settings = self._own_session(plan)
-            self._inherited = dict(os.environ)
-            start_here(settings)
+            with hidden_secrets():
+                self._inherited = dict(os.environ)
+                start_here(settings)
             self.nodes = living_nodes()
         else:
             join(self.address)

@@ -18,6 +18,7 @@ from milescli.backends.sglang.servable import (
     model_zoo,
 )
 from milescli.backends.sglang.spec import EngineSpec, check_servable, read_config
+from milescli.core.secret_names import without_secrets
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -128,7 +129,7 @@ def _attention_backend(spec: EngineSpec) -> str | None:
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
     """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
     device needs."""
-    return dict(os.environ) | own_environment(spec)
+    return without_secrets(os.environ) | own_environment(spec)
 
 
 def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:

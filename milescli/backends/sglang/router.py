@@ -10,6 +10,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess
+from milescli.core.secret_names import without_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,8 @@ class RouterServer(ManagedProcess):
 
 
 def _router_environment(spec: RouterSpec) -> dict[str, str]:
-    """Ours without proxies, which the router would send requests and key through."""
-    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    """Ours without proxies, which the router would send requests and key through, and without
+    secrets."""
+    ours = without_secrets(os.environ)
+    env = {name: value for name, value in ours.items() if not name.lower().endswith("_proxy")}
     return env if spec.api_key is None else env | {KEY_VARIABLE: spec.api_key}
