@@ -35,6 +35,7 @@ LAYOUT = {
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
     "rollouts/": "some samples of each step, to read",
+    "journal/": "finished samples, which `miles resume` takes instead of sampling them again",
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
     "reference/, teacher/": "what a reference or a teacher says of the rows, computed once",
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
@@ -154,6 +155,11 @@ class RunDir:
     def rollouts_dir(self) -> Path:
         """A few samples of each step, to read."""
         return self.path / "rollouts"
+
+    @property
+    def journal_dir(self) -> Path:
+        """Finished samples, for a run that is resumed."""
+        return self.path / "journal"
 
     def attempts(self) -> list[Path]:
         """Log folders of all attempts, oldest first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milescli.recipe.section import NonNegative, PositiveFloat, Section
+from milescli.recipe.section import NonNegative, NonNegativeFloat, PositiveFloat, Section
 
 
 class Fault(Section):
@@ -15,3 +15,6 @@ class Fault(Section):
     kept_gib: PositiveFloat = 4.0
     """Batches of the steps since a checkpoint that the driver keeps, for new trainer ranks to do
     again; beyond, a rank's death ends the run until the next checkpoint (`checkpoint.every`)."""
+    journal_gib: NonNegativeFloat = 4.0
+    """What journal/ may hold of finished samples, which a resumed run takes instead of sampling
+    them again; beyond, none are kept until the next checkpoint. 0: no journal."""

@@ -20,6 +20,7 @@ from milescli.rollout.base import PromptSource
 from milescli.rollout.collector import Batch, Collector, SeedOf
 from milescli.rollout.curriculum import Tried
 from milescli.rollout.episode import Episodes
+from milescli.rollout.journal import Journal
 
 
 @dataclass(slots=True)
@@ -109,8 +110,8 @@ class AheadCollector:
         return await self._collector.account(batch, version=version)
 
     async def stop(self) -> None:
-        """Cancel what is on its way and wait until it has ended. What was not taken is generated
-        again after a resume."""
+        """Cancel what is on its way and wait until it has ended. What is whole by then is
+        in the journal; the rest is generated again after a resume."""
         self._stopped = True
         tasks = [batch.task for batch in self._pending if batch.task is not None]
         for task in tasks:
@@ -146,9 +147,12 @@ def open_collector(
     recipe: Recipe,
     seed_of: SeedOf | None = None,
     with_greedy: bool = False,
+    journal: Journal | None = None,
 ) -> Collector | AheadCollector:
     """The collector that the recipe's `rollout.max_staleness` asks for."""
-    collector = Collector(source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy)
+    collector = Collector(
+        source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy, journal=journal
+    )
     if recipe.rollout.max_staleness == 0:
         return collector
     overlap = recipe.rollout.filter == "none"

@@ -24,6 +24,7 @@ from milescli.rollout.base import PromptSource
 from milescli.rollout.curriculum import NONE, Tried, chosen, load_curriculum, remember
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import FILTERS, is_kept, load_filter
+from milescli.rollout.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.sample_filters import load_sample_filter, sifted
 from milescli.rollout.selection import FIRST, load_selection, selected
 from milescli.rollout.shaping import load_shaping, shaped
@@ -49,6 +50,7 @@ class Batch:
 class _Progress:
     """Who is still awaited; for the error of a wait that reached its bound."""
 
+    step: int
     num_samples: int = 0
     num_done: int = 0
     last_done: float = field(default_factory=time.monotonic)
@@ -66,8 +68,10 @@ class Collector:
         recipe: Recipe,
         seed_of: SeedOf | None = None,
         with_greedy: bool = False,
+        journal: Journal | None = None,
     ) -> None:
-        """`with_greedy`: each group gets the reward of a greedy response as well."""
+        """`with_greedy`: each group gets the reward of a greedy response as well. `journal`: what
+        is sampled is kept there, and what it has is not sampled again."""
         self._source = source
         self._episodes = episodes
         self._recipe = recipe
@@ -78,6 +82,7 @@ class Collector:
         self._selection = load_selection(recipe.rollout.selection)
         self._curriculum = load_curriculum(recipe.data.curriculum)
         self._with_greedy = with_greedy
+        self._journal = journal or NoJournal()
         self.refused: list[Group] = []
         """By the filter, in the last step taken."""
         self.history: dict[int, Tried] = {}
@@ -144,10 +149,11 @@ class Collector:
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""
-        progress, bound_s = _Progress(), self._recipe.machine.step_timeout_s
+        progress, bound_s = _Progress(step=step), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
-                return await self._collect(step, progress)
+                again = await self._collect_again(progress)
+                return again or await self._collect(progress)
         except TimeoutError:
             if not bound.expired():
                 raise
@@ -163,14 +169,33 @@ class Collector:
                 ],
             ) from None
 
-    async def _collect(self, step: int, progress: _Progress) -> Batch:
-        rollout = self._recipe.rollout
+    async def _collect_again(self, progress: _Progress) -> Batch | None:
+        """As a run before this one did it, whose journal has all groups of the step."""
+        start = self._source.position
+        if (record := self._journal.batch(progress.step, start=start)) is None:
+            return None
+        drawn = {
+            position: (epoch, prompt)
+            for count in record.draws
+            for position, epoch, prompt in self._next(count)
+        }
+        groups = await all_or_first_error(
+            [self._group(*drawn[position], position, progress) for position in record.positions]
+        )
+        number = len(record.kept)
+        return Batch(kept=groups[:number], refused=groups[number:], start_position=start)
+
+    async def _collect(self, progress: _Progress) -> Batch:
+        rollout, step = self._recipe.rollout, progress.step
         start, kept, refused = self._source.position, list[Group](), list[Group]()
+        places, draws, end = dict[tuple[int, int], int](), list[int](), start
         rounds, left = 0, rollout.max_filter_rounds * rollout.prompts_per_step
         while left > 0 and len(kept) < rollout.prompts_per_step:
             wanted = rollout.prompts_per_step - len(kept)
-            prompts = await self._draw(math.ceil(wanted * rollout.over_sampling))
+            prompts = await self._draw(math.ceil(wanted * rollout.over_sampling), draws)
+            end = self._source.position
             rounds, left = rounds + 1, left - len(prompts)
+            places |= {(epoch, prompt.index): at for at, epoch, prompt in prompts}
             groups = [
                 self._group(epoch, prompt, position, progress)
                 for position, epoch, prompt in prompts
@@ -183,6 +208,15 @@ class Collector:
                 (found if await self._is_kept(group) else refused).append(group)
             kept += await self._select(found, wanted)
         if len(kept) == rollout.prompts_per_step:
+            record = BatchRecord(
+                step=step,
+                start=start,
+                end=end,
+                draws=draws,
+                kept=[places[group.epoch, group.prompt.index] for group in kept],
+                refused=[places[group.epoch, group.prompt.index] for group in refused],
+            )
+            self._journal.keep_batch(record)
             return Batch(kept=kept, refused=refused, start_position=start)
         raise MilesError(
             f"the filter `{rollout.filter}` left too few groups for step {step}",
@@ -202,18 +236,25 @@ class Collector:
             return is_kept(self._keep, group, settings=settings)
         return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
 
-    async def _draw(self, count: int) -> list[tuple[int, int, Prompt]]:
-        """The next prompts, each with its position and its epoch."""
-        data, first = self._recipe.data, self._source.position
+    def _next(self, count: int) -> list[tuple[int, int, Prompt]]:
+        """The next prompts of the source, each with its position and its epoch."""
+        first = self._source.position
+        taken = self._source.take(count)
+        return [(first + n, epoch, prompt) for n, (epoch, prompt) in enumerate(taken)]
+
+    async def _draw(self, count: int, draws: list[int]) -> list[tuple[int, int, Prompt]]:
+        """The next prompts to sample; `draws` is told how many the source was asked for."""
+        data = self._recipe.data
         if data.curriculum == NONE:
-            taken = self._source.take(count)
-            return [(first + n, epoch, prompt) for n, (epoch, prompt) in enumerate(taken)]
-        taken = self._source.take(math.ceil(count * data.curriculum_pool))
+            draws.append(count)
+            return self._next(count)
+        draws.append(math.ceil(count * data.curriculum_pool))
+        taken = self._next(draws[-1])
         drawn, indices = list[tuple[int, int, Prompt]](), set[int]()
-        for place, (epoch, prompt) in enumerate(taken):
+        for place, (at, epoch, prompt) in enumerate(taken):
             # a pool that reaches into the next epoch has a prompt twice
             if prompt.index not in indices or len(taken) - place <= count - len(drawn):
-                drawn.append((first + place, epoch, prompt))
+                drawn.append((at, epoch, prompt))
                 indices.add(prompt.index)
         candidates = [prompt for _, _, prompt in drawn]
         places = await in_thread(
@@ -254,6 +295,9 @@ class Collector:
         kept += [found[place] for place in sorted(found)]
 
     async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
+        kept = await self._journal.group(progress.step, position, prompt)
+        if kept is not None:
+            return kept
         count = self._recipe.rollout.samples_per_prompt
         samples = await all_or_first_error(
             [
@@ -266,7 +310,9 @@ class Collector:
         if greedy is not None:  # by itself: it is none of those that are compared
             (greedy,) = await self._episodes.scored(prompt, [greedy])
         greedy_reward = None if greedy is None else greedy.reward
-        return Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
+        group = Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
+        self._journal.keep_group(position, group)
+        return group
 
     async def _sample(
         self, prompt: Prompt, position: int, index: int, progress: _Progress, *, greedy: bool

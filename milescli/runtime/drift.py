@@ -21,6 +21,19 @@ from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.section import plain
 
 RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
+MAY_CHANGE = (
+    "machine",
+    "fault",
+    "run.hooks",
+    "run.tensorboard",
+    "run.wandb_project",
+    "parallel",
+    "engines",
+    "weights",
+    "checkpoint",
+    "train.steps",
+)
+"""Where and how far it runs may change; what it learns may not."""
 GIT_TIMEOUT_S = 5.0
 _LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 
@@ -97,7 +110,7 @@ def told(
     lines = _differences(before, now)
     try:
         old = json.loads(run.plan_file.read_text(encoding="utf-8"))
-        lines += _differences(_layout(old), _layout(asdict(plan)))
+        lines += _differences(layout_of(old), layout_of(asdict(plan)))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # of an older version
     if lines:
@@ -119,7 +132,7 @@ def _differences(before: Mapping[str, object], now: Mapping[str, object]) -> lis
     return lines
 
 
-def _layout(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
+def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
     """What decides in which order a plan takes sums."""
     trainer, engines = plan["trainer"], plan["engines"]
     return {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 from milescli.backends.sglang.client import SglangFleet
+from milescli.core.concurrency import in_thread
 from milescli.core.events import Notice, PhaseStarted
 from milescli.core.types import EVALUATION, Group, Sample
 from milescli.rollout.ahead import open_collector
@@ -20,7 +21,9 @@ from milescli.runtime.eval_beside import EvaluationsBeside
 from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.failures import FirstFew
 from milescli.runtime.healing import keep_frozen
+from milescli.runtime.journal_identity import open_journal
 from milescli.runtime.role_policies import by_role
+from milescli.runtime.sample_journal import SampleJournal
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
@@ -40,9 +43,21 @@ class ReinforceAttempt(Attempt):
     environments: SpreadEnvironments | None = None
     """None: those of the run, if it has any, live beside the driver."""
 
+    journal: SampleJournal | None = None
+    """None: nothing is kept, or nothing runs yet."""
+
+    async def main(self) -> None:
+        """See Attempt."""
+        try:
+            await super().main()
+        finally:
+            if (journal := self.journal) is not None:
+                await in_thread(journal.close)
+
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """See Attempt."""
         assert fleet is not None, "nothing is sampled without engines"
+        self.journal = await open_journal(self.spec, self.saver.store, bus=self.bus)
         run = self.run = self._assemble(trainer, fleet)
         self.keep_engines(fleet, run.devices)
         for name, served in self.engines.policies.items():
@@ -102,6 +117,7 @@ class ReinforceAttempt(Attempt):
             training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
             recipe=recipe,
             with_greedy=getattr(objective, "needs_greedy", False),
+            journal=self.journal,
         )
         if spec.checkpoint is not None:
             groups.history.update(from_state(spec.checkpoint.manifest.curriculum))
@@ -158,6 +174,12 @@ class ReinforceAttempt(Attempt):
         self.bus.emit(await check.run(prompts[: truth.NUM_PROMPTS]))
         if spec.checkpoint is None:
             await self.stop.unless_set(self._evaluate(0))
+
+    async def save(self, step: int) -> None:
+        """See Attempt."""
+        await super().save(step)
+        if self.journal is not None:
+            self.journal.checkpoint()
 
     async def save_last(self) -> None:
         """See Attempt."""

@@ -31,20 +31,6 @@ if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe
     from milescli.runtime.train import RunSummary
 
-MAY_CHANGE = (
-    "machine",
-    "fault",
-    "run.hooks",
-    "run.tensorboard",
-    "run.wandb_project",
-    "parallel",
-    "engines",
-    "weights",
-    "checkpoint",
-    "train.steps",
-)
-"""Where and how far it runs may change; what it learns may not."""
-
 
 def resume(
     path: Path,
@@ -63,10 +49,10 @@ def resume(
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if address is not None:
         flags["machine.address"] = f"--address {address}"
-    loaded = override(kept, sets=sets, flags=flags, only=MAY_CHANGE, environ=environ)
+    loaded = override(kept, sets=sets, flags=flags, only=drift.MAY_CHANGE, environ=environ)
     with lock(run):
         say(run=run.path)
-        for line in drift.edited_keys(run, kept, may_change=MAY_CHANGE):
+        for line in drift.edited_keys(run, kept, may_change=drift.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
         checkpoint = _checkpoint_of(run, loaded.recipe, output=output)
         if checkpoint is not None:

@@ -4,10 +4,17 @@ experts with routing replay."""
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
-from tests.end_to_end.runs import Workplace
+from tests.end_to_end.runs import (
+    Workplace,
+    processes_of_run,
+    saved,
+    step_done,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.timeout(600)
 MOE = (
@@ -26,22 +33,44 @@ def _steps(workplace: Workplace, name: str) -> list[dict]:
     return [event for event in workplace.events(name) if event["event"] == "StepDone"]
 
 
-def test_rollout_runs_ahead_by_no_more_than_the_bound_and_weights_arrive_bit_for_bit(
+def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_sampled(
     workplace: Workplace,
 ) -> None:
-    finished = workplace.miles(
+    process = workplace.start(
         "launch", "--recipe", "tiny.yaml", "--name", "stale", *_sets(
             "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed",
-            "weights.verify=true", "train.steps=5", "train.kl_coef=0.01",
+            "weights.verify=true", "train.steps=7", "train.kl_coef=0.01",
         ),
     )  # fmt: skip
-    assert finished.code == 0, finished
-    measured = [event["rollout"]["staleness_max"] for event in _steps(workplace, "stale")]
+    workplace.wait_for("stale", saved(3), process)
+    workplace.wait_for("stale", step_done(5), process)
+    ours = processes_of_run(process.pid)
+    process.send_signal(signal.SIGKILL)
+    workplace.finish(process)
+    assert not wait_until_gone(ours)
+    killed = _steps(workplace, "stale")
+    measured = [event["rollout"]["staleness_max"] for event in killed]
     assert max(measured) in (1, 2), measured
     assert measured[0] == 0
     assert (
         json.loads((workplace.run("stale") / "plan.json").read_text())["channel"] == "distributed"
     )
+
+    resumed = workplace.miles("resume", "stale")
+    assert resumed.code == 0, resumed
+    assert "none of them is sampled again" in resumed.err
+    after = {event["step"]: event for event in _steps(workplace, "stale")[len(killed) :]}
+    again = [event for event in killed if event["step"] in after]
+    assert [event["step"] for event in again][:2] == [4, 5] and max(after) == 7
+    for event in again:
+        assert _learned(after[event["step"]]) == _learned(event), f"step {event['step']}"
+
+
+def _learned(event: dict) -> tuple[dict, dict]:
+    """What was sampled and learned in a step, without seconds."""
+    seconds = ("forward_backward_s", "optimizer_s")
+    report = {name: value for name, value in event["report"].items() if name not in seconds}
+    return report, event["rollout"]
 
 
 def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout(

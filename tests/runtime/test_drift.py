@@ -14,7 +14,7 @@ from milescli.platform.machine import read_machine
 from milescli.recipe.load import load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.runtime import drift
-from milescli.runtime.resume import MAY_CHANGE
+from milescli.runtime.drift import MAY_CHANGE
 from tests.plans import PLAN
 
 
