@@ -210,15 +210,6 @@ def crc32_of_file(
     return crc32
 
 
-def free_bytes(folder: Path) -> int:
-    """What a user may still write into the file system of `folder`, or of its nearest parent that
-    is there."""
-    while not folder.exists():
-        folder = folder.parent
-    status = os.statvfs(folder)
-    return status.f_bavail * status.f_frsize
-
-
 def sync_folder(folder: Path) -> None:
     """Make names of files durable."""
     descriptor = os.open(folder, os.O_RDONLY)

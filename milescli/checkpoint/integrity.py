@@ -1,6 +1,6 @@
-"""Whether the files of a folder are those that were written: SHA-256 of each, and what makes names
-and bytes outlast a power cut. Knows nothing of manifests. Called by the store, and by the ranks
-that write."""
+"""Whether the files of a folder are those that were written: SHA-256 of each, what makes names and
+bytes outlast a power cut, and the room that is left. Knows nothing of manifests, and imports
+nothing heavy. Called by the store, by ranks that write, and by whoever tells of a full disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from pathlib import Path
 
 MAX_THREADS = 8
 """That hash at once: hashing gives up the interpreter's lock."""
+
+
+def free_bytes(folder: Path) -> int:
+    """What a user may still write into the file system of `folder`, or of its nearest parent that
+    is there."""
+    while not folder.exists():
+        folder = folder.parent
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def sha256_of(path: Path) -> str:

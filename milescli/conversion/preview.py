@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from milescli.checkpoint import files as disk
+from milescli.checkpoint import integrity
 from milescli.checkpoint.journal import part_of, read_journal, require_free
 from milescli.conversion.base import ConversionPlan, Direction
 from milescli.conversion.report import Preview, collapsed
@@ -34,7 +35,7 @@ def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
             num_parameters=plan.table.num_parameters,
             size_bytes=plan.size_bytes,
             num_files=len(plan.files),
-            free_bytes=disk.free_bytes(target.parent),
+            free_bytes=integrity.free_bytes(target.parent),
             finished_bytes=finished,
             disk_bytes_per_s=speed,
             seconds=max(plan.size_bytes - finished, 0) / speed,
@@ -64,7 +65,7 @@ def measure_disk(folder: Path, *, size_bytes: int = 128 * 2**20) -> float:
         folder = folder.parent
     path = folder / f".miles-speed-{os.getpid()}"
     block = torch.randint(0, 256, (16 * 2**20,), dtype=torch.uint8)
-    size_bytes = min(size_bytes, disk.free_bytes(folder) // 4)
+    size_bytes = min(size_bytes, integrity.free_bytes(folder) // 4)
     began = time.monotonic()
     try:
         with disk.StreamFile(path) as stream:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from milescli.checkpoint import files as disk
+from milescli.checkpoint import integrity
 from milescli.checkpoint.journal import PartFolder
 from milescli.checkpoint.pipeline import DiskFull, Pipeline, PlannedFile
 from milescli.core.errors import DISK_FULL, CheckpointError, MilesError, Stopped
@@ -80,7 +80,7 @@ def _bytes_left(part: PartFolder, files: Sequence[PlannedFile]) -> int:
 
 
 def _require_room(part: PartFolder, left: int) -> None:
-    free, needed = disk.free_bytes(part.path), left + _SPARE_BYTES
+    free, needed = integrity.free_bytes(part.path), left + _SPARE_BYTES
     if not left or free >= needed:
         return
     done = part.finished_bytes
@@ -99,7 +99,7 @@ def _require_room(part: PartFolder, left: int) -> None:
 
 
 def _disk_full(part: PartFolder, files: Sequence[PlannedFile]) -> CheckpointError:
-    left, free = _bytes_left(part, files) + _SPARE_BYTES, disk.free_bytes(part.path)
+    left, free = _bytes_left(part, files) + _SPARE_BYTES, integrity.free_bytes(part.path)
     missing = (
         f"{format_bytes(left - free)} more" if left > free else "more than a quota or limit grants"
     )

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.files import free_bytes
+from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir, utc_now
 from milescli.core.errors import RecipeError
 from milescli.core.events import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milescli import __version__
 from milescli.checkpoint.base import CheckpointManifest
-from milescli.checkpoint.files import free_bytes
+from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import utc_now
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint, not_written
 from milescli.core.concurrency import in_thread

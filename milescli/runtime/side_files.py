@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from milescli.checkpoint.files import free_bytes
+from milescli.checkpoint.integrity import free_bytes
 from milescli.core.events import EventBus, Notice
 from milescli.core.units import format_bytes
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
-from milescli.checkpoint.files import free_bytes
+from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
 from milescli.core.driver_pipe import say

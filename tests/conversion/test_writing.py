@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint import files
+from milescli.checkpoint import integrity
 from milescli.checkpoint.journal import part_of
 from milescli.core.errors import CheckpointError, Stopped
 from tests.conversion.making import (
@@ -118,7 +118,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = make(tmp_path / "hf")
-    monkeypatch.setattr("milescli.checkpoint.files.free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("milescli.checkpoint.integrity.free_bytes", lambda folder: 1000)
     with pytest.raises(CheckpointError, match="not room enough") as caught:
         to_megatron(source, tmp_path / "megatron")
     assert "are missing" in caught.value.why
@@ -141,8 +141,10 @@ def test_a_file_system_that_runs_full_says_how_much_is_missing(
             to_megatron(source, disk / "megatron")
         subprocess.run(["mount", "-o", "remount,size=256k", str(disk)], check=True)
         # there seemed to be room; then somebody else took it
-        plain, before = files.free_bytes, iter([2**30])
-        monkeypatch.setattr(files, "free_bytes", lambda folder: next(before, None) or plain(folder))
+        plain, before = integrity.free_bytes, iter([2**30])
+        monkeypatch.setattr(
+            integrity, "free_bytes", lambda folder: next(before, None) or plain(folder)
+        )
         with pytest.raises(CheckpointError, match="disk is full") as caught:
             to_megatron(source, disk / "megatron")
         assert caught.value.__cause__ is not None and caught.value.__cause__.errno == errno.ENOSPC
