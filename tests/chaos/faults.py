@@ -101,6 +101,12 @@ _RAY = {
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
 _CHECKPOINT = {"group": "checkpoint", "moments": (Moment.ROLLOUT,), "endings": (Ending.STOPPED,)}
+_MANY = {
+    "group": "many",
+    "moments": (Moment.ROLLOUT,),
+    "sets": ("train.steps=60", "fault.max_restarts=200", "rollout.reward=chaos_rewards:paced"),
+    "within_s": 90.0,
+}
 VICTIMS_OF_MANY = ("scheduler", "detokenizer", "server", "engine-actor", "rank")
 FAULTS: tuple[Fault, ...] = (
     *_both("scheduler", **_ENGINE),
@@ -167,14 +173,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="checkpoint-torn", harm="tear", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-file-gone", harm="unlink", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-gone", harm="remove", **_CHECKPOINT),
-    Fault(
-        name="fifty-kills",
-        harm="SIGKILL",
-        group="many",
-        moments=(Moment.ROLLOUT,),
-        sets=("train.steps=60", "fault.max_restarts=200", "rollout.reward=chaos_rewards:paced"),
-        times=50,
-    ),
+    Fault(name="fifty-kills", harm="SIGKILL", times=50, **_MANY),
+    Fault(name="ten-stops", harm="SIGSTOP", times=10, **_MANY),
 )
 
 

@@ -88,7 +88,7 @@ def _hurt(
         if fault.times > 1:
             role = chance.choice(VICTIMS_OF_MANY)
             victims = _victims(attempt, role)
-            time.sleep(chance.uniform(0, usual["step_s"] / 2))
+            time.sleep(chance.uniform(0, usual["step_s"]))
         hurt_at = time.monotonic()
         if fault.harm in ("SIGKILL", "SIGSTOP"):
             assert victims, f"nobody is {role} at {moment}"
@@ -170,6 +170,8 @@ def _is_healed(attempt: Attempt, times: int, within_s: float, role: str) -> bool
 def _judge(attempt: Attempt, outcome: Outcome, code: int, hurt_at: float, ended_at: float) -> None:
     """How it ended, and whether it might end so."""
     fault, said = outcome.trial.fault, attempt.said
+    if fault.victim == "" and outcome.kills < fault.times and fault.times > 1:
+        outcome.wrong.append(f"the run ended after {outcome.kills} of {fault.times}")
     events = [event for _, event in attempt.events]
     outcome.ending = ending_of(code, said, events, num_attempts=_num_attempts(attempt.run))
     wanted = fault.endings_at(outcome.trial.moment)
