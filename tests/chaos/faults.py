@@ -40,7 +40,6 @@ class Ending(StrEnum):
     """It was ended by a signal; the same."""
 
 
-EARLY = (Moment.START, Moment.WARMUP, Moment.CHECK)
 IN_STEPS = (Moment.ROLLOUT, Moment.TRAIN, Moment.PUBLISH, Moment.SAVE)
 AFTER_START = (Moment.WARMUP, Moment.CHECK, Moment.EVAL, *IN_STEPS)
 ALWAYS = (Moment.START, *AFTER_START)
@@ -63,8 +62,8 @@ class Fault:
     """What an error that ends the run, or the loss of the worker, must contain."""
     moments: tuple[Moment, ...] = ALWAYS
     endings: tuple[Ending, ...] = (Ending.HEALED,)
-    early: tuple[Ending, ...] | None = None
-    """Instead of `endings`, before the first checkpoint is there."""
+    at_start: tuple[Ending, ...] | None = None
+    """Instead of `endings`, before all is there that the run starts."""
     within_s: float = 60.0
     """From the harm to the next step, or to the replacement; of NAMED and STOPPED: to the end."""
     sets: tuple[str, ...] = ()
@@ -76,7 +75,8 @@ class Fault:
 
     def endings_at(self, moment: Moment) -> tuple[Ending, ...]:
         """What may come of it then."""
-        return self.early if self.early is not None and moment in EARLY else self.endings
+        is_start = moment is Moment.START
+        return self.at_start if self.at_start is not None and is_start else self.endings
 
 
 def _both(name: str, *, stop_within_s: float, **fields: object) -> list[Fault]:
@@ -87,15 +87,21 @@ def _both(name: str, *, stop_within_s: float, **fields: object) -> list[Fault]:
     return [kill, Fault(name=f"{name}-stop", harm="SIGSTOP", victim=victim, **stop)]  # type: ignore[arg-type]
 
 
-_EITHER_EARLY = (Ending.HEALED, Ending.NAMED)
-_ENGINE = {"group": "engine", "said": "engine 0", "within_s": 30.0, "stop_within_s": 75.0}
-_RANK = {"group": "rank", "said": "trainer", "early": _EITHER_EARLY, "stop_within_s": 90.0}
+_AT_START = (Ending.HEALED, Ending.NAMED)
+_ENGINE = {
+    "group": "engine",
+    "said": "engine 0",
+    "at_start": _AT_START,
+    "within_s": 30.0,
+    "stop_within_s": 75.0,
+}
+_RANK = {"group": "rank", "said": "trainer", "at_start": _AT_START, "stop_within_s": 90.0}
 _RAY = {
     "group": "session",
     "said": "Ray",
     "options": ("--supervised",),
     "endings": (Ending.RESTARTED,),
-    "early": (Ending.RESTARTED, Ending.NAMED),
+    "at_start": (Ending.RESTARTED, Ending.NAMED),
     "within_s": 75.0,
     "stop_within_s": 90.0,
 }
@@ -126,7 +132,7 @@ FAULTS: tuple[Fault, ...] = (
         said="driver",
         options=("--supervised",),
         endings=(Ending.RESTARTED,),
-        early=(Ending.RESTARTED, Ending.NAMED),
+        at_start=(Ending.RESTARTED, Ending.NAMED),
         within_s=75.0,
     ),
     Fault(

@@ -115,7 +115,9 @@ class Place:
     def launch(self, name: str, *, sets: tuple[str, ...], options: tuple[str, ...] = ()) -> Attempt:
         """Start a run anew."""
         shutil.rmtree(self.run(name), ignore_errors=True)
-        pairs = [part for text in (*SETS, *sets) for part in ("--set", text)]
+        # what the fault wants stands in the place of what all have
+        wanted = {text.partition("=")[0]: text for text in (*SETS, *sets)}
+        pairs = [part for text in wanted.values() for part in ("--set", text)]
         return self._start(
             name, ["launch", "--recipe", "tiny.yaml", "--name", name, *options, *pairs]
         )

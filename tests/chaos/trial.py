@@ -179,7 +179,7 @@ def _judge(attempt: Attempt, outcome: Outcome, code: int, hurt_at: float, ended_
         outcome.wrong.append(
             f"exit code {code}, {outcome.ending}, not {' or '.join(wanted)}:\n{said[-1500:]}"
         )
-    if "Traceback (most recent" in said and fault.harm != "raise":
+    if "\nTraceback (most recent" in f"\n{said}":
         outcome.wrong.append(f"a traceback on the terminal:\n{said[-1500:]}")
     if outcome.ending in (Ending.NAMED, Ending.RESTARTED) and fault.said not in said:
         outcome.wrong.append(f"the error does not name {fault.said}:\n{said[-1500:]}")

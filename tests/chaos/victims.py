@@ -23,8 +23,8 @@ def _writes(log: str, mark: str) -> Callable[[psutil.Process], bool]:
 
 
 ROLES: dict[str, Callable[[psutil.Process], bool]] = {
-    "scheduler": _named("sglang::sched"),
-    "detokenizer": _named("sglang::detok"),
+    "scheduler": _writes("engine-0-server.log", "sglang::scheduler"),
+    "detokenizer": _writes("engine-0-server.log", "sglang::detokenizer"),
     "server": _writes("engine-0-server.log", "warm_process"),
     "engine-actor": _writes("engine-0.log", "ray::"),
     "rank": _writes("trainer-rank-0.log", "ray::"),
