@@ -23,7 +23,7 @@ def variety(*, prompt: str, response: str, label: str | None) -> float:
 
 def paced(*, prompt: str, response: str, label: str | None) -> float:
     """The same, later: there is time to do harm within each step."""
-    time.sleep(0.3)
+    time.sleep(0.5)
     return variety(prompt=prompt, response=response, label=label)
 
 

@@ -87,8 +87,10 @@ def _hurt(
         role = fault.victim
         if fault.times > 1:
             role = chance.choice(VICTIMS_OF_MANY)
+            # counted from the last step, so that whoever is looked for is hurt in the next one
+            due = attempt.events[-1][0] + chance.uniform(0, 0.9 * usual["step_s"])
             victims = _victims(attempt, role)
-            time.sleep(chance.uniform(0, usual["step_s"]))
+            time.sleep(max(0.0, due - time.monotonic()))
         hurt_at = time.monotonic()
         if fault.harm in ("SIGKILL", "SIGSTOP"):
             assert victims, f"nobody is {role} at {moment}"
@@ -118,7 +120,7 @@ def _wait_for_moment(
         _reach(attempt, lambda e: e["event"] == "PhaseStarted" and e["phase"] == phase, phase)
         outcome.instant = f"{offset_s:.3f} s after it began"
         return offset_s
-    step = chance.randint(EVERY, LATEST_STEP)
+    step = 1 if outcome.trial.fault.times > 1 else chance.randint(EVERY, LATEST_STEP)
     begin, length = {
         Moment.ROLLOUT: (0.0, usual["rollout_s"]),
         Moment.TRAIN: (usual["rollout_s"], usual["train_s"]),
