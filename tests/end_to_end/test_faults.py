@@ -27,7 +27,7 @@ from tests.end_to_end.runs import (
 )
 from tests.shared_memory import forgotten
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass
