@@ -29,7 +29,7 @@ def test_equal_seeds_give_equal_trials_and_seeds_in_a_row_give_every_pair() -> N
     for one in trials:
         again = trial(faults, one.seed)
         assert again == one and again.chance().random() == one.chance().random()
-    assert {one.chance().random() for one in trials}.__len__() == len(trials)
+    assert len({one.chance().random() for one in trials}) == len(trials)
 
 
 def test_rows_are_chosen_by_name_or_group_and_an_unknown_one_is_refused() -> None:
