@@ -1,4 +1,4 @@
-# make quickstart | check | test | bench | learn | pages | lint | image | clean
+# make quickstart | check | test | chaos | bench | learn | pages | lint | image | clean
 # Each does its own set-up.
 include docker/pins.env
 SHELL := bash
@@ -13,7 +13,7 @@ BENCHES ?= rollout train stages start rl convert agents
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \
-  tests/checkpoint tests/commands $(wildcard tests/test_*.py)
+  tests/checkpoint tests/commands tests/chaos $(wildcard tests/test_*.py)
 # `make test` runs whole runs, these and all the others at once: each of the three takes equally
 # long, and waits as often as it computes
 RUNS := tests/end_to_end
@@ -25,7 +25,7 @@ BASE_cpu := $(PIN_IMAGE_CPU)
 BASE_cuda := $(PIN_IMAGE_CUDA)
 BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install check test bench learn pages lint image clean
+.PHONY: quickstart install check test chaos bench learn pages lint image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -70,6 +70,11 @@ else
 	$(call together,begin runs $(RUNS); begin some $(SOME); \
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
+
+# hours: faults at random moments of real runs; RUNS=5 FAULTS=engine,rank-kill SEED=7 for some
+chaos: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m tests.chaos.run $(addprefix --seed ,$(SEED)) \
+	  $(if $(filter command line,$(origin RUNS)),--runs $(RUNS)) $(addprefix --faults ,$(FAULTS))
 
 bench: $(VENV)/.installed-bench
 	@for name in $(BENCHES); do echo "== bench/$$name.py"; \

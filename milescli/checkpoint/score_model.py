@@ -38,7 +38,10 @@ def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) ->
     for item in sorted(source.iterdir()):
         if item.is_file() and item.name not in (CONFIG_NAME, _INDEX):
             name = _BASE if item.name == _WEIGHTS else item.name
-            (unfinished / name).symlink_to(item.resolve())
+            if item.suffix == Path(_WEIGHTS).suffix:
+                (unfinished / name).symlink_to(item.resolve())
+            else:  # an export copies it, and follows no link that leads out of the folder
+                shutil.copyfile(item, unfinished / name)
     save_file({HEAD: _head(parse_facts(made), seed=seed)}, unfinished / _HEAD_FILE)
     _write_index(source, unfinished)
     (unfinished / CONFIG_NAME).write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")

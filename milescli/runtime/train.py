@@ -85,7 +85,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 asyncio.run(attempt.main())
             except BaseException as caught:
                 error = explained(caught, run)
-                _offer_resume(error, attempt)
+                offer_resume(error, run.shown, step=attempt.saver.newest_step)
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
                     _conclude(attempt, time.monotonic() - began, error)
@@ -129,12 +129,14 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
     )
 
 
-def _offer_resume(error: BaseException, attempt: Attempt) -> None:
-    """What was lost with a process is no more than what came after the newest checkpoint."""
-    step, shown = attempt.saver.newest_step, attempt.spec.run.shown
+def offer_resume(error: BaseException, shown: str, *, step: int | None) -> None:
+    """What was lost with a process is no more than what came after the newest checkpoint: that of
+    `step`; None: there is none. `shown`: the run, as its user calls it."""
     if isinstance(error, WorkerDied | WaitTimeout | MachineError):
+        where = "begins again: it had saved nothing"
         if step is not None:
-            error.fixes.append(f"miles resume {shown}   # goes on from step {step}")
+            where = f"goes on from step {step}"
+        error.fixes.append(f"miles resume {shown}   # {where}")
         error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import Interrupted, MachineError
-from milescli.runtime.train import explained
+from milescli.core.errors import Interrupted, MachineError, WorkerDied
+from milescli.runtime.train import explained, offer_resume
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -28,3 +28,15 @@ def test_a_ctrl_c_while_a_run_ends_says_how_to_go_on(tmp_path: Path) -> None:
     error = explained(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
     assert isinstance(error, Interrupted) and error.exit_code == 130
     assert error.fixes == [f"miles resume {tmp_path / 'mine'}"]
+
+
+@pytest.mark.parametrize(
+    ("step", "where"), [(None, "begins again: it had saved nothing"), (0, "goes on from step 0")]
+)
+def test_a_death_says_how_to_go_on_also_where_nothing_was_saved_yet(
+    step: int | None, where: str
+) -> None:
+    error = WorkerDied("engine 0 ended while it started", why="exit code 1", fix="less its.log")
+    offer_resume(error, "runs/mine", step=step)
+    assert error.fixes[:2] == ["less its.log", f"miles resume runs/mine   # {where}"]
+    assert error.fixes[2].startswith("miles why runs/mine")
