@@ -202,7 +202,7 @@ _LIMITS = (
 def _limit(bound: object) -> str | None:
     for kind, sign, field, _ in _LIMITS:
         if isinstance(bound, kind):
-            return f"{sign} {getattr(bound, field):g}"
+            return f"{sign} {getattr(bound, field):.12g}"
     return None
 
 

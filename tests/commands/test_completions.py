@@ -19,7 +19,9 @@ def test_the_script_that_ships_is_what_the_program_prints(shell: str) -> None:
 
 
 def test_keys_are_offered_with_what_they_want() -> None:
-    assert dict(suggest.overrides("train.st")) == {"train.steps=": "a whole number >= 1"}
+    assert dict(suggest.overrides("train.st")) == {
+        "train.steps=": "a whole number >= 1 and <= 1000000000"
+    }
     assert len(suggest.overrides("")) > 80
 
 

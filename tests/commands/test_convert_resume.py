@@ -145,7 +145,7 @@ def test_the_disk_that_is_full_is_told_with_the_same_command(
     with interrupted_after(1):
         miles(*command)
     with monkeypatch.context() as patch:
-        patch.setattr("milescli.checkpoint.files.free_bytes", lambda folder: 1000)
+        patch.setattr("milescli.checkpoint.integrity.free_bytes", lambda folder: 1000)
         said = miles(*command)
     assert said.code == 6 and "room" in json.loads(said.err.splitlines()[-1])["error"]
     assert _pasted(_fixes(said)[0]) == command
