@@ -37,7 +37,7 @@ def test_a_name_is_a_key_or_a_section() -> None:
 
 def test_types_are_put_in_words() -> None:
     assert keys()["train.batch_size"].wants == "a whole number >= 1"
-    assert keys()["train.steps"].wants == "a whole number >= 1 and <= 1e+09"
+    assert keys()["train.steps"].wants == "a whole number >= 1 and <= 1000000000"
     assert keys()["parallel.tp"].wants == "a whole number >= 1, or null"
     assert keys()["rollout.top_p"].wants == "a number > 0 and <= 1"
     assert keys()["data.long_prompts"].wants == "one of drop, error"
