@@ -10,8 +10,8 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import read_jsonl
 from milescli.core.units import format_bytes
+from milescli.platform.memory_record import FILE
 
-FILE = "memory.jsonl"
 NUM_POINTS = 6
 """Of the curve."""
 

@@ -12,7 +12,16 @@ from typing import Any
 
 from milescli.autopsy.kernel import kernel_lines
 from milescli.autopsy.memory import Memory, read_memory
-from milescli.checkpoint.run_dir import RunDir, is_locked, read_jsonl, verdict_file
+from milescli.checkpoint.run_dir import (
+    STEP_EVENTS,
+    RunDir,
+    is_locked,
+    read_jsonl,
+    resume_command,
+    step_done,
+    step_saved,
+    verdict_file,
+)
 from milescli.core.log_tail import last_log_lines
 
 Record = dict[str, Any]
@@ -75,8 +84,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     bad = outcome in BAD and log_dir is not None
     worker = _first_dead(events, cause) if bad else None
     log = _log_of(worker, log_dir) if log_dir is not None else None
-    steps = [int(e["step"]) for e in events if e["event"] in ("StepDone", "RowStepDone")]
-    step = int(str(verdict.get("step", 0) or max(steps, default=0)))
+    step = int(str(verdict.get("step", 0) or step_done(events)))
     return Why(
         run=run.name,
         attempt=len(attempts),
@@ -90,7 +98,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
         timeline=_timeline(events, log_dir) if bad and log_dir else [],
         memory=read_memory(log_dir) if bad and log_dir else None,
         kernel=kernel_lines(_began(events)) if bad else None,
-        next=_next(run, outcome, cause, events),
+        next=_next(run, outcome, cause),
     )
 
 
@@ -145,7 +153,7 @@ def _log_of(worker: str | None, log_dir: Path) -> Path | None:
 
 
 def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
-    steps = [event for event in events if event["event"] in ("StepDone", "RowStepDone")]
+    steps = [event for event in events if event["event"] in STEP_EVENTS]
     saves = [event for event in events if event["event"] == "CheckpointSaved"]
     kept = [
         (str(event.get("time", "")), text)
@@ -163,7 +171,7 @@ def _moment(event: Record) -> str | None:
     kind = event["event"]
     if kind == "PhaseStarted" and event["phase"] in ("start", "stop"):
         return f"attempt began: {event['detail']}" if event["phase"] == "start" else "asked to stop"
-    if kind in ("StepDone", "RowStepDone"):
+    if kind in STEP_EVENTS:
         return f"step {event['step']} of {event['num_steps']} was done"
     if kind == "CheckpointSaved":
         return f"checkpoint of step {event['step']} was complete"
@@ -191,12 +199,10 @@ def _began(events: list[Record]) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
-def _next(run: RunDir, outcome: str, cause: Record | None, events: list[Record]) -> list[str]:
+def _next(run: RunDir, outcome: str, cause: Record | None) -> list[str]:
     if outcome in ("running", "not started", "done"):
         return []
     fixes = [str(fix) for fix in (cause or {}).get("fix", []) if "miles why" not in str(fix)]
     if any(_RESUMED.search(fix) for fix in fixes):
         return fixes
-    saved = [int(event["step"]) for event in events if event["event"] == "CheckpointSaved"]
-    where = f"goes on from step {max(saved)}" if saved else "goes on from its newest checkpoint"
-    return [*fixes, f"miles resume {run.shown}   # {where}"]
+    return [*fixes, resume_command(run.shown, step=step_saved(run.events()))]

@@ -210,15 +210,6 @@ def crc32_of_file(
     return crc32
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names of files durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _times(matrix: list[int], vector: int) -> int:
     product = 0
     for row in matrix:

@@ -4,11 +4,12 @@ nothing heavy. Called by the store, by ranks that write, and by whoever tells of
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from milescli.core.digest import sha256_of
 
 MAX_THREADS = 8
 """That hash at once: hashing gives up the interpreter's lock."""
@@ -21,12 +22,6 @@ def free_bytes(folder: Path) -> int:
         folder = folder.parent
     status = os.statvfs(folder)
     return status.f_bavail * status.f_frsize
-
-
-def sha256_of(path: Path) -> str:
-    """Of a file's bytes, hex. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_of_files(folder: Path, names: Iterable[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from milescli.checkpoint.files import sync_folder
+from milescli.checkpoint.integrity import sync
 from milescli.core.errors import CheckpointError
 from milescli.core.units import format_bytes
 
@@ -240,7 +240,7 @@ class PartFolder:
         if self.target.is_dir():
             self.target.rmdir()
         self.path.rename(self.target)
-        sync_folder(self.target.parent)
+        sync(self.target.parent)
 
     def discard(self) -> None:
         """Nothing is left of it."""
@@ -264,4 +264,4 @@ def sync_tree(folder: Path) -> None:
     """Make every small file of the folder and every name durable; large ones have been made so by
     who wrote them."""
     for path in (*folder.rglob("*"), folder):
-        sync_folder(path)
+        sync(path)

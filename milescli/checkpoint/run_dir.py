@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -213,6 +213,29 @@ class RunDir:
         """Remove the directory where nothing of worth was made: no checkpoint, no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
+
+
+STEP_EVENTS = ("StepDone", "RowStepDone")
+"""Of a step of RL, of a step over rows."""
+
+
+def step_done(events: Iterable[Mapping[str, object]]) -> int:
+    """Steps that they tell of; 0: none."""
+    done = (event["step"] for event in events if event.get("event") in STEP_EVENTS)
+    return max((int(str(step)) for step in done), default=0)
+
+
+def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
+    """Of the newest checkpoint that they tell of."""
+    saved = (event["step"] for event in events if event.get("event") == "CheckpointSaved")
+    return max((int(str(step)) for step in saved), default=None)
+
+
+def resume_command(shown: str, *, step: int | None) -> str:
+    """How to go on with a run, for an error. `shown`: as its user calls it; `step`: of its newest
+    checkpoint, where it has one."""
+    where = "begins again: it had saved nothing" if step is None else f"goes on from step {step}"
+    return f"miles resume {shown}   # {where}"
 
 
 def verdict_file(log_dir: Path) -> Path:

@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.cluster.memory_record import MemoryRecord
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.core.secret_names import without_secrets
+from milescli.platform.memory_record import MemoryRecord
 
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what

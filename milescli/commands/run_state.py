@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
 from milescli.console.columns import percent
 
 
@@ -38,7 +38,7 @@ def read_state(run: RunDir) -> RunState:
     """The state of a run directory."""
     step, num_steps, reward, accuracy = 0, None, None, None
     for record in run.events():
-        if record.get("event") == "StepDone":
+        if record.get("event") in STEP_EVENTS:
             step, num_steps = int(record["step"]), int(record["num_steps"])
             reward = record.get("rollout", {}).get("reward_mean")
         elif record.get("event") == "EvalDone":

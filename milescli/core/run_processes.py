@@ -18,8 +18,16 @@ def processes_of(token: str) -> Iterator[int]:
             continue
         try:
             carries = mark in (entry / "environ").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:  # it ended while we looked, or is not ours to read
             continue
-        if carries and state != "Z":
+        if carries and state_of(int(entry.name)) not in (None, "Z"):
             yield int(entry.name)
+
+
+def state_of(pid: int) -> str | None:
+    """The letter by which the kernel says what a process does (R, S, D, Z, T, t); None: it has
+    ended. Needs /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None

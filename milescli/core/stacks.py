@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from milescli.core.run_processes import state_of
+
 DUMP_TIMEOUT_S = 10.0
 """For py-spy to read one process."""
 
@@ -40,10 +42,5 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
 
 
 def is_stopped_process(pid: int) -> bool:
-    """Whether the system holds it, by SIGSTOP or by a debugger. Needs /proc, as all that looks at
-    processes of a run."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it has ended, which others see
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+    """Whether the system holds it, by SIGSTOP or by a debugger."""
+    return state_of(pid) in ("T", "t")

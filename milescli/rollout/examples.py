@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from milescli.core.digest import sha256_of
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
@@ -35,7 +36,7 @@ from milescli.rollout.fit import ExampleReport, fitted
 from milescli.rollout.order import epoch_order
 from milescli.rollout.rows import BadRow, bad_rows_error
 from milescli.rollout.source import file_named
-from milescli.rollout.tables import check_file, open_table, sha256_of
+from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import up_to_last

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from milescli.core.errors import DataError
 from milescli.rollout.columns import Columns, PathField, find_columns
-from milescli.rollout.tables import Record, Table, open_table, sha256_of
+from milescli.rollout.tables import Record, Table, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tables.json_lines import kind_of
 from milescli.rollout.turns import TOOLS_COLUMN, Tools, Turns, tools_in, turns_in, with_system
 
-__all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows", "sha256_of"]
+__all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows"]
 
 NUM_BAD_ROWS_SHOWN = 5
 MAX_BAD_ROWS = 1000

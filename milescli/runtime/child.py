@@ -58,6 +58,7 @@ def run_in_child(work: Callable[[], None]) -> Ended | None:
     passed_on = {*_SHARED, *(() if in_foreground else _OWN_GROUP)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
     reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # nobody reads before the end: what does not fit is not said
     parent = os.getpid()
     child = os.fork()
     if child == 0:

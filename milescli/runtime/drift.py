@@ -9,6 +9,7 @@ import platform as python_platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -151,6 +152,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+@cache
 def _commit() -> str | None:
     """Of the source tree that miles runs from; `-dirty` where it differs from that; None where it
     is an installed package."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
-from milescli.checkpoint.run_dir import RunDir, utc_now, verdict_file
+from milescli.checkpoint.run_dir import (
+    RunDir,
+    resume_command,
+    step_done,
+    step_saved,
+    utc_now,
+    verdict_file,
+)
 from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
 from milescli.core import errors
 from milescli.core.driver_pipe import Said
@@ -72,7 +79,7 @@ class Parent:
                 if not was_told and error is not None:
                     raise error
                 return _code_of(ended)
-            step = steps_done(self._run)
+            step = step_done(self._run.events()) if self._run else 0
             if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
                 error = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
                 raise error
@@ -111,30 +118,19 @@ class Parent:
         self.output.give_back_terminal()
         _wait_for_clean_up(said)
         run = self._run if self._run is not None and self._run.is_run else None
-        go_on = f"miles resume {run.shown}" if run is not None else self.again
+        go_on = self.again
+        if run is not None:
+            go_on = resume_command(run.shown, step=step_saved(run.events()))
         if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
             error = ended_now(ended.stopped_by, fix=go_on)
         else:
             error = _cause(ended, run, oom_before=oom_before)
-            error.fixes.insert(0, go_on if run is None else f"{go_on}   # {_where(run)}")
+            error.fixes.insert(0, go_on)
             if run is not None:
                 error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
         if run is not None:
             _conclude(said, run, error=error)
         return error
-
-
-def steps_done(run: RunDir | None) -> int:
-    """RL steps, or steps over rows, that the run's events tell of."""
-    if run is None:
-        return 0
-    done = (record for record in run.events() if record.get("event") in ("StepDone", "RowStepDone"))
-    return max((int(str(record["step"])) for record in done), default=0)
-
-
-def _where(run: RunDir) -> str:
-    saved = [int(str(r["step"])) for r in run.events() if r.get("event") == "CheckpointSaved"]
-    return f"goes on from step {max(saved)}" if saved else "begins again: it had saved nothing"
 
 
 def _code_of(ended: Ended) -> int:
@@ -182,7 +178,7 @@ def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
     """Write down what the driver could not."""
     if "log_dir" not in said:
         return
-    step = steps_done(run)
+    step = step_done(run.events())
     file = verdict_file(Path(said["log_dir"]))
     if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
         return

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.integrity import free_bytes
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import RunDir, resume_command
 from milescli.console.live import LiveRun
 from milescli.core.driver_pipe import say
 from milescli.core.errors import (
@@ -133,10 +133,7 @@ def offer_resume(error: BaseException, shown: str, *, step: int | None) -> None:
     """What was lost with a process is no more than what came after the newest checkpoint: that of
     `step`; None: there is none. `shown`: the run, as its user calls it."""
     if isinstance(error, WorkerDied | WaitTimeout | MachineError):
-        where = "begins again: it had saved nothing"
-        if step is not None:
-            where = f"goes on from step {step}"
-        error.fixes.append(f"miles resume {shown}   # {where}")
+        error.fixes.append(resume_command(shown, step=step))
         error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
 
 

@@ -28,8 +28,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.storage import WriteResult
 
-from milescli.checkpoint.integrity import sha256_of
 from milescli.checkpoint.store import not_written
+from milescli.core.digest import sha256_of
 from milescli.core.errors import WaitTimeout
 
 _WRITING_FAILED = (OSError, RuntimeError)

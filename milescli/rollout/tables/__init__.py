@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.rollout.tables.base import Record, Table, check_file, sha256_of
+from milescli.rollout.tables.base import Record, Table, check_file
 
-__all__ = ["Record", "Table", "check_file", "open_table", "sha256_of"]
+__all__ = ["Record", "Table", "check_file", "open_table"]
 
 
 def open_table(path: Path) -> Table:

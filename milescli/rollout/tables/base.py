@@ -3,7 +3,6 @@ place; and which files are refused before they are opened. Knows no format and n
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -103,12 +102,6 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return state.st_size, state.st_mtime_ns, state.st_ino
-
-
-def sha256_of(path: Path) -> str:
-    """Of the file's bytes, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_file(path: Path, *, field: str) -> None:

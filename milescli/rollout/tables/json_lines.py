@@ -12,7 +12,8 @@ from typing import IO
 
 import orjson
 
-from milescli.rollout.tables.base import MAX_LINE_BYTES, Record, Stamp, sha256_of
+from milescli.core.digest import sha256_of
+from milescli.rollout.tables.base import MAX_LINE_BYTES, Record, Stamp
 
 CHUNK_BYTES = 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

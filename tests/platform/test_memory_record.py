@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.cluster import memory_record
-from milescli.cluster.memory_record import MemoryRecord
+from milescli.platform import memory_record
+from milescli.platform.memory_record import MemoryRecord
 
 
 def _records(folder: Path) -> list[dict]:
