@@ -57,7 +57,7 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     processes = SessionProcesses()
     try:
         cluster.start(plan)
-        processes.watch(of_this_session(), log_dir=temp_dir / "session_latest" / "logs")
+        processes.watch(of_this_session(), log_dir=cluster.temp_dir / "session_latest" / "logs")
         yield RaySession(cluster=cluster, watchdog=watchdog, processes=processes, temp_dir=temp_dir)
     finally:
         processes.expect_end()
