@@ -71,10 +71,10 @@ else
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
-# hours: faults at random moments of real runs; RUNS=5 FAULTS=engine,rank-kill SEED=7 for some
+# hours: faults at random moments of real runs; TRIALS=5 FAULTS=engine,rank-kill SEED=7 for some
 chaos: $(VENV)/.installed-dev
 	$(VENV)/bin/python -m tests.chaos.run $(addprefix --seed ,$(SEED)) \
-	  $(if $(filter command line,$(origin RUNS)),--runs $(RUNS)) $(addprefix --faults ,$(FAULTS))
+	  $(addprefix --trials ,$(TRIALS)) $(addprefix --faults ,$(FAULTS))
 
 bench: $(VENV)/.installed-bench
 	@for name in $(BENCHES); do echo "== bench/$$name.py"; \

@@ -79,6 +79,8 @@ class EngineKeeper:
     async def _look(self, engine: EngineActors) -> None:
         watch = self._watches.get(engine.index)
         if watch is None or watch.engine is not engine:
+            if watch is not None:
+                watch.close()
             settings = self._builder.recipe.machine
             watch = EngineWatch(engine, fleet=self._fleet, settings=settings)
             self._watches[engine.index] = watch

@@ -1,5 +1,5 @@
-"""`make chaos SEED=1 RUNS=20 FAULTS=engine,rank`: trials one after the other, a line each, and a
-table at the end. Exit code 1 where one fails; `SEED=7 RUNS=1` with the same FAULTS repeats number
+"""`make chaos SEED=1 TRIALS=20 FAULTS=engine,rank`: trials one after the other, a line each, and a
+table at the end. Exit code 1 where one fails; `SEED=7 TRIALS=1` with the same FAULTS repeats number
 7."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the first trial")
-    parser.add_argument("--runs", type=int, default=20, help="how many trials")
+    parser.add_argument("--trials", type=int, default=20, help="how many trials")
     parser.add_argument("--faults", default="", help="names or groups, with commas; all")
     parser.add_argument("--folder", type=Path, help="where they run, kept; a temporary one")
     parser.add_argument("--list", action="store_true", help="what there is")
@@ -36,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-", dir="/tmp") as temporary:
         place = Place(options.folder or Path(temporary))
         outcomes = []
-        for seed in range(options.seed, options.seed + options.runs):
+        for seed in range(options.seed, options.seed + options.trials):
             began = time.monotonic()
             outcome = perform(trial(faults, seed), place)
             outcomes.append(outcome)
@@ -44,7 +44,7 @@ def main() -> int:
             for wrong in outcome.wrong:
                 print(f"    {wrong}", flush=True)
             if outcome.wrong:
-                print(f"    again: make chaos SEED={seed} RUNS=1 FAULTS={options.faults}")
+                print(f"    again: make chaos SEED={seed} TRIALS=1 FAULTS={options.faults}")
     print("\n".join(["", *table(outcomes)]))
     return int(any(outcome.wrong for outcome in outcomes))
 
