@@ -3,8 +3,8 @@ watches the worker sets it at each look, and acts."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
+from time import monotonic
 
 from milescli.core.events import WorkerSilent
 
@@ -33,12 +33,12 @@ class Silence:
     _times: float = 1.0
     """The bound."""
     _is_shown: bool = False
-    _looked: float = field(default_factory=time.monotonic)
+    _looked: float = field(default_factory=lambda: monotonic())
 
     def look(self, reason: str | None, *, times: float = 1.0) -> None:
         """It was looked at. `reason`: why it seems to hang; None: it speaks. `times`: the bound
         that holds for this reason."""
-        now = time.monotonic()
+        now = monotonic()
         if reason is None:
             self.longest_s = max(self.longest_s, self.seconds)
             self.seconds, self.reason, self._is_shown = 0.0, "", False

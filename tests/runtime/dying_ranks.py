@@ -135,7 +135,7 @@ class Rig:
             bus=EventBus([self.events.append]),
             restarts=Restarts(limits=self.limits),
             step=lambda: len(self.ranks.weights),
-            silence_s=0.2,
+            silence_s=30.0,
             room=self.room,
         )
 

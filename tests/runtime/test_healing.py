@@ -20,6 +20,7 @@ from milescli.runtime import engine_watch
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper
 from milescli.runtime.restarts import SAME_STEP_LIMIT, Restarts
+from tests.runtime.looks import a_second_a_look  # noqa: F401
 
 
 @dataclass(eq=False)
@@ -94,7 +95,7 @@ class Rig:
     emptied: int = 0
 
     def __post_init__(self) -> None:
-        self.recipe = SimpleNamespace(machine=MachineSettings(silence_s=0.2))
+        self.recipe = SimpleNamespace(machine=MachineSettings(silence_s=30.0))
         self.may_start = asyncio.Event()
         self.engines = Engines(actors={0: Actors(0), 1: Actors(1)})  # type: ignore[dict-item]
         self.fleet = Fleet([engine.url for engine in self.engines.actors.values()])

@@ -11,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from milescli.backends.ray import session_processes
 from milescli.backends.ray.session_processes import SessionProcesses
 from milescli.core.errors import WorkerDied
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is not ended where a busy machine hangs longer than the program waits."""
+    monkeypatch.setattr(session_processes, "END_WITHIN_S", 60.0)
 
 
 def _sleeper() -> subprocess.Popen[bytes]:
