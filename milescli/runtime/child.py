@@ -11,7 +11,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -48,10 +48,10 @@ class Ended:
     """The first signal by which the user wanted the end; None: he did not."""
 
 
-def run_in_child(work: Callable[[], None]) -> Ended | None:
+def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
     """Fork; returns how the child ended. In the child: does `work`, raises what that raises, and
     returns None: it goes the way that a process without a parent would go. Call it on a main thread
-    without others."""
+    without others. `on_hold` is told the process id of a child that somebody held by SIGSTOP."""
     sys.stdout.flush()
     sys.stderr.flush()
     in_foreground = _is_foreground()
@@ -71,7 +71,7 @@ def run_in_child(work: Callable[[], None]) -> Ended | None:
         with suppress(OSError):  # it has done so itself, or ended
             os.setpgid(child, child)
     try:
-        code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground)
+        code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground, on_hold=on_hold)
         return Ended(pid=child, said=heard(reading), code=code, stopped_by=stopped_by)
     finally:
         os.close(reading)
@@ -99,38 +99,50 @@ def _be_driver(*, pipe: int, parent: int, own_group: bool, mask: set[signal.Sign
 
 
 def _wait(
-    child: int, passed_on: set[signal.Signals], *, in_foreground: bool
+    child: int,
+    passed_on: set[signal.Signals],
+    *,
+    in_foreground: bool,
+    on_hold: Callable[[int], None],
 ) -> tuple[int, int | None]:
     """(exit code, first signal that asked for the end)"""
     stopped_by: int | None = None
+    is_held = False
     while True:
         came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
         number = signal.Signals(came.si_signo)
         if number == signal.SIGCHLD:
-            if (code := _reaped(child)) is not None:
-                return code, stopped_by
+            for status in _changes(child):
+                if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGSTOP:
+                    is_held = True
+                    on_hold(child)
+                elif os.WIFCONTINUED(status):
+                    is_held = False
+                elif os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                    return os.waitstatus_to_exitcode(status), stopped_by
             continue
         if number in STOPS and stopped_by is None:
             stopped_by = number
-        if in_foreground and came.si_code == _FROM_TERMINAL:
-            continue
-        with suppress(ProcessLookupError):
-            if number in (signal.SIGTSTP, signal.SIGCONT):
-                os.killpg(child, number)
-            else:
-                os.kill(child, number)
+        if not in_foreground or came.si_code != _FROM_TERMINAL:
+            with suppress(ProcessLookupError):
+                if number in (signal.SIGTSTP, signal.SIGCONT):
+                    os.killpg(child, number)
+                else:
+                    os.kill(child, number)
+        if is_held and number in STOPS:  # else it would never hear it
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
         if number == signal.SIGTSTP:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _reaped(child: int) -> int | None:
-    """Exit code of the child, if it has ended. Orphans are reaped, too: in a container this may be
-    the process that inherits them."""
+def _changes(child: int) -> Iterator[int]:
+    """What became of the child since the last look, as wait statuses. Orphans are reaped, too: in a
+    container this may be the process that inherits them."""
     with suppress(ChildProcessError):
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if pid == child:
-                return os.waitstatus_to_exitcode(status)
-            if pid == 0:
-                return None
-    return None
+                yield status
+            elif pid == 0:
+                return

@@ -68,7 +68,7 @@ class Parent:
         restarts: Restarts | None = None
         while True:
             oom_before = oom_kills()
-            ended = run_in_child(work)
+            ended = run_in_child(work, on_hold=self._tell_of_hold)
             if ended is None:  # this is the driver, at its end
                 return ExitCode.DONE
             error = self._error_of(ended, oom_before=oom_before)
@@ -95,6 +95,12 @@ class Parent:
             )
             _pause(pause_s, run)
             self._has_begun, work = True, partial(self.resume, run.path)
+
+    def _tell_of_hold(self, driver: int) -> None:
+        self.output.warn(
+            f"the driver (process {driver}) is stopped by SIGSTOP, and the run waits for it: "
+            f"`kill -CONT {driver}` lets it go on; Ctrl-C saves and ends it, as ever"
+        )
 
     def _may_mend(self, ended: Ended, error: MilesError) -> bool:
         return (

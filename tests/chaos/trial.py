@@ -83,11 +83,14 @@ def _hurt(
     offset_s = _wait_for_moment(attempt, outcome, chance, usual)
     victims = _victims(attempt, fault.victim) if fault.victim else []
     time.sleep(offset_s)
+    last_role = ""
     for number in range(fault.times):
         role = fault.victim
         if fault.times > 1:
-            role = chance.choice(VICTIMS_OF_MANY)
-            # counted from the last step, so that whoever is looked for is hurt in the next one
+            # never the same twice: the third of one cause at one step rightly ends a run
+            role = chance.choice([other for other in VICTIMS_OF_MANY if other != last_role])
+            last_role = role
+            # counted from the last step or replacement, whatever it takes to find the victim
             due = attempt.events[-1][0] + chance.uniform(0, 0.9 * usual["step_s"])
             victims = _victims(attempt, role)
             time.sleep(max(0.0, due - time.monotonic()))
@@ -158,13 +161,13 @@ def _send(victim: psutil.Process, harm: str) -> None:
 
 
 def _is_healed(attempt: Attempt, times: int, within_s: float, role: str) -> bool:
-    """Wait until it was healed so often, and did another step since; False where it ended."""
+    """Wait until it was healed so often; False where the run ended."""
     replaced = sum(event["event"] == "WorkerReplaced" for _, event in attempt.events)
 
     def heard(event: dict) -> bool:
         nonlocal replaced
         replaced += event["event"] == "WorkerReplaced"
-        return replaced >= times and event["event"] == "StepDone"
+        return replaced >= times
 
     return attempt.wait_for(heard, within_s=within_s, what=f"kill {times}, of {role}")
 

@@ -190,6 +190,21 @@ def test_ctrl_c_of_a_terminal_reaches_the_driver_once(run: Path, of_terminal: bo
     os.close(terminal)
 
 
+def test_a_driver_that_is_held_is_told_of_and_hears_who_wants_its_end(run: Path) -> None:
+    process = subprocess.Popen(
+        _command(run, "counts"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stderr is not None
+    driver = int(process.stdout.readline().split()[1])
+    os.kill(driver, signal.SIGSTOP)
+    told = json.loads(process.stderr.readline())
+    assert told["kind"] == "warning" and f"`kill -CONT {driver}`" in told["text"]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 101
+    process.stdout.close()
+    process.stderr.close()
+
+
 def test_whoever_kills_the_parent_kills_the_driver(run: Path) -> None:
     process = subprocess.Popen(_command(run, "counts"), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
