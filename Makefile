@@ -14,9 +14,10 @@ BENCHES ?= rollout train stages start rl convert agents
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \
   tests/checkpoint tests/commands tests/chaos $(wildcard tests/test_*.py)
-# `make test` runs whole runs, these and all the others at once: each of the three takes equally
-# long, and waits as often as it computes
+# `make test` runs most whole runs, these with the runs over two nodes, and all the others at once:
+# each of the three takes equally long, and waits as often as it computes
 RUNS := tests/end_to_end
+RUNS_TOO := tests/end_to_end/cluster
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
@@ -67,7 +68,8 @@ test: $(VENV)/.installed-dev
 ifdef TESTS
 	$(PYTEST) $(TESTS)
 else
-	$(call together,begin runs $(RUNS); begin some $(SOME); \
+	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO); \
+	  begin some $(SOME) $(RUNS_TOO); \
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
