@@ -157,7 +157,7 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
             fix=fixes or "sudo ss -ltnp",
         )
     try:
-        with socket.create_server((host, free[0])) as listener:
+        with socket.create_server((host, 0)) as listener:
             socket.create_connection(listener.getsockname(), timeout=5.0).close()
     except OSError as error:
         why = f"a connection to {host} failed: {error}"

@@ -18,7 +18,7 @@ from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines
-from milescli.runtime.healing import EngineKeeper, RouterKeeper
+from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.saving import Progress, Saver
@@ -206,7 +206,12 @@ class Attempt:
     async def _start_engines(self) -> SglangFleet | None:
         if not self.spec.plan.engines.num:
             return None
-        return await self.session.builder.start_engines(self.engines)
+        builder = self.session.builder
+        fleet = await builder.start_engines(self.engines)
+        keep_scorer(
+            self.engines, builder, bus=self.bus, restarts=self.restarts, step=lambda: self.step
+        )
+        return fleet
 
     async def _start_trainer(self) -> Trainer:
         """The ranks, with the weights to begin from: of the checkpoint, or of the model after its

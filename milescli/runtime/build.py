@@ -21,8 +21,7 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
 from milescli.runtime.engine_spec import engine_spec
-from milescli.runtime.engines import EngineActors, Engines, rank_probe
-from milescli.runtime.score_client import ScoreClient
+from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
@@ -117,7 +116,8 @@ class Builder:
             engines.actors[index] = await self._spawn_engine(index)
         all_actors = engines.actors.values()
         await asyncio.gather(*(actors.start(timeout_s=timeout_s) for actors in all_actors))
-        await self._start_scorer(engines)
+        if self.spec.inputs.reward_model_dir is not None:
+            engines.scorer = await self.start_scorer()
         await asyncio.gather(*(actors.wait_ready(timeout_s=timeout_s) for actors in all_actors))
         of_rollout = self.engine_addresses(engines)
         engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
@@ -154,15 +154,13 @@ class Builder:
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
         )
 
-    async def _start_scorer(self, engines: Engines) -> None:
-        """The process that holds the reward model, where the recipe asks one: on the first device,
-        which it shares with whoever else is there."""
+    async def start_scorer(self) -> RankGroup:
+        """The process that holds the recipe's reward model: on the first device, which it shares
+        with whoever else is there."""
         folder, settings = self.spec.inputs.reward_model_dir, self.recipe.machine
-        if folder is None:
-            return
         port = (await self.resources.free_ports(1, node=0))[0]
         first = [slot for slot in self.plan.slots if slot.node == 0][:1]
-        engines.scorer = await self.cluster.spawn(
+        scorer = await self.cluster.spawn(
             SCORER_NAME,
             SCORER_TARGET,
             node=0,
@@ -178,18 +176,16 @@ class Builder:
                 self.plan, self.resources.devices(first), self.resources.interfaces(0)
             ),
         )
-        pids = await start_all([engines.scorer], timeout_s=settings.start_timeout_s)
-        await run_all([engines.scorer], "setup", timeout_s=settings.start_timeout_s)
-        ranks = RankGroup(
+        pids = await start_all([scorer], timeout_s=settings.start_timeout_s)
+        await run_all([scorer], "setup", timeout_s=settings.start_timeout_s)
+        return RankGroup(
             cluster=self.cluster,
-            ranks=[engines.scorer],
+            ranks=[scorer],
             pids=pids,
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
             async_save=False,
         )
-        engines.scores = ScoreClient(ranks)
-        engines.scorer_probe = rank_probe(engines.scorer, silence_s=settings.silence_s)
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one

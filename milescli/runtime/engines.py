@@ -16,9 +16,8 @@ from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
-from milescli.core.silence import UNSURE, Silence
 from milescli.runtime.score_client import ScoreClient
-from milescli.runtime.supervise import Probe
+from milescli.runtime.trainer import RankGroup
 
 STOP_TIMEOUT_S = 20.0
 """For an engine to end in good order, or by SIGKILL."""
@@ -110,10 +109,10 @@ class Engines:
     """Of the engines that are kept for evaluations; None: the plan keeps none."""
     policies: dict[str, SglangFleet] = field(default_factory=dict)
     """Of the engines that serve `rollout.policies`, by their name there."""
-    scorer: ActorHandle | None = None
-    """Holds the reward model, where the recipe asks one."""
+    scorer: RankGroup | None = None
+    """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
     scores: ScoreClient | None = None
-    scorer_probe: Probe | None = None
+    scorer_keeper: Keeper | None = None
     keepers: list[Keeper] = field(default_factory=list)
     """Of each fleet that is kept alive; none: the death of an engine is an error."""
 
@@ -129,12 +128,13 @@ class Engines:
             await asyncio.gather(*(keeper.probe() for keeper in self.keepers))
         else:
             await asyncio.gather(*(engine.look() for engine in self.actors.values()))
-        if self.scorer_probe is not None:
-            await self.scorer_probe()
+        if self.scorer_keeper is not None:
+            await self.scorer_keeper.probe()
 
     async def leave(self) -> None:
-        """Start no engine any more."""
-        await asyncio.gather(*(keeper.close() for keeper in self.keepers))
+        """Start nothing any more."""
+        keepers = filter(None, (*self.keepers, self.scorer_keeper))
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
 
     async def stop(self) -> None:
         """End clients, router and engines."""
@@ -144,24 +144,6 @@ class Engines:
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)
         await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
-
-
-def rank_probe(handle: ActorHandle, *, silence_s: float) -> Probe:
-    """Looks at one actor that nobody replaces: raises WorkerDied where it has ended, or has not
-    spoken for so long."""
-    silence = Silence(worker=handle.name, bound_s=silence_s)
-
-    async def probe() -> None:
-        speaks = await handle.look() is not None
-        silence.look(None if speaks else "it does not answer", times=UNSURE)
-        if silence.is_too_long:
-            raise WorkerDied(
-                f"{handle.name} has not spoken for {silence.seconds:.0f} s",
-                why=f"last lines of its log:\n{last_log_lines(handle.log_path)}",
-                fix=f"less {handle.log_path}",
-            )
-
-    return probe
 
 
 async def _look(handle: ActorHandle, spec: EngineSpec) -> str | None:

@@ -200,7 +200,7 @@ def serve_and_evaluate(
     each further model, and stop them. `ask`: what is done instead."""
     from milescli.core.events import EventBus
     from milescli.runtime.engines import Engines
-    from milescli.runtime.healing import keep_frozen, lost_told
+    from milescli.runtime.healing import keep_frozen, keep_scorer, lost_told
     from milescli.runtime.restarts import Restarts
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
@@ -217,6 +217,7 @@ def serve_and_evaluate(
             bus, restarts = EventBus([lost_told(output.warn)]), Restarts(limits=spec.recipe.fault)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
                 keep_frozen(served, name, engines, session.builder, bus=bus, restarts=restarts)
+            keep_scorer(engines, session.builder, bus=bus, restarts=restarts)
             probes.append(engines.probe)
             asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
             results.extend(await asking(step=subject.first_step, output=output))

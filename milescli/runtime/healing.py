@@ -17,10 +17,12 @@ from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
-from milescli.runtime.build import Builder
+from milescli.runtime.build import SCORER_NAME, Builder
 from milescli.runtime.engine_watch import EngineWatch
 from milescli.runtime.engines import EngineActors, Engines
+from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.score_client import ScoreClient
 
 ROUTER_START_TIMEOUT_S = 60.0
 """For a router to answer; it takes a second."""
@@ -252,3 +254,27 @@ def keep_frozen(
             join=join,
         )
     )
+
+
+def keep_scorer(
+    engines: Engines,
+    builder: Builder,
+    *,
+    bus: EventBus,
+    restarts: Restarts,
+    step: Callable[[], int] = lambda: 0,
+) -> None:
+    """Of the reward model, where there is one: it learns nothing, so a new one is as it was, and
+    reads again what the dead one had not scored."""
+    if engines.scorer is None:
+        return
+    ranks = HealingTrainer(
+        engines.scorer,
+        restart=builder.start_scorer,
+        bus=bus,
+        restarts=restarts,
+        step=step,
+        silence_s=builder.recipe.machine.silence_s,
+        name=SCORER_NAME,
+    )
+    engines.scorer_keeper, engines.scores = ranks, ScoreClient(ranks)

@@ -25,7 +25,6 @@ from milescli.runtime.restarts import Restarts, lost
 from milescli.runtime.trainer import RankGroup
 from milescli.train.base import TrainBatch
 
-NAME = "trainer"
 DEATH_GRACE_S = 5.0
 """A rank's death is the cause of what others say; so long it is looked for."""
 
@@ -63,14 +62,17 @@ class HealingTrainer:
         restarts: Restarts,
         step: Callable[[], int],
         silence_s: float,
+        name: str = "trainer",
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
     ) -> None:
         """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none; `step`: steps done; `silence_s`: see MachineSettings. `room`: within it
-        new ranks have the devices that they take turns on; None: they have devices of their own,
-        and start as soon as the dead ones are missed."""
+        where there is none; `step`: steps done; `silence_s`: see MachineSettings; `name`: of all
+        ranks together, as errors and events call them. `room`: within it new ranks have the devices
+        that they take turns on; None: they have devices of their own, and start as soon as the dead
+        ones are missed."""
         self._ranks = ranks
-        self._watch = RankWatch(silence_s, bus=bus, step=step)
+        self._watch = RankWatch(name, silence_s, bus=bus, step=step)
+        self._name = name
         self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
         self._turn = asyncio.Lock()
         self._since = list[_Call]()
@@ -197,9 +199,9 @@ class HealingTrainer:
         """New ranks, as far as the dead ones were. Raises the error where bounds are met."""
         began = time.monotonic()
         while True:
-            if refusal := self._restarts.refusal(NAME, self._step()):
+            if refusal := self._restarts.refusal(self._name, self._step()):
                 raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-            self._bus.emit(lost(NAME, error, self._step(), self._restarts))
+            self._bus.emit(lost(self._name, error, self._step(), self._restarts))
             try:
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
@@ -215,7 +217,7 @@ class HealingTrainer:
                 continue
             break
         seconds = time.monotonic() - began
-        self._bus.emit(WorkerReplaced(worker=NAME, step=self._step(), seconds=seconds))
+        self._bus.emit(WorkerReplaced(worker=self._name, step=self._step(), seconds=seconds))
 
     async def _do_again(self) -> None:
         """What was done since the newest checkpoint; one that was being written is written where it

@@ -25,9 +25,11 @@ LONGER = 5.0
 class RankWatch:
     """Of one trainer, over all its generations of ranks. Belongs to one event loop."""
 
-    def __init__(self, silence_s: float, *, bus: EventBus, step: Callable[[], int]) -> None:
-        """`step`: steps done."""
-        self._bound_s, self._bus, self._step = silence_s, bus, step
+    def __init__(
+        self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
+    ) -> None:
+        """`name`: of all ranks together; `step`: steps done."""
+        self._name, self._bound_s, self._bus, self._step = name, silence_s, bus, step
         self._ranks: RankGroup | None = None
         self._silences = list[Silence]()
         """[ranks]"""
@@ -40,7 +42,9 @@ class RankWatch:
         """The ranks do this, with a batch of this size, or with none."""
         key, began = (method, size_bytes.bit_length()), time.monotonic()
         if method in WATCHED and (longest_s := self._longest_of(*key)):
-            silence = Silence(worker="trainer", bound_s=self._bound_s, longest_s=LONGER * longest_s)
+            silence = Silence(
+                worker=self._name, bound_s=self._bound_s, longest_s=LONGER * longest_s
+            )
             self._doing = method, silence
         try:
             yield

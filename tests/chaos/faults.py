@@ -160,6 +160,7 @@ FAULTS: tuple[Fault, ...] = (
         **_REWARD,
     ),
     Fault(name="reward-raises", harm="raise", said="chaos", endings=(Ending.NAMED,), **_REWARD),
+    Fault(name="reward-nan", harm="nan", said="nan", endings=(Ending.NAMED,), **_REWARD),
     Fault(
         name="reward-hangs",
         harm="hang",

@@ -18,6 +18,8 @@ def variety(*, prompt: str, response: str, label: str | None) -> float:
         raise RuntimeError("chaos")
     if wish == "hang":
         re.fullmatch(r"(a+)+b", "a" * 64)
+    if wish == "nan":
+        return float("nan")
     return len(set(response)) / max(len(response), 1)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import Workplace
+from tests.end_to_end.runs import Workplace, processes_of_run, step_done
 
 pytestmark = pytest.mark.timeout(600)
 SCORED = {
@@ -52,9 +53,9 @@ def _reports(workplace: Workplace, name: str) -> list[dict]:
 def test_a_policy_gets_the_scores_that_transformers_gives(workplace: Workplace, judge: str) -> None:
     """Of held-out answers, token by token as they were sampled; and a resumed run is the run that
     was not stopped."""
-    for name, steps in (("scored", "3"), ("scored-stopped", "2")):
-        finished = workplace.miles(*_launch(name), "--steps", steps)
-        assert finished.code == 0, finished
+    finished = workplace.miles(*_launch("scored"), "--steps", "3")
+    assert finished.code == 0, finished
+    _kill_its_scorer(workplace, "scored-stopped", steps="2")
     finished = workplace.miles("resume", "scored-stopped", "--steps", "3")
     assert finished.code == 0, finished
     assert _reports(workplace, "scored-stopped") == _reports(workplace, "scored")
@@ -68,6 +69,23 @@ def test_a_policy_gets_the_scores_that_transformers_gives(workplace: Workplace, 
     for row in rows:
         parts = row["reward_parts"]
         assert row["reward"] == pytest.approx(parts["reward_model"] + 0.5 * parts["format"])
+
+
+def _kill_its_scorer(workplace: Workplace, name: str, *, steps: str) -> None:
+    """Start a run to the end, in which the process that holds the reward model dies."""
+    process = workplace.start(*_launch(name), "--steps", steps)
+    workplace.wait_for(name, step_done(1), process)
+    [scorer] = [
+        one
+        for one in processes_of_run(process.pid)
+        if any(Path(file.path).name == "reward-model.log" for file in one.open_files())
+        and "ray::" in " ".join(one.cmdline())
+    ]
+    scorer.send_signal(signal.SIGKILL)
+    finished = workplace.finish(process)
+    assert finished.code == 0, finished
+    healed = [event["worker"] for event in workplace.events(name) if "Replaced" in event["event"]]
+    assert healed == ["reward model"], finished
 
 
 def test_what_cannot_score_is_refused_before_anything_starts(

@@ -206,7 +206,7 @@ _ways = st.fixed_dictionaries(
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.randoms(use_true_random=False), _ways, st.lists(st.integers(1, 110), max_size=3))
+@given(st.integers(0, 2**32).map(random.Random), _ways, st.lists(st.integers(1, 110), max_size=3))
 def test_a_killed_run_goes_on_as_the_run_that_it_was(
     tmp_path_factory: pytest.TempPathFactory, rng: random.Random, way: dict, kills: list[int]
 ) -> None:
