@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from milescli.core.driver_pipe import Said, heard, speak_into
+from milescli.core.stacks import is_stopped_process
 
 _SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG"""
@@ -107,19 +108,15 @@ def _wait(
 ) -> tuple[int, int | None]:
     """(exit code, first signal that asked for the end)"""
     stopped_by: int | None = None
-    is_held = False
     while True:
         came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
         number = signal.Signals(came.si_signo)
         if number == signal.SIGCHLD:
             for status in _changes(child):
-                if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGSTOP:
-                    is_held = True
-                    on_hold(child)
-                elif os.WIFCONTINUED(status):
-                    is_held = False
-                elif os.WIFEXITED(status) or os.WIFSIGNALED(status):
+                if not os.WIFSTOPPED(status):
                     return os.waitstatus_to_exitcode(status), stopped_by
+                if os.WSTOPSIG(status) == signal.SIGSTOP:
+                    on_hold(child)
             continue
         if number in STOPS and stopped_by is None:
             stopped_by = number
@@ -129,7 +126,7 @@ def _wait(
                     os.killpg(child, number)
                 else:
                     os.kill(child, number)
-        if is_held and number in STOPS:  # else it would never hear it
+        if number in STOPS and is_stopped_process(child):  # else it would never hear it
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGCONT)
         if number == signal.SIGTSTP:
@@ -137,11 +134,11 @@ def _wait(
 
 
 def _changes(child: int) -> Iterator[int]:
-    """What became of the child since the last look, as wait statuses. Orphans are reaped, too: in a
-    container this may be the process that inherits them."""
+    """Wait statuses of the child since the last look: it was stopped, or ended. Orphans are reaped,
+    too: in a container this may be the process that inherits them."""
     with suppress(ChildProcessError):
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == child:
                 yield status
             elif pid == 0:

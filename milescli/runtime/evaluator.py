@@ -48,19 +48,12 @@ class Evaluator:
         WaitTimeout where none ends within `machine.step_timeout_s`."""
         return (await self.measure(step))[0]
 
-    def has(self, step: int) -> bool:
-        """Whether that step's samples are there."""
-        return self._file(step).exists()
-
-    def _file(self, step: int) -> Path:
-        return self.folder / self.set_name / f"step_{step}.jsonl"
-
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
         """The same, with what was sampled."""
         began, settings = time.monotonic(), self.recipe.eval
         groups = await self._play()
         samples = [sample for group in groups for sample in group.samples]
-        path = self._file(step)
+        path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
             write_lines(path, groups)
         metrics = load_metrics(settings.metrics)

@@ -172,7 +172,7 @@ class ReinforceAttempt(Attempt):
             devices=run.devices,
         )
         self.bus.emit(await check.run(prompts[: truth.NUM_PROMPTS]))
-        if run.step == 0 and not self.evaluator.has(0):  # it begins, or died before it had
+        if run.step == 0:  # also of a run that died between its first checkpoint and here
             await self.stop.unless_set(self._evaluate(0))
 
     async def save(self, step: int) -> None:

@@ -81,6 +81,7 @@ class RowAttempt(Attempt):
             self.keep_engines(fleet, run.devices)
         if self.spec.checkpoint is None:
             await self.save(0)
+        if run.step == 0:  # also of a run that died between its first checkpoint and here
             await self.stop.unless_set(self._measure(0))
         await learn(run)
 

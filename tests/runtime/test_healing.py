@@ -20,7 +20,8 @@ from milescli.runtime import engine_watch
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper
 from milescli.runtime.restarts import SAME_STEP_LIMIT, Restarts
-from tests.runtime.looks import a_second_a_look  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
 
 @dataclass(eq=False)

@@ -16,7 +16,8 @@ from milescli.core.events import Notice, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
 from milescli.train.base import TrainBatch
 from tests.runtime.dying_ranks import Ranks, Rig, read, run
-from tests.runtime.looks import a_second_a_look  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
 
 def test_new_ranks_do_again_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:

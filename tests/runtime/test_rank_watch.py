@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import WorkerLost, WorkerReplaced, WorkerSilent
 from tests.runtime.dying_ranks import Ranks, Rig, run
-from tests.runtime.looks import a_second_a_look  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
 
 def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path: Path) -> None:

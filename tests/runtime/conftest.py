@@ -1,4 +1,4 @@
-"""A clock that goes on a second a look, so that a busy machine makes nobody silent."""
+"""Of tests of silence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from milescli.core import silence
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def a_second_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence counts looks, whatever else the machine does."""
+    """The clock of silence goes on a second a look: a busy machine makes nobody silent."""
     seconds = count()
     monkeypatch.setattr(silence, "monotonic", lambda: float(next(seconds)))
