@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
+NAMED_FOR_S = 10.0
+"""A semaphore that is being made, at most."""
 
 
 def entries() -> set[str]:
@@ -22,8 +25,16 @@ def forgotten(before: set[str]) -> set[str]:
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}
     idle = {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
-    # a semaphore has a name for a moment alone: Python takes it away when it has opened it
-    return {name for name in idle if (FOLDER / name).exists()}
+    # a semaphore has a name for a moment alone, by which nobody holds it: Python takes it away when
+    # it has opened it, and a busy machine lets Python wait in between
+    deadline = time.monotonic() + NAMED_FOR_S
+    while (there := {name for name in idle if (FOLDER / name).exists()}) and any(
+        name.startswith("sem.") for name in there
+    ):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return there
 
 
 def _holds(pid: str, name: str) -> bool:
