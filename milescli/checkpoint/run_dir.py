@@ -231,9 +231,11 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
     return max((int(str(step)) for step in saved), default=None)
 
 
-def resume_command(shown: str, *, step: int | None) -> str:
+def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:
     """How to go on with a run, for an error. `shown`: as its user calls it; `step`: of its newest
-    checkpoint, where it has one."""
+    checkpoint, where it has one; `num_steps`: that it is to do, where that is known."""
+    if step is not None and step == num_steps:
+        return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
     where = "begins again: it had saved nothing" if step is None else f"goes on from step {step}"
     return f"miles resume {shown}   # {where}"
 

@@ -31,12 +31,13 @@ def nodes_that_are_left(loaded: LoadedRecipe, *, output: Output) -> tuple[Loaded
             raise
         if how == "wait":
             return loaded, _wait(loaded, error, output=output)
-        fewer = _for(error.num_usable, loaded)
+        fewer = for_nodes(error.num_usable, loaded)
         output.warn(f"{error.what}: the run is planned for these ({_KEY}=shrink)")
         return fewer, find_nodes(fewer, output=output)
 
 
-def _for(num_nodes: int, loaded: LoadedRecipe) -> LoadedRecipe:
+def for_nodes(num_nodes: int, loaded: LoadedRecipe) -> LoadedRecipe:
+    """The same recipe, for as many nodes as there are."""
     machine = loaded.recipe.machine.model_copy(update={"nodes": num_nodes})
     recipe = loaded.recipe.model_copy(update={"machine": machine})
     by_loss = Origin(layer=SettingsLayer.SET, where=f"{_KEY}=shrink")

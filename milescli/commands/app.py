@@ -38,7 +38,7 @@ from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
-from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError
+from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError, NodesJoined
 
 FIRST_PAGE = """\
 miles {version}: post-train language models with reinforcement learning
@@ -141,7 +141,10 @@ def _run(argv: list[str] | None) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
     except MilesError as error:
-        output.error(error)
+        if isinstance(error, NodesJoined):  # nothing is wrong, and nothing is to be done
+            output.note(f"{error.what}: {error.why}")
+        else:
+            output.error(error)
         say(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:

@@ -34,13 +34,13 @@ def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None
     if not command_line.is_program():
         work()
         return
-    from milescli.runtime.parent import LOST_NODE, MENDABLE, Parent
+    from milescli.runtime.parent import MENDABLE, OTHER_NODES, Parent
 
     parent = Parent(
         output=output,
         again=shlex.join(command_line.typed()),
         resume=partial(go_on_with, output=output),
-        mends=MENDABLE if supervised else LOST_NODE,
+        mends=MENDABLE if supervised else OTHER_NODES,
     )
     if code := parent.drive(work):
         raise typer.Exit(code)

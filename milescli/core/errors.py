@@ -128,6 +128,11 @@ class WorkerDied(MilesError, RuntimeError):
     """A process of the run ended although nobody asked it to."""
 
 
+class WorkerKilled(WorkerDied):
+    """It was ended from outside, or by a crash without a word, and did not say what is wrong:
+    another one may live."""
+
+
 class NodeDied(WorkerDied):
     """A computer of the run is gone, with all that was there."""
 
@@ -152,6 +157,11 @@ class Stopped(MilesError):
     """The user asked the run to stop; it was saved and can go on."""
 
     exit_code = ExitCode.RESUMABLE
+
+
+class NodesJoined(Stopped):
+    """A run that had lost nodes can have more than it uses: it was saved, and begins again with
+    them."""
 
 
 class Interrupted(MilesError):

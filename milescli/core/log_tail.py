@@ -9,13 +9,14 @@ NUM_LINES = 12
 _READ_BYTES = 64 * 1024
 
 
-def last_log_lines(path: Path | None, num_lines: int = NUM_LINES) -> str:
-    """The last lines that are not blank; says so where there is no log."""
+def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int = 0) -> str:
+    """The last lines that are not blank, of those that begin at byte `since`; says so where there
+    is no log."""
     if path is None:
         return "(its log is not on this machine)"
     try:
         with path.open("rb") as log:
-            log.seek(max(0, path.stat().st_size - _READ_BYTES))
+            log.seek(max(since, path.stat().st_size - _READ_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
     except OSError as error:
         return f"(no log: {error})"

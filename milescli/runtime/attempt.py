@@ -4,15 +4,17 @@ What is learned is the business of `reinforcing` and of `row_attempt`."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import Stopped
+from milescli.core.errors import NodesJoined, Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
@@ -20,7 +22,8 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
 from milescli.runtime.healing_trainer import HealingTrainer
-from milescli.runtime.restarts import Restarts
+from milescli.runtime.joining_nodes import JoiningNodes
+from milescli.runtime.restarts import Restarts, until_started
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.side_files import SideFiles
@@ -31,6 +34,8 @@ from milescli.runtime.trainer import RankGroup
 from milescli.runtime.user_hooks import UserHooks
 from milescli.runtime.warm_up import warm_up
 from milescli.train.base import Trainer
+
+T = TypeVar("T")
 
 
 class InMemory(Protocol):
@@ -122,6 +127,8 @@ class Attempt:
         self.probes.append(self._check_ray)
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
+        if self.spec.wished is not None:
+            self.probes.append(JoiningNodes(self.spec, stop=self.stop, bus=self.bus).probe)
         engines = asyncio.ensure_future(self._start_engines())
         self.probes.append(_failure_of(engines))
         try:
@@ -132,9 +139,9 @@ class Attempt:
             if fleet is not None:
                 self.probes.append(self.engines.probe)
             await self.work(trainer, fleet)
-        except Stopped:
+        except Stopped as stopped:
             await self.settle()
-            await self._save_and_stop()
+            await self._save_and_stop(stopped)
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
@@ -203,11 +210,16 @@ class Attempt:
     async def recall(self, trainer: Trainer) -> None:
         """What a run that is resumed does with its trainer before the checkpoint is loaded."""
 
+    async def _until_started(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
+        return await until_started(
+            name, start, bus=self.bus, restarts=self.restarts, step=lambda: self.step
+        )
+
     async def _start_engines(self) -> SglangFleet | None:
         if not self.spec.plan.engines.num:
             return None
         builder = self.session.builder
-        fleet = await builder.start_engines(self.engines)
+        fleet = await builder.start_engines(self.engines, until_started=self._until_started)
         keep_scorer(
             self.engines, builder, bus=self.bus, restarts=self.restarts, step=lambda: self.step
         )
@@ -231,8 +243,9 @@ class Attempt:
 
     async def _start_ranks(self) -> Trainer:
         """Those that die are replaced."""
+        start = partial(self.session.builder.start_trainer, with_teachers=self.asks_teachers)
         trainer = self.trainer = HealingTrainer(
-            await self.session.builder.start_trainer(with_teachers=self.asks_teachers),
+            await self._until_started("trainer", start),
             restart=self._restart_ranks,
             bus=self.bus,
             restarts=self.restarts,
@@ -280,7 +293,7 @@ class Attempt:
         """As `save`, with the trainer awake."""
         await self.save(self.step)
 
-    async def _save_and_stop(self) -> None:
+    async def _save_and_stop(self, stopped: Stopped) -> None:
         """Save what was learned since the newest checkpoint, then say how to go on."""
         command = f"miles resume {self.spec.run.shown}"
         if self.run is None:
@@ -294,6 +307,8 @@ class Attempt:
             await self.save_last()
             await self.saver.settle()
         self.saver.require_saved(self.run.step)
+        if isinstance(stopped, NodesJoined):
+            raise stopped
         raise Stopped(
             f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=command
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from milescli.backends.ray.actor import ActorHandle
@@ -16,6 +17,7 @@ from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.spec import EngineSpec, check_servable
 from milescli.cluster.resources import NodeResources
+from milescli.core.errors import WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
@@ -31,8 +33,16 @@ TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
+UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Calls what starts the process of a name, as often as it is killed in its start: see
+`restarts.until_started`."""
 PLACE_TIMEOUT_S = 60.0
 """For a session of our own on this computer to reserve what the plan needs."""
+
+
+async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
+    """An `UntilStarted` that bears no death."""
+    await start()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,28 +107,41 @@ class Builder:
                     ),
                 )
             )
-        pids = await start_all(ranks, timeout_s=settings.start_timeout_s)
-        await run_all(ranks, "setup", timeout_s=settings.start_timeout_s)
         return RankGroup(
             cluster=self.cluster,
             ranks=ranks,
-            pids=pids,
+            pids=await self._set_up(ranks),
             layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
             async_save=self.recipe.checkpoint.async_save,
         )
 
-    async def start_engines(self, engines: Engines) -> SglangFleet:
-        """All engines at once, then the router if there is one, and the client. `engines` is filled
-        as processes start, so that a failure half-way can still stop them."""
+    async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
+        """Until all have loaded their models; pids by rank. Where one fails, none is left."""
         timeout_s = self.recipe.machine.start_timeout_s
+        try:
+            pids = await start_all(ranks, timeout_s=timeout_s)
+            await run_all(ranks, "setup", timeout_s=timeout_s)
+        except BaseException:
+            await self.cluster.kill(ranks)
+            raise
+        return pids
+
+    async def start_engines(
+        self, engines: Engines, *, until_started: UntilStarted = _once
+    ) -> SglangFleet:
+        """All engines at once, and the reward model if there is one, then the router if there is
+        one, and the client. `engines` is filled as processes start, so that a failure half-way can
+        still stop them. `until_started`: what to do about one that is killed meanwhile."""
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
-        all_actors = engines.actors.values()
-        await asyncio.gather(*(actors.start(timeout_s=timeout_s) for actors in all_actors))
+        starting = [
+            until_started(engine.name, partial(self._start_engine, index, engines))
+            for index, engine in engines.actors.items()
+        ]
         if self.spec.inputs.reward_model_dir is not None:
-            engines.scorer = await self.start_scorer()
-        await asyncio.gather(*(actors.wait_ready(timeout_s=timeout_s) for actors in all_actors))
+            starting.append(until_started(SCORER_NAME, partial(self._start_scorer, engines)))
+        await asyncio.gather(*starting)
         of_rollout = self.engine_addresses(engines)
         engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
@@ -132,6 +155,17 @@ class Builder:
         ends."""
         await dead.stop(grace_s=0.0)
         await self.cluster.kill(dead.handles)
+
+    async def _start_engine(self, index: int, engines: Engines) -> None:
+        """The one that was spawned, or another in its place where it was killed meanwhile."""
+        engine, timeout_s = engines.actors[index], self.recipe.machine.start_timeout_s
+        try:
+            await engine.start(timeout_s=timeout_s)
+            await engine.wait_ready(timeout_s=timeout_s)
+        except WorkerKilled:
+            await self.end_engine(engine)
+            engines.actors[index] = await self._spawn_engine(index, ends_groups=engine.groups)
+            raise
 
     async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
         """A new one in the place of `dead`, which `end_engine` was called for, and of which nothing
@@ -153,6 +187,9 @@ class Builder:
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
         )
+
+    async def _start_scorer(self, engines: Engines) -> None:
+        engines.scorer = await self.start_scorer()
 
     async def start_scorer(self) -> RankGroup:
         """The process that holds the recipe's reward model: on the first device, which it shares
@@ -176,12 +213,10 @@ class Builder:
                 self.plan, self.resources.devices(first), self.resources.interfaces(0)
             ),
         )
-        pids = await start_all([scorer], timeout_s=settings.start_timeout_s)
-        await run_all([scorer], "setup", timeout_s=settings.start_timeout_s)
         return RankGroup(
             cluster=self.cluster,
             ranks=[scorer],
-            pids=pids,
+            pids=await self._set_up([scorer]),
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
             async_save=False,

@@ -201,7 +201,7 @@ def serve_and_evaluate(
     from milescli.core.events import EventBus
     from milescli.runtime.engines import Engines
     from milescli.runtime.healing import keep_frozen, keep_scorer, lost_told
-    from milescli.runtime.restarts import Restarts
+    from milescli.runtime.restarts import Restarts, until_started
     from milescli.runtime.session import open_session
     from milescli.runtime.supervise import StopSignals, run_watched
 
@@ -213,8 +213,9 @@ def serve_and_evaluate(
         async def work() -> None:
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
-            fleet = await session.builder.start_engines(engines)
             bus, restarts = EventBus([lost_told(output.warn)]), Restarts(limits=spec.recipe.fault)
+            again = partial(until_started, bus=bus, restarts=restarts)
+            fleet = await session.builder.start_engines(engines, until_started=again)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
                 keep_frozen(served, name, engines, session.builder, bus=bus, restarts=restarts)
             keep_scorer(engines, session.builder, bus=bus, restarts=restarts)

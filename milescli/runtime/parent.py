@@ -24,7 +24,14 @@ from milescli.checkpoint.run_dir import (
 from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
 from milescli.core import errors
 from milescli.core.driver_pipe import Said
-from milescli.core.errors import ExitCode, MachineError, MilesError, Stopped, WorkerDied
+from milescli.core.errors import (
+    ExitCode,
+    MachineError,
+    MilesError,
+    NodesJoined,
+    Stopped,
+    WorkerDied,
+)
 from milescli.core.events import RunEnded, to_record
 from milescli.core.run_processes import processes_of
 from milescli.platform.oom import oom_kills
@@ -38,9 +45,9 @@ if TYPE_CHECKING:
 
 CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 """For the watchdog to end what a dead driver left."""
-LOST_NODE = ("NodeDied",)
+OTHER_NODES = ("NodeDied", "NodesJoined")
 """Kinds of errors that a run goes on after in any case: `machine.on_node_loss` says how."""
-MENDABLE = (*LOST_NODE, "WorkerDied", "WaitTimeout", "MachineError")
+MENDABLE = (*OTHER_NODES, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
 """Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
 PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 """Before a driver is started again: the first time, twice that the second time, and so on."""
@@ -56,11 +63,14 @@ class Parent:
     resume: Callable[[Path], None]
     """Goes on with a run."""
     mends: Collection[str]
-    """Kinds of errors after which it does: MENDABLE where it is supervised, else LOST_NODE."""
+    """Kinds of errors after which it does: MENDABLE where it is supervised, else OTHER_NODES."""
     _run: RunDir | None = None
     _has_begun: bool = False
     """An attempt has; what ends the first one before that is a machine that is not ready."""
     _limits: Fault = field(default_factory=Fault)
+    _num_steps: int | None = None
+    """That the run is to do; None: it has not said. When they are saved there is nothing to go on
+    with."""
 
     def drive(self, work: Callable[[], None]) -> int:
         """Start `work` in a driver; returns the exit code of the last one, whose user was told
@@ -79,22 +89,30 @@ class Parent:
                 if not was_told and error is not None:
                     raise error
                 return _code_of(ended)
-            step = step_done(self._run.events()) if self._run else 0
-            if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
-                error = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-                raise error
             run = self._run
             assert run is not None, "nothing to go on with"
-            if not was_told:
-                self.output.error(error)
-            pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
-            self.output.warn(
-                f"{run.name} is started again from its newest checkpoint in {pause_s:.0f} s: "
-                f"attempt {len(run.attempts()) + 1}, restart {restarts.total} of at most "
-                f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
-            )
-            _pause(pause_s, run)
+            if isinstance(error, NodesJoined):
+                self.output.note(f"{run.name} begins again: attempt {len(run.attempts()) + 1}")
+            else:
+                self._pause_after(error, run, restarts, was_told=was_told)
             self._has_begun, work = True, partial(self.resume, run.path)
+
+    def _pause_after(
+        self, error: MilesError, run: RunDir, restarts: Restarts, *, was_told: bool
+    ) -> None:
+        """Raises the error where bounds are met."""
+        step = step_done(run.events())
+        if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
+            raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+        if not was_told:
+            self.output.error(error)
+        pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
+        self.output.warn(
+            f"{run.name} is started again from its newest checkpoint in {pause_s:.0f} s: "
+            f"attempt {len(run.attempts()) + 1}, restart {restarts.total} of at most "
+            f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
+        )
+        _pause(pause_s, run)
 
     def _tell_of_hold(self, driver: int) -> None:
         self.output.warn(
@@ -106,6 +124,7 @@ class Parent:
         return (
             self._run is not None
             and self._run.is_run
+            and (self._num_steps is None or step_saved(self._run.events()) != self._num_steps)
             and ended.stopped_by is None
             and type(error).__name__ in self.mends
             and (self._has_begun or "log_dir" in ended.said)
@@ -117,6 +136,7 @@ class Parent:
         said = ended.said
         if "max_restarts" in said:
             self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
+            self._num_steps = said.get("num_steps")
         if "run" in said:
             self._run = RunDir(Path(said["run"]))
         if "code" in said:
@@ -126,7 +146,8 @@ class Parent:
         run = self._run if self._run is not None and self._run.is_run else None
         go_on = self.again
         if run is not None:
-            go_on = resume_command(run.shown, step=step_saved(run.events()))
+            saved = step_saved(run.events())
+            go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
         if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
             error = ended_now(ended.stopped_by, fix=go_on)
         else:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from milescli.core.errors import MilesError
-from milescli.core.events import WorkerLost
+from milescli.core.errors import MilesError, WorkerKilled
+from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
+
+T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
 """Deaths of one engine at one step: it is what is asked of it that kills it."""
@@ -39,6 +43,35 @@ class Restarts:
         self._times.append(now)
         self.total += 1
         return None
+
+
+async def until_started(
+    worker: str,
+    start: Callable[[], Awaitable[T]],
+    *,
+    bus: EventBus,
+    restarts: Restarts,
+    step: Callable[[], int] = lambda: 0,
+) -> T:
+    """What `start` gives; it is called again where a process is killed while it starts. Raises
+    WorkerKilled where bounds are met, and at once what else `start` raises: that would come
+    again."""
+    began: float | None = None
+    while True:
+        try:
+            started = await start()
+        except WorkerKilled as error:
+            began = began or time.monotonic()
+            if refusal := restarts.refusal(worker, step()):
+                raise WorkerKilled(
+                    error.what, why=f"{error.why}\n{refusal}", fix=error.fixes
+                ) from None
+            bus.emit(lost(worker, error, step(), restarts))
+        else:
+            if began is not None:
+                seconds = time.monotonic() - began
+                bus.emit(WorkerReplaced(worker=worker, step=step(), seconds=seconds))
+            return started
 
 
 def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> WorkerLost:

@@ -82,6 +82,7 @@ def resume(
                 nodes=nodes,
                 inputs=inputs,
                 checkpoint=checkpoint,
+                wished=None if loaded.recipe.machine == wished.recipe.machine else wished,
             )
             if checkpoint is not None:
                 _refuse_other_prompts(checkpoint.manifest, inputs, path)

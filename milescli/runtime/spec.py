@@ -9,6 +9,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.nodes import RunNodes
 from milescli.plan.types import Plan
+from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs import RunInputs
 
@@ -25,6 +26,9 @@ class RunSpec:
     inputs: RunInputs
     checkpoint: StoredCheckpoint | None = None
     """Where it goes on from; None: it begins."""
+    wished: LoadedRecipe | None = None
+    """The recipe with the number of nodes that the user wants, where the run goes on with fewer, as
+    some are lost; None: it has all."""
 
     @property
     def first_step(self) -> int:

@@ -1,4 +1,5 @@
-"""The user asked for the end: said by a signal, heard where nothing is half done."""
+"""The wanted end of an attempt: the user asked for it, or it is to begin again; heard where nothing
+is half done."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from milescli.core.errors import Stopped
+from milescli.core.errors import NodesJoined, Stopped
 
 T = TypeVar("T")
 
@@ -16,15 +17,22 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self._joined: NodesJoined | None = None
 
     def set(self) -> None:
         """Ask for the end."""
         self._event.set()
 
+    def set_joined(self, joined: NodesJoined) -> None:
+        """Ask for another beginning, between two steps."""
+        self._joined = joined
+
     def check(self) -> None:
-        """Raises Stopped where it is set."""
+        """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
         if self._event.is_set():
             raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
+        if self._joined is not None:
+            raise self._joined
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped,

@@ -73,6 +73,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         log_dir=log_dir,
         max_restarts=recipe.fault.max_restarts,
         window_s=recipe.fault.window_s,
+        num_steps=recipe.train.steps,
     )
     bus.listeners.append(record)
     observe.attach(bus, run, recipe.run)
@@ -85,7 +86,8 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 asyncio.run(attempt.main())
             except BaseException as caught:
                 error = explained(caught, run)
-                offer_resume(error, run.shown, step=attempt.saver.newest_step)
+                saved = attempt.saver.newest_step
+                offer_resume(error, run.shown, step=saved, num_steps=recipe.train.steps)
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
                     _conclude(attempt, time.monotonic() - began, error)
@@ -129,11 +131,14 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
     )
 
 
-def offer_resume(error: BaseException, shown: str, *, step: int | None) -> None:
+def offer_resume(
+    error: BaseException, shown: str, *, step: int | None, num_steps: int | None = None
+) -> None:
     """What was lost with a process is no more than what came after the newest checkpoint: that of
-    `step`; None: there is none. `shown`: the run, as its user calls it."""
+    `step`; None: there is none. `shown`: the run, as its user calls it; `num_steps`: that it is to
+    do."""
     if isinstance(error, WorkerDied | WaitTimeout | MachineError):
-        error.fixes.append(resume_command(shown, step=step))
+        error.fixes.append(resume_command(shown, step=step, num_steps=num_steps))
         error.fixes.append(f"miles why {shown}   # {WHAT_IT_TELLS}")
 
 

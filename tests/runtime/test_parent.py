@@ -25,7 +25,9 @@ PROGRAM = textwrap.dedent(
     from pathlib import Path
     from milescli.console.output import Mode, Output
     from milescli.core.driver_pipe import say
-    from milescli.core.errors import MilesError, NodeDied, RecipeError, WaitTimeout, WorkerDied
+    from milescli.core.errors import (
+        MilesError, NodeDied, NodesJoined, RecipeError, WaitTimeout, WorkerDied
+    )
     from milescli.runtime import parent
 
     run, kind, num_deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -34,13 +36,17 @@ PROGRAM = textwrap.dedent(
     def attempt(path):
         log_dir = path / "logs" / f"attempt_{len(list(path.glob('logs/*'))) + 1}"
         log_dir.mkdir(parents=True)
-        say(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0)
+        say(run=path, log_dir=log_dir, max_restarts=2, window_s=60.0, num_steps=9)
         number = int(log_dir.name.partition("_")[2])
         if num_deaths and number > num_deaths:
             say(code=0)
             return
         with (path / "events.jsonl").open("a") as events:
             events.write('{"event": "StepDone", "step": %d, "num_steps": 9}\\n' % number)
+        if kind == "saved":
+            with (path / "events.jsonl").open("a") as events:
+                events.write('{"event": "CheckpointSaved", "step": 9}\\n')
+            os.kill(os.getpid(), signal.SIGKILL)
         if kind == "killed":
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             os.kill(os.getpid(), signal.SIGKILL)
@@ -51,8 +57,13 @@ PROGRAM = textwrap.dedent(
             (log_dir / "verdict.json").write_text('{"outcome": "killed"}')
             say(cause=WorkerDied("the raylet died", why="SIGKILL", fix="look").as_dict())
             os._exit(1)
-        if kind in ("died", "wrong", "lost-alone"):
-            kinds = {"died": WorkerDied, "wrong": RecipeError, "lost-alone": NodeDied}
+        if kind in ("died", "wrong", "lost-alone", "joined"):
+            kinds = {
+                "died": WorkerDied,
+                "wrong": RecipeError,
+                "lost-alone": NodeDied,
+                "joined": NodesJoined,
+            }
             error = kinds[kind]("it", why="x", fix="y")
             print("told", file=sys.stderr)
             say(error=error.as_dict(), code=int(error.exit_code))
@@ -68,7 +79,8 @@ PROGRAM = textwrap.dedent(
             os._exit(100 + len(came))
 
     output = Output(Mode.JSON)
-    mends = parent.MENDABLE if num_deaths and kind != "lost-alone" else parent.LOST_NODE
+    unasked = kind in ("lost-alone", "joined")
+    mends = parent.MENDABLE if num_deaths and not unasked else parent.OTHER_NODES
     of_run = parent.Parent(
         output=output, again="miles launch again", resume=attempt, mends=mends
     )
@@ -149,6 +161,20 @@ def test_a_supervised_driver_is_started_again_until_it_is_done(run: Path) -> Non
 def test_after_the_loss_of_a_node_a_run_goes_on_unasked(run: Path) -> None:
     assert _drive(run, "lost-alone", num_deaths=1).code == 0
     assert len(list((run / "logs").iterdir())) == 2
+
+
+def test_when_nodes_have_joined_a_run_begins_again_at_once_and_as_often(run: Path) -> None:
+    said = _drive(run, "joined", num_deaths=5)
+    assert said.code == 0 and len(list((run / "logs").iterdir())) == 6
+    assert "one begins again: attempt 6" in said.lines[-1]["text"]
+    assert {line["kind"] for line in said.lines} == {"note"}
+
+
+def test_a_run_whose_steps_are_all_saved_is_not_started_again(run: Path) -> None:
+    said = _drive(run, "saved", num_deaths=9)
+    assert said.code == 1 and len(list((run / "logs").iterdir())) == 1
+    [error] = said.lines
+    assert error["fix"][0].startswith(f"miles export {run} --to DIR")
 
 
 def test_restarts_are_bounded(run: Path) -> None:

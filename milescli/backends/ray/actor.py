@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, node_died
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.errors import MilesError, WaitTimeout, WorkerKilled
 from milescli.core.log_tail import last_log_lines, log_age
 
 LOOK_TIMEOUT_S = 3.0
@@ -32,7 +32,7 @@ class ActorHandle:
     """From which `start` builds the hosted object."""
 
     async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
-        """Call a method of the hosted object. Raises what it raised, WorkerDied where its process
+        """Call a method of the hosted object. Raises what it raised, WorkerKilled where its process
         ended, or WaitTimeout."""
         return await _bounded(self, self.actor.run.remote(method, args, kwargs), method, timeout_s)
 
@@ -43,7 +43,7 @@ class ActorHandle:
 
     async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:
         """At the process: what a quick method says, or (phase, seconds) of what it does; None where
-        it does not speak within the time. Raises WorkerDied where it has ended."""
+        it does not speak within the time. Raises WorkerKilled where it has ended."""
         asked = self.actor.peek.remote(method) if method else self.actor.status.remote()
         is_done = await _is_done(asked, timeout_s)
         return await _result(self, asked, method or "status") if is_done else None
@@ -95,7 +95,7 @@ async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
         within_s = DEATH_NOTICE_S if unsure else 0.0
         if await in_thread(lambda: find_dead([handle.node], within_s=within_s)):
             raise node_died(handle.node, f"{handle.name} was in `{method}` there") from None
-        raise WorkerDied(
+        raise WorkerKilled(
             f"{handle.name} died during `{method}`",
             why=f"{_death_cause(error)}; last lines of its log:\n{last_log_lines(handle.log_path)}",
             fix=f"less {handle.log_path}",

@@ -17,7 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Protocol
 
-from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.errors import WaitTimeout, WorkerDied, WorkerKilled
 from milescli.core.log_tail import last_log_lines
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.core.stacks import is_stopped_process
@@ -94,6 +94,8 @@ class ManagedProcess:
         self._temp_dir: Path | None = None
         self._process: Child | None = None
         self._started_at = 0.0
+        self._log_begins = 0
+        """Byte of the log, before which another wrote in its place."""
 
     @property
     def pid(self) -> int | None:
@@ -132,6 +134,7 @@ class ManagedProcess:
         blocked, and a child inherits that of the thread that spawns it."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
         self._temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
         env = self.env | {"TMPDIR": str(self._temp_dir)}
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.stop_signal})
@@ -153,13 +156,15 @@ class ManagedProcess:
             )
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended,
-        WaitTimeout at the bound."""
+        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended
+        (WorkerKilled where nothing in it was wrong), WaitTimeout at the bound."""
         deadline = time.monotonic() + timeout_s
         while True:
-            code = self.poll()
-            if code is not None:
-                raise self.death(f"while it started, exit code {code}")
+            if (how := self._ended_in_start()) is not None:
+                error = self.death(f"while it started: {how}")
+                if self._was_killed():
+                    error = WorkerKilled(error.what, why=error.why, fix=error.fixes)
+                raise error
             if self._answers():
                 return time.monotonic() - self._started_at
             if time.monotonic() > deadline:
@@ -187,9 +192,17 @@ class ManagedProcess:
         except OSError:  # not listening yet: what we wait for
             return False
 
+    def _ended_in_start(self) -> str | None:
+        """As `ended`, while it is not ready."""
+        return self.ended()
+
+    def _was_killed(self) -> bool:
+        """Whether its end came from outside."""
+        return (self.poll() or 0) < 0
+
     def last_words(self) -> str:
         """The last lines of its log."""
-        return last_log_lines(self.log_path)
+        return last_log_lines(self.log_path, since=self._log_begins)
 
     def death(self, when: str) -> WorkerDied:
         """The error that says that it ended, with its last words."""

@@ -3,6 +3,7 @@ actor, a test or a bench holds an EngineServer."""
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -30,6 +31,12 @@ from milescli.core.stacks import dump_stacks, is_stopped_process
 
 PART_PREFIX = "sglang::"
 """SGLang calls its schedulers and its detokenizer so."""
+LOG_EVERY_S = 1.0
+"""While it starts, for what it says of them."""
+_KILLED_PART = re.compile(r"exit code:? -\d")
+"""In its log, of one of them that a signal ended."""
+_FAILED_PART = "Received sigquit from a child process"
+"""In its log, of any that ended."""
 
 
 class EngineServer(ManagedProcess):
@@ -51,6 +58,7 @@ class EngineServer(ManagedProcess):
             self.stop_signal = signal.SIGTERM
         self._parts = dict[str, psutil.Process]()
         """Schedulers and detokenizer, by name, once it is ready."""
+        self._log_read_at = 0.0
         super().__init__(
             name=spec.name,
             command=engine_command(spec),
@@ -104,6 +112,20 @@ class EngineServer(ManagedProcess):
             if part.name().startswith(PART_PREFIX)
         }
         return seconds
+
+    def _ended_in_start(self) -> str | None:
+        """Its log says when a process of it is killed, after which it may go on for a minute."""
+        if (how := self.ended()) is not None or time.monotonic() < self._log_read_at + LOG_EVERY_S:
+            return how
+        self._log_read_at = time.monotonic()
+        killed = _KILLED_PART.search(self.last_words())
+        return f"a process of it has {killed[0]}" if killed else None
+
+    def _was_killed(self) -> bool:
+        """Any of its processes. SGLang kills them all where one says that it has failed."""
+        words = self.last_words()
+        was_killed = super()._was_killed() and _FAILED_PART not in words
+        return was_killed or _KILLED_PART.search(words) is not None
 
     def ended(self) -> str | None:
         """How it ended, or a process of it without which it is none; None while all of it runs.

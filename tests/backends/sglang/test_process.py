@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from milescli.backends.sglang.process import ManagedProcess
+from milescli.core.errors import WorkerDied, WorkerKilled
 
 CHILD = """\
 import signal, time
@@ -57,3 +58,36 @@ def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(
     finally:
         child.stop(timeout_s=30)
     assert child.poll() == -signal.SIGINT and "KeyboardInterrupt" in log.read_text()
+
+
+class _Starting(ManagedProcess):
+    """Never ready."""
+
+    def _answers(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [("os.kill(os.getpid(), 9)", WorkerKilled), ("raise SystemExit(3)", WorkerDied)],
+)
+def test_a_start_that_was_cut_off_is_told_from_one_that_failed(
+    tmp_path: Path, ends: str, kind: type[WorkerDied]
+) -> None:
+    log = tmp_path / "child.log"
+    log.write_text("what another wrote here\n")
+    child = _Starting(
+        name="child",
+        command=[sys.executable, "-c", f"import os; print('begun', flush=True); {ends}"],
+        env=dict(os.environ),
+        log_path=log,
+        url="",
+    )
+    child.start()
+    try:
+        with pytest.raises(WorkerDied) as raised:
+            child.wait_ready(30)
+    finally:
+        child.stop(timeout_s=30)
+    assert type(raised.value) is kind
+    assert "begun" in raised.value.why and "another" not in raised.value.why

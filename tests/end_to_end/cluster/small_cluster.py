@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,6 +115,8 @@ class SmallCluster:
     """The same folder on every node."""
     token_file: Path
     """Ray's, for whoever may join."""
+    add: Callable[[], SmallNode]
+    """Make another node, whose Ray joins."""
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -200,21 +202,19 @@ def small_cluster(
             check=True,
             timeout=30,
         )
-        nodes = [
-            stack.enter_context(_node(base, shared, switch, number))
-            for number in range(1, num_nodes + 1)
-        ]
-        cluster = SmallCluster(nodes=nodes, shared=shared, token_file=token_file)
+
+        def add() -> SmallNode:
+            number = len(cluster.nodes)
+            node = stack.enter_context(_node(base, shared, switch, number + 1))
+            cluster.nodes.append(node)
+            env = (node_environment or {}).get(number, {})
+            _start_ray(cluster, node, number, cpus=cpus, gpus=gpus, env=env)
+            return node
+
+        cluster = SmallCluster(nodes=[], shared=shared, token_file=token_file, add=add)
         stack.callback(_end_started, cluster)
-        for number, node in enumerate(nodes):
-            _start_ray(
-                cluster,
-                node,
-                number,
-                cpus=cpus,
-                gpus=gpus,
-                env=(node_environment or {}).get(number, {}),
-            )
+        for _ in range(num_nodes):
+            add()
         yield cluster
 
 

@@ -163,7 +163,7 @@ def test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing(
     run.signal(signal.SIGKILL)
     assert not wait_until_gone(lambda: _left(own_cluster), seconds=90)
     run.start("resume", run.name)
-    plan = json.loads((run.run / "plan.json").read_text())
+    plan = _plan(run.run)
     assert [(slot["node"], slot["trainer_rank"], slot["engine"]) for slot in plan["slots"]] == [
         (0, 0, 0),
         (1, 1, 1),
@@ -214,20 +214,27 @@ def _replaces_what_dies(run: TwoNodes) -> None:
 
 
 def _goes_on_without_a_node(run: TwoNodes) -> None:
-    """In a new attempt, which nobody asked for."""
+    """In a new attempt, which nobody asked for, and in another one when a node has joined."""
     run.cluster.end(1)
     run.wait_for("RunEnded", outcome="failed")
     [lost] = [event for event in _events(run.run) if event["event"] == "RunEnded"]
     assert lost["error"]["error"] == "node 10.77.0.2 (node-2) died"
     run.wait_for_steps(len(run.steps) + 2)
-    plan = json.loads((run.run / "plan.json").read_text())
-    assert {slot["node"] for slot in plan["slots"]} == {0}
+    assert {slot["node"] for slot in _plan(run.run)["slots"]} == {0}
+
+    run.cluster.add()
+    run.wait_until(lambda: {slot["node"] for slot in _plan(run.run)["slots"]} == {0, 1})
+    run.wait_for_steps(len(run.steps) + 2)
     finished = run.signal(signal.SIGTERM)
     assert finished.code == 75, finished
+    assert "node 10.77.0.3 (node-3) joined" in finished.err, finished
     assert "the run is planned for these (machine.on_node_loss=shrink)" in finished.err, finished
     assert re.search(r"going on from step \d+", finished.err), finished
-    head = run.cluster.nodes[0]
-    assert not wait_until_gone(lambda: [*_ours(head), *head.private.glob("miles-*")], seconds=60)
+    head, _, joined = run.cluster.nodes
+    for node in (head, joined):
+        assert not wait_until_gone(
+            lambda n=node: [*_ours(n), *n.private.glob("miles-*")], seconds=60
+        )
 
 
 def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(
@@ -249,6 +256,10 @@ def test_a_run_directory_that_is_not_shared_is_refused_before_anything_starts(
         r"the run directory is not the same on node 10\.77\.0\.2 \(node-2\)", refused.stderr
     )
     assert not list((cluster.nodes[0].private / "alone").iterdir())
+
+
+def _plan(run: Path) -> dict:
+    return json.loads((run / "plan.json").read_text())
 
 
 def _events(run: Path) -> list[dict]:
