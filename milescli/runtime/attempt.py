@@ -28,6 +28,7 @@ from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.side_files import SideFiles
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.start_watch import StartWatch
 from milescli.runtime.stop_flag import StopFlag
 from milescli.runtime.supervise import Probe, StopSignals, run_watched
 from milescli.runtime.trainer import RankGroup
@@ -124,7 +125,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
-        self.probes.append(self._check_ray)
+        self.probes += [self._check_ray, self._watch_start()]
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         if self.spec.wished is not None:
@@ -149,6 +150,14 @@ class Attempt:
             await self.settle()
         await self.saver.settle()
         self.saver.require_saved(self.step)
+
+    def _watch_start(self) -> Probe:
+        return StartWatch(
+            self.session.resources.token,
+            silence_s=self.spec.recipe.machine.silence_s,
+            bus=self.bus,
+            is_over=lambda: self.run is not None,
+        ).probe
 
     async def _check_ray(self) -> None:
         for news in self.session.ray.news(self.step):

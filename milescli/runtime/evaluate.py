@@ -203,6 +203,7 @@ def serve_and_evaluate(
     from milescli.runtime.healing import keep_frozen, keep_scorer, lost_told
     from milescli.runtime.restarts import Restarts, until_started
     from milescli.runtime.session import open_session
+    from milescli.runtime.start_watch import StartWatch
     from milescli.runtime.supervise import StopSignals, run_watched
 
     results = list[SetResult]()
@@ -215,6 +216,14 @@ def serve_and_evaluate(
             probes.append(session.cluster.check_nodes)
             bus, restarts = EventBus([lost_told(output.warn)]), Restarts(limits=spec.recipe.fault)
             again = partial(until_started, bus=bus, restarts=restarts)
+            probes.append(
+                StartWatch(
+                    session.resources.token,
+                    silence_s=spec.recipe.machine.silence_s,
+                    bus=bus,
+                    is_over=lambda: engines.fleet is not None,
+                ).probe
+            )
             fleet = await session.builder.start_engines(engines, until_started=again)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
                 keep_frozen(served, name, engines, session.builder, bus=bus, restarts=restarts)
