@@ -48,6 +48,16 @@ ON_THE_WAY = (Moment.ROLLOUT, Moment.SAVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Second:
+    """Another harm, while the first is dealt with."""
+
+    harm: str
+    victim: str
+    after_s: tuple[float, float] = (0.0, 1.0)
+    """From the first harm, between these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One row."""
 
@@ -55,7 +65,8 @@ class Fault:
     group: str
     """What `FAULTS=` chooses by, beside the name."""
     harm: str
-    """SIGKILL or SIGSTOP of `victim`, or the name of another harm that `harms` knows."""
+    """SIGKILL or SIGSTOP of `victim`, the wish of a reward, a harm of checkpoints, or the name of
+    one that `machine` knows."""
     victim: str = ""
     """A role that `victims` knows."""
     said: str = ""
@@ -70,6 +81,13 @@ class Fault:
     """Of the recipe, and so of the run that it is compared with."""
     options: tuple[str, ...] = ()
     """Of `miles launch`."""
+    second: Second | None = None
+    nodes: int = 1
+    """On which the run is: two are a cluster in small, of its own."""
+    compared: str = "all"
+    """`all`: weights, figures and samples are those of the calm run, bit for bit; `told`: what was
+    told is, and the weights, as the disk did not take the rest; `close`: the layout is another
+    since, so that figures are near it alone."""
     times: int = 1
     """How often, one after the other, of random roles of `VICTIMS_OF_MANY`."""
 
@@ -82,8 +100,11 @@ class Fault:
 def _both(name: str, *, stop_within_s: float, **fields: object) -> list[Fault]:
     """Killed and stopped. A stopped one has `machine.silence_s`, and what was usual, more."""
     victim = str(fields.pop("victim", name))
+    stop_sets = fields.pop("stop_sets", ())
     kill = Fault(name=f"{name}-kill", harm="SIGKILL", victim=victim, **fields)  # type: ignore[arg-type]
     stop = {**fields, "within_s": stop_within_s}
+    if stop_sets:
+        stop["sets"] = stop_sets
     return [kill, Fault(name=f"{name}-stop", harm="SIGSTOP", victim=victim, **stop)]  # type: ignore[arg-type]
 
 
@@ -106,7 +127,34 @@ _RAY = {
     "stop_within_s": 90.0,
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
+_ENVIRONMENT = {
+    "group": "environment",
+    "moments": (Moment.EVAL, *ON_THE_WAY),
+    "endings": (Ending.UNHURT,),
+    "sets": (
+        "rollout.agent=environment",
+        "rollout.environment.name=tests.chaos.environments:Paced",
+        "rollout.environment.processes=2",
+        "rollout.environment.step_timeout_s=4",
+        "rollout.max_turn_tokens=4",
+    ),
+    "stop_within_s": 45.0,
+}
+_DISK = {"group": "disk", "moments": AFTER_START, "compared": "told"}
+_OOM = {"group": "memory", "harm": "oom", "moments": IN_STEPS}
+_CLOCK = {"group": "clock", "endings": (Ending.UNHURT,)}
+_NODES = {
+    "group": "nodes",
+    "nodes": 2,
+    "moments": IN_STEPS,
+    "sets": ("parallel.dp=2", "engines.num=2", "machine.silence_s=30"),
+    "within_s": 150.0,
+}
+_NODE_LOST = {"said": "node 10.77.0.2", "endings": (Ending.RESTARTED,), "compared": "close"}
+_TWO = {"group": "two", "said": "", "within_s": 120.0}
 _CHECKPOINT = {"group": "checkpoint", "moments": (Moment.ROLLOUT,), "endings": (Ending.STOPPED,)}
+_LONGER = ("train.steps=24", "rollout.reward=chaos_rewards:paced")
+"""Steps go on without it: there must be some until it is missed."""
 _MANY = {
     "group": "many",
     "moments": (Moment.ROLLOUT,),
@@ -116,7 +164,7 @@ _MANY = {
 VICTIMS_OF_MANY = ("scheduler", "detokenizer", "server", "engine-actor", "rank")
 FAULTS: tuple[Fault, ...] = (
     *_both("scheduler", **_ENGINE),
-    *_both("detokenizer", **_ENGINE),
+    *_both("detokenizer", **_ENGINE, stop_sets=_LONGER),
     *_both("server", **_ENGINE),
     *_both("engine-actor", **_ENGINE),
     *_both("one-of-two", victim="scheduler", sets=("engines.num=2",), **_ENGINE),
@@ -176,6 +224,80 @@ FAULTS: tuple[Fault, ...] = (
         endings=(Ending.UNHURT,),
         **_REWARD,
     ),
+    *_both("environment", **_ENVIRONMENT),
+    Fault(
+        name="engine-and-rank",
+        harm="SIGKILL",
+        victim="scheduler",
+        second=Second(harm="SIGKILL", victim="rank"),
+        moments=AFTER_START,
+        **_TWO,
+    ),
+    Fault(
+        name="rank-in-healing",
+        harm="SIGKILL",
+        victim="detokenizer",
+        second=Second(harm="SIGKILL", victim="rank", after_s=(1.0, 5.0)),
+        moments=AFTER_START,
+        **_TWO,
+    ),
+    Fault(
+        name="engine-in-healing",
+        harm="SIGKILL",
+        victim="rank",
+        second=Second(harm="SIGKILL", victim="scheduler", after_s=(0.5, 6.0)),
+        moments=AFTER_START,
+        **_TWO,
+    ),
+    Fault(
+        name="engine-held-rank-killed",
+        harm="SIGSTOP",
+        victim="scheduler",
+        second=Second(harm="SIGKILL", victim="rank", after_s=(0.5, 6.0)),
+        moments=AFTER_START,
+        **_TWO,
+    ),
+    Fault(
+        name="rank-held-engine-killed",
+        harm="SIGSTOP",
+        victim="rank",
+        second=Second(harm="SIGKILL", victim="server", after_s=(0.5, 6.0)),
+        moments=AFTER_START,
+        **_TWO,
+    ),
+    Fault(
+        name="driver-in-healing",
+        harm="SIGKILL",
+        victim="scheduler",
+        second=Second(harm="SIGKILL", victim="driver", after_s=(0.3, 5.0)),
+        moments=AFTER_START,
+        endings=(Ending.NAMED,),
+        **{**_TWO, "said": "driver"},
+    ),
+    Fault(
+        name="driver-in-rank-healing",
+        harm="SIGKILL",
+        victim="rank",
+        second=Second(harm="SIGKILL", victim="driver", after_s=(0.3, 8.0)),
+        moments=AFTER_START,
+        endings=(Ending.NAMED,),
+        **{**_TWO, "said": "driver"},
+    ),
+    Fault(name="disk-full-awhile", harm="fill-awhile", endings=(Ending.UNHURT,), **_DISK),
+    Fault(name="disk-full", harm="fill", said="disk", endings=(Ending.NAMED,), **_DISK),
+    Fault(name="oom-rank", victim="rank", said="trainer", **_OOM),
+    Fault(name="oom-engine", victim="scheduler", said="engine 0", **_OOM),
+    Fault(name="clock-forward", harm="clock-forward", **_CLOCK),
+    Fault(name="clock-back", harm="clock-back", **_CLOCK),
+    Fault(name="node-ends", harm="end-node", **_NODE_LOST, **_NODES),
+    Fault(name="network-cut", harm="cut", **_NODE_LOST, **_NODES),
+    Fault(
+        name="network-cut-awhile",
+        harm="cut-awhile",
+        endings=(Ending.UNHURT, Ending.HEALED),
+        **_NODES,
+    ),
+    Fault(name="network-slow", harm="slow", endings=(Ending.UNHURT,), **_NODES),
     Fault(name="checkpoint-flip", harm="flip", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-torn", harm="tear", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-file-gone", harm="unlink", said="is damaged", **_CHECKPOINT),

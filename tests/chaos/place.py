@@ -91,6 +91,13 @@ class Attempt:
         self.wait_for(lambda event: False, within_s=within_s, what="the end of the run")
         return self.process.returncode
 
+    def pause(self, seconds: float) -> None:
+        """Let it go on for so long, and note what it says."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            self.look()
+            time.sleep(LOOK_EVERY_S)
+
     def kill(self) -> None:
         """It does not end by itself."""
         for process in (*self.processes.all(), self.processes.parent):
@@ -104,6 +111,9 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.variables = dict[str, str]()
+        """Of the runs that are started from here on, on top of those of everybody."""
         self._workplace = Workplace(folder)
         self.wish = folder / rewards.WISH.name
         shutil.copy(Path(rewards.__file__), folder / "chaos_rewards.py")
@@ -112,9 +122,17 @@ class Place:
         """The directory of a run."""
         return self._workplace.run(name)
 
+    def left(self) -> list[str]:
+        """What outlives a run, beside what its processes tell of."""
+        return []
+
+    def wipe(self, name: str) -> None:
+        """Of a run nothing is left but its directory, where a disk of its own is mounted there."""
+        shutil.rmtree(self.run(name), ignore_errors=True)
+
     def launch(self, name: str, *, sets: tuple[str, ...], options: tuple[str, ...] = ()) -> Attempt:
         """Start a run anew."""
-        shutil.rmtree(self.run(name), ignore_errors=True)
+        self.wipe(name)
         # what the fault wants stands in the place of what all have
         wanted = {text.partition("=")[0]: text for text in (*SETS, *sets)}
         pairs = [part for text in wanted.values() for part in ("--set", text)]
@@ -127,21 +145,27 @@ class Place:
         return self._start(name, ["resume", name])
 
     def _start(self, name: str, arguments: list[str]) -> Attempt:
-        folder = self._workplace.folder
-        environment = dict(self._workplace.environment)
-        environment["PYTHONPATH"] += f":{folder}"
-        log = folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [str(MILES), *arguments],
-                cwd=folder,
-                env=environment,
+                [*self._before(), str(MILES), *arguments],
+                cwd=self.folder,
+                env=self._environment() | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
         return Attempt(process, self.run(name), log)
+
+    def _before(self) -> list[str]:
+        """What stands before the command."""
+        return []
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(self._workplace.environment)
+        environment["PYTHONPATH"] += f":{self.folder}"
+        return environment
 
     def calm(self, sets: tuple[str, ...]) -> Path:
         """The run of this recipe that nobody hurts; made once."""

@@ -31,6 +31,7 @@ ROLES: dict[str, Callable[[psutil.Process], bool]] = {
     "raylet": _named("raylet"),
     "gcs": _named("gcs_server"),
     "reward": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
+    "environment": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
 }
 """Role -> whether a process of the run has it."""
 

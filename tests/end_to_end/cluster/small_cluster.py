@@ -115,6 +115,8 @@ class SmallCluster:
     """The same folder on every node."""
     token_file: Path
     """Ray's, for whoever may join."""
+    switch: psutil.Process
+    """Holds the namespace of the bridge that all nodes are plugged into."""
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -137,12 +139,7 @@ class SmallCluster:
         """Start a process on a node and go on; `env` comes on top of `environment`. It ends with
         the cluster, at the latest."""
         process = subprocess.Popen(
-            [
-                *_enter(
-                    self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd or self.shared
-                ),
-                *map(str, command),
-            ],
+            [*self.entered(node, cwd=cwd or self.shared), *map(str, command)],
             env={**_own_environment(), **self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -164,6 +161,14 @@ class SmallCluster:
         process = self.start(command, node=node, **options)  # type: ignore[arg-type]
         out, err = process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def on_switch(self, *command: str) -> None:
+        """A command where the cables come together; the port of a node has the node's name."""
+        subprocess.run([*_enter(self.switch.pid, "net"), *command], check=True, timeout=30)
+
+    def entered(self, node: int, *, cwd: Path) -> list[str]:
+        """What stands before a command that is run on a node."""
+        return _enter(self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd)
 
     def end(self, node: int) -> None:
         """Every process of a node is killed at once."""
@@ -204,7 +209,7 @@ def small_cluster(
             stack.enter_context(_node(base, shared, switch, number))
             for number in range(1, num_nodes + 1)
         ]
-        cluster = SmallCluster(nodes=nodes, shared=shared, token_file=token_file)
+        cluster = SmallCluster(nodes=nodes, shared=shared, token_file=token_file, switch=switch)
         stack.callback(_end_started, cluster)
         for number, node in enumerate(nodes):
             _start_ray(
