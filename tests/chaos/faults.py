@@ -127,6 +127,12 @@ _RAY = {
     "stop_within_s": 90.0,
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
+_BESIDE = {
+    "group": "beside",
+    "moments": (Moment.CHECK, Moment.ROLLOUT, Moment.PUBLISH),
+    "endings": (Ending.UNHURT,),
+    "stop_within_s": 60.0,
+}
 _ENVIRONMENT = {
     "group": "environment",
     "moments": (Moment.EVAL, *ON_THE_WAY),
@@ -225,6 +231,23 @@ FAULTS: tuple[Fault, ...] = (
         **_REWARD,
     ),
     *_both("environment", **_ENVIRONMENT),
+    *_both("watchdog", **_BESIDE),
+    *_both("warm-process", **_BESIDE),
+    *_both("shm-manager", **_BESIDE),
+    *_both("ray-agent", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}),
+    *_both(
+        "ray-environments", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}
+    ),
+    Fault(
+        name="driver-and-watchdog",
+        harm="SIGKILL",
+        victim="watchdog",
+        group="beside",
+        second=Second(harm="SIGKILL", victim="driver", after_s=(0.0, 4.0)),
+        moments=(Moment.CHECK, Moment.ROLLOUT),
+        endings=(Ending.NAMED,),
+        said="driver",
+    ),
     Fault(
         name="engine-and-rank",
         harm="SIGKILL",

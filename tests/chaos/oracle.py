@@ -7,6 +7,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 SECONDS = ("forward_backward_s", "optimizer_s")
@@ -22,10 +23,17 @@ MANY = 3
 
 
 def events_of(run: Path) -> list[dict]:
-    """All whole lines of the run's events."""
-    file = run / "events.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """All whole lines of the run's events; a full disk tears some."""
+    return whole_records(_lines(run / "events.jsonl"))
+
+
+def whole_records(lines: Iterable[str | bytes]) -> list[dict]:
+    """Of lines in JSON, without those that are torn."""
+    records = []
+    for line in lines:
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def of_kind(events: Iterable[Mapping], kind: str) -> list[Mapping]:

@@ -3,7 +3,6 @@ are compared with. Starts `miles`, and notes when it said what."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos import rewards
-from tests.chaos.oracle import events_of, of_kind
+from tests.chaos.oracle import events_of, of_kind, whole_records
 from tests.chaos.victims import RunProcesses
 from tests.end_to_end.runs import MILES, Workplace
 
@@ -70,7 +69,7 @@ class Attempt:
             data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.endswith(b"}")]
+        new = whole_records(whole.splitlines())
         self.events += [(now, event) for event in new]
         return new
 

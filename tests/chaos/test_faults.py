@@ -11,7 +11,7 @@ def test_every_row_has_a_name_of_its_own_and_a_victim_that_can_be_found() -> Non
     for fault in FAULTS:
         needs_victim = fault.harm in ("SIGKILL", "SIGSTOP", "oom") and fault.times == 1
         assert needs_victim == bool(fault.victim), fault.name
-        assert not fault.victim or fault.victim in {*ROLES, "driver", "parent"}
+        assert not fault.victim or fault.victim in {*ROLES, "driver", "parent", "watchdog"}
         assert fault.moments and fault.endings and fault.within_s > 0
 
 

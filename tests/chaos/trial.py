@@ -302,11 +302,19 @@ def _hurt_newest(run: Path, harm: str, chance: random.Random) -> None:
         file.unlink()
 
 
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[-120:]
+    except psutil.Error:
+        return "that has just ended"
+
+
 def _left(attempt: Attempt, shared_memory: set[str], place: Place) -> list[str]:
     """Processes, folders and shared memory that outlive a run."""
     deadline = time.monotonic() + GONE_WITHIN_S
     while True:
-        left = [f"process {process.pid}" for process in attempt.processes.all()]
+        there = (*attempt.processes.all(), *attempt.processes.watchdogs())
+        left = [f"process {process.pid} {_title(process)}" for process in there]
         left += [str(path) for path in attempt.processes.temp_dirs if path.exists()]
         left += place.left()
         left += [f"/dev/shm/{name}" for name in forgotten(shared_memory)]
