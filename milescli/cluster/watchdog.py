@@ -84,7 +84,11 @@ class Watchdog:
     def _finish(self, timeout_s: float) -> bool:
         self._replace_if_gone()
         os.close(self._pipe)
-        has_ended = _is_readable(self._done, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not (has_ended := _is_readable(self._done, KEPT_EVERY_S)):
+            if time.monotonic() > deadline:
+                break
+            self._end_if_held()
         os.close(self._done)
         return has_ended
 
@@ -102,14 +106,18 @@ class Watchdog:
                 was_held = is_held
 
     def _replace_if_gone(self) -> None:
-        if state_of(self._pid) in HELD:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+        if self._end_if_held():
             _is_readable(self._done, KILL_GRACE_S)
         if _is_readable(self._done, 0.0):
             os.close(self._pipe)
             os.close(self._done)
             self._begin()
+
+    def _end_if_held(self) -> bool:
+        if is_held := state_of(self._pid) in HELD:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return is_held
 
     def _begin(self) -> None:
         reading, self._pipe = os.pipe()
