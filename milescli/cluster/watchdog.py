@@ -23,7 +23,7 @@ from pathlib import Path
 
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.secret_names import without_secrets
-from milescli.platform.memory_record import MemoryRecord
+from milescli.platform.memory_record import MemoryRecord, pids_noted
 
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
@@ -243,6 +243,8 @@ def main() -> None:
         elif more := os.read(options.pipe, 65536):
             said += more
             memory.folder = next((v.parent for v in reversed(_verdicts(said))), None)
+            if memory.folder is not None:  # what a watchdog before this one has seen
+                seen |= pids_noted(memory.folder) - {options.driver}
         else:
             break
     stop_all(token, seen=seen)

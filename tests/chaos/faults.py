@@ -43,6 +43,7 @@ class Ending(StrEnum):
 IN_STEPS = (Moment.ROLLOUT, Moment.TRAIN, Moment.PUBLISH, Moment.SAVE)
 AFTER_START = (Moment.WARMUP, Moment.CHECK, Moment.EVAL, *IN_STEPS)
 ALWAYS = (Moment.START, *AFTER_START)
+KILL, STOP = "SIGKILL", "SIGSTOP"
 ON_THE_WAY = (Moment.ROLLOUT, Moment.SAVE)
 """For faults that leave the run's own processes alone."""
 
@@ -65,7 +66,7 @@ class Fault:
     group: str
     """What `FAULTS=` chooses by, beside the name."""
     harm: str
-    """SIGKILL or SIGSTOP of `victim`, the wish of a reward, a harm of checkpoints, or the name of
+    """A signal to `victim`, the wish of a reward, a harm of checkpoints, or the name of
     one that `machine` knows."""
     victim: str = ""
     """A role that `victims` knows."""
@@ -108,6 +109,26 @@ def _both(name: str, *, stop_within_s: float, **fields: object) -> list[Fault]:
     return [kill, Fault(name=f"{name}-stop", harm="SIGSTOP", victim=victim, **stop)]  # type: ignore[arg-type]
 
 
+def _twice(
+    name: str,
+    first: tuple[str, str],
+    second: tuple[str, str],
+    after_s: tuple[float, float],
+    **fields: object,
+) -> Fault:
+    """Two harms, (signal, victim) each: the second so many seconds after the first."""
+    return Fault(
+        name=name,
+        group="two",
+        harm=first[0],
+        victim=first[1],
+        second=Second(harm=second[0], victim=second[1], after_s=after_s),
+        moments=(Moment.CHECK, Moment.EVAL, *IN_STEPS),
+        within_s=120.0,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
 _AT_START = (Ending.HEALED, Ending.NAMED)
 _ENGINE = {
     "group": "engine",
@@ -127,12 +148,15 @@ _RAY = {
     "stop_within_s": 90.0,
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
+_OTHERWISE = {"group": "signals", "moments": IN_STEPS}
 _BESIDE = {
     "group": "beside",
     "moments": (Moment.CHECK, Moment.ROLLOUT, Moment.PUBLISH),
     "endings": (Ending.UNHURT,),
     "stop_within_s": 60.0,
 }
+_OF_RAYLET = {**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}
+"""Without them Ray's raylet ends itself."""
 _ENVIRONMENT = {
     "group": "environment",
     "moments": (Moment.EVAL, *ON_THE_WAY),
@@ -154,10 +178,14 @@ _NODES = {
     "nodes": 2,
     "moments": IN_STEPS,
     "sets": ("parallel.dp=2", "engines.num=2", "machine.silence_s=30"),
-    "within_s": 150.0,
 }
-_NODE_LOST = {"said": "node 10.77.0.2", "endings": (Ending.RESTARTED,), "compared": "close"}
-_TWO = {"group": "two", "said": "", "within_s": 120.0}
+_NODE_LOST = {
+    "within_s": 240.0,
+    "said": "node 10.77.0.2",
+    "endings": (Ending.RESTARTED,),
+    "compared": "close",
+}
+_DRIVER_TOO = {"endings": (Ending.NAMED,), "said": "driver"}
 _CHECKPOINT = {"group": "checkpoint", "moments": (Moment.ROLLOUT,), "endings": (Ending.STOPPED,)}
 _LONGER = ("train.steps=24", "rollout.reward=chaos_rewards:paced")
 """Steps go on without it: there must be some until it is missed."""
@@ -231,83 +259,32 @@ FAULTS: tuple[Fault, ...] = (
         **_REWARD,
     ),
     *_both("environment", **_ENVIRONMENT),
+    Fault(name="server-term", harm="SIGTERM", victim="server", **_OTHERWISE, said="engine 0"),
+    Fault(name="scheduler-int", harm="SIGINT", victim="scheduler", **_OTHERWISE, said="engine 0"),
+    Fault(name="rank-segv", harm="SIGSEGV", victim="rank", **_OTHERWISE, said="trainer"),
+    Fault(name="rank-term", harm="SIGTERM", victim="rank", **_OTHERWISE, said="trainer"),
     *_both("watchdog", **_BESIDE),
     *_both("warm-process", **_BESIDE),
-    *_both("shm-manager", **_BESIDE),
-    *_both("ray-agent", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}),
-    *_both(
-        "ray-environments", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}
-    ),
-    Fault(
-        name="driver-and-watchdog",
-        harm="SIGKILL",
-        victim="watchdog",
-        group="beside",
-        second=Second(harm="SIGKILL", victim="driver", after_s=(0.0, 4.0)),
-        moments=(Moment.CHECK, Moment.ROLLOUT),
-        endings=(Ending.NAMED,),
-        said="driver",
-    ),
-    Fault(
-        name="engine-and-rank",
-        harm="SIGKILL",
-        victim="scheduler",
-        second=Second(harm="SIGKILL", victim="rank"),
-        moments=AFTER_START,
-        **_TWO,
-    ),
-    Fault(
-        name="rank-in-healing",
-        harm="SIGKILL",
-        victim="detokenizer",
-        second=Second(harm="SIGKILL", victim="rank", after_s=(1.0, 5.0)),
-        moments=AFTER_START,
-        **_TWO,
-    ),
-    Fault(
-        name="engine-in-healing",
-        harm="SIGKILL",
-        victim="rank",
-        second=Second(harm="SIGKILL", victim="scheduler", after_s=(0.5, 6.0)),
-        moments=AFTER_START,
-        **_TWO,
-    ),
-    Fault(
-        name="engine-held-rank-killed",
-        harm="SIGSTOP",
-        victim="scheduler",
-        second=Second(harm="SIGKILL", victim="rank", after_s=(0.5, 6.0)),
-        moments=AFTER_START,
-        **_TWO,
-    ),
-    Fault(
-        name="rank-held-engine-killed",
-        harm="SIGSTOP",
-        victim="rank",
-        second=Second(harm="SIGKILL", victim="server", after_s=(0.5, 6.0)),
-        moments=AFTER_START,
-        **_TWO,
-    ),
-    Fault(
-        name="driver-in-healing",
-        harm="SIGKILL",
-        victim="scheduler",
-        second=Second(harm="SIGKILL", victim="driver", after_s=(0.3, 5.0)),
-        moments=AFTER_START,
-        endings=(Ending.NAMED,),
-        **{**_TWO, "said": "driver"},
-    ),
-    Fault(
-        name="driver-in-rank-healing",
-        harm="SIGKILL",
-        victim="rank",
-        second=Second(harm="SIGKILL", victim="driver", after_s=(0.3, 8.0)),
-        moments=AFTER_START,
-        endings=(Ending.NAMED,),
-        **{**_TWO, "said": "driver"},
-    ),
+    *_both("shm-manager", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.HEALED)}),
+    *_both("ray-agent", **_OF_RAYLET),
+    *_both("ray-environments", **_OF_RAYLET),
+    _twice("engine-and-rank", (KILL, "scheduler"), (KILL, "rank"), (0.0, 1.0)),
+    _twice("rank-in-healing", (KILL, "detokenizer"), (KILL, "rank"), (1.0, 5.0)),
+    _twice("engine-in-healing", (KILL, "rank"), (KILL, "scheduler"), (0.5, 6.0)),
+    _twice("engine-held-rank-killed", (STOP, "scheduler"), (KILL, "rank"), (0.5, 6.0)),
+    _twice("rank-held-engine-killed", (STOP, "rank"), (KILL, "server"), (0.5, 6.0)),
+    _twice("driver-in-healing", (KILL, "scheduler"), (KILL, "driver"), (0.3, 5.0), **_DRIVER_TOO),
+    _twice("driver-in-rank-healing", (KILL, "rank"), (KILL, "driver"), (0.3, 8.0), **_DRIVER_TOO),
+    _twice("driver-and-watchdog", (KILL, "watchdog"), (KILL, "driver"), (0.0, 4.0), **_DRIVER_TOO),
     Fault(name="disk-full-awhile", harm="fill-awhile", endings=(Ending.UNHURT,), **_DISK),
-    Fault(name="disk-full", harm="fill", said="disk", endings=(Ending.NAMED,), **_DISK),
+    Fault(name="disk-full", harm="fill", said="No space left", endings=(Ending.NAMED,), **_DISK),
+    Fault(
+        name="shm-full-awhile",
+        harm="fill-shm",
+        said="",
+        endings=(Ending.UNHURT, Ending.HEALED, Ending.NAMED),
+        **{**_DISK, "group": "shm", "moments": IN_STEPS, "compared": "all"},
+    ),
     Fault(name="oom-rank", victim="rank", said="trainer", **_OOM),
     Fault(name="oom-engine", victim="scheduler", said="engine 0", **_OOM),
     Fault(name="clock-forward", harm="clock-forward", **_CLOCK),

@@ -22,6 +22,7 @@ from tests.chaos.place import Attempt, Place
 from tests.end_to_end.cluster.small_cluster import why_impossible as why_no_cluster
 
 DISK_MIB = 160
+SHM_MIB = 256
 BALLAST = "ballast"
 """The file that fills the disk of a run."""
 GROUPS = (
@@ -92,13 +93,16 @@ def _small_disk(place: Place, name: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", run], check=True)
 
 
+def fill_up(ballast: Path) -> None:
+    """A file that takes all that is free beside it."""
+    for size_bytes in (2**20, 2**12):
+        with suppress(OSError), ballast.open("ab", buffering=0) as file:
+            while file.write(bytes(size_bytes)):
+                pass
+
+
 def _fill(scene: Scene) -> str:
-    with suppress(OSError), (scene.attempt.run / BALLAST).open("wb", buffering=0) as ballast:
-        while ballast.write(bytes(2**20)):
-            pass
-    with suppress(OSError), (scene.attempt.run / BALLAST).open("ab", buffering=0) as ballast:
-        while ballast.write(bytes(4096)):
-            pass
+    fill_up(scene.attempt.run / BALLAST)
     return "disk full"
 
 
@@ -108,6 +112,25 @@ def _fill_awhile(scene: Scene) -> str:
     scene.attempt.pause(seconds)
     (scene.attempt.run / BALLAST).unlink(missing_ok=True)
     return f"disk full for {seconds:.1f} s"
+
+
+@contextmanager
+def _own_shm(place: Place, name: str) -> Iterator[None]:
+    mount = f'mount -t tmpfs -o size={SHM_MIB}m tmpfs /dev/shm && exec "$@"'
+    place.before = ("unshare", "--mount", "sh", "-c", mount, "sh")
+    try:
+        yield
+    finally:
+        place.before = ()
+
+
+def _fill_shm_awhile(scene: Scene) -> str:
+    folder = Path(f"/proc/{scene.attempt.process.pid}/root/dev/shm")
+    seconds = scene.chance.uniform(0.5, 4.0)
+    fill_up(folder / BALLAST)
+    scene.attempt.pause(seconds)
+    (folder / BALLAST).unlink(missing_ok=True)
+    return f"/dev/shm full for {seconds:.1f} s"
 
 
 def _free(place: Place, name: str) -> None:
@@ -236,6 +259,7 @@ _CLOCK = {"why_not": _why_no_compiler, "around": _own_clock}
 HARMS: dict[str, Harm] = {
     "fill": Harm(do=_fill, **_DISK),
     "fill-awhile": Harm(do=_fill_awhile, **_DISK),
+    "fill-shm": Harm(do=_fill_shm_awhile, why_not=_why_no_mount, around=_own_shm),
     "oom": Harm(do=_starve, why_not=_why_no_groups),
     "clock-forward": Harm(do=_step_clock(1), **_CLOCK),
     "clock-back": Harm(do=_step_clock(-1), **_CLOCK),

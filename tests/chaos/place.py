@@ -113,6 +113,8 @@ class Place:
         self.folder = folder
         self.variables = dict[str, str]()
         """Of the runs that are started from here on, on top of those of everybody."""
+        self.before: tuple[str, ...] = ()
+        """What stands before the command, e.g. one that makes a namespace for it."""
         self._workplace = Workplace(folder)
         self.wish = folder / rewards.WISH.name
         shutil.copy(Path(rewards.__file__), folder / "chaos_rewards.py")
@@ -159,7 +161,7 @@ class Place:
 
     def _before(self) -> list[str]:
         """What stands before the command."""
-        return []
+        return list(self.before)
 
     def _environment(self) -> dict[str, str]:
         environment = dict(self._workplace.environment)

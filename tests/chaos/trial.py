@@ -107,7 +107,7 @@ def _hurt(
             victims = _victims(attempt, role)
             time.sleep(max(0.0, due - time.monotonic()))
         hurt_at = time.monotonic()
-        if fault.harm in ("SIGKILL", "SIGSTOP"):
+        if fault.harm.startswith("SIG"):
             assert victims, f"nobody is {role} at {moment}"
             _send(victims[0], fault.harm)
             outcome.kills += 1
