@@ -273,6 +273,8 @@ FAULTS: tuple[Fault, ...] = (
     _twice("engine-in-healing", (KILL, "rank"), (KILL, "scheduler"), (0.5, 6.0)),
     _twice("engine-held-rank-killed", (STOP, "scheduler"), (KILL, "rank"), (0.5, 6.0)),
     _twice("rank-held-engine-killed", (STOP, "rank"), (KILL, "server"), (0.5, 6.0)),
+    _twice("engine-warm-gone", (KILL, "warm-process"), (KILL, "scheduler"), (0.2, 2.0)),
+    _twice("engine-warm-held", (STOP, "warm-process"), (KILL, "scheduler"), (0.2, 2.0)),
     _twice("driver-in-healing", (KILL, "scheduler"), (KILL, "driver"), (0.3, 5.0), **_DRIVER_TOO),
     _twice("driver-in-rank-healing", (KILL, "rank"), (KILL, "driver"), (0.3, 8.0), **_DRIVER_TOO),
     _twice("driver-and-watchdog", (KILL, "watchdog"), (KILL, "driver"), (0.0, 4.0), **_DRIVER_TOO),
