@@ -148,7 +148,12 @@ _RAY = {
     "stop_within_s": 90.0,
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
-_OTHERWISE = {"group": "signals", "moments": IN_STEPS}
+_OTHERWISE = {
+    "group": "signals",
+    "moments": IN_STEPS,
+    "endings": (Ending.HEALED, Ending.UNHURT),
+}
+"""An engine that is asked to end does what it was asked before: a short run is over first."""
 _BESIDE = {
     "group": "beside",
     "moments": (Moment.CHECK, Moment.ROLLOUT, Moment.PUBLISH),
