@@ -175,7 +175,12 @@ _ENVIRONMENT = {
     ),
     "stop_within_s": 45.0,
 }
-_DISK = {"group": "disk", "moments": AFTER_START, "compared": "told"}
+_DISK = {
+    "group": "disk",
+    "said": "No space left",
+    "moments": AFTER_START,
+    "compared": "told",
+}
 _OOM = {"group": "memory", "harm": "oom", "moments": IN_STEPS}
 _CLOCK = {"group": "clock", "endings": (Ending.UNHURT,)}
 _NODES = {
@@ -283,14 +288,19 @@ FAULTS: tuple[Fault, ...] = (
     _twice("driver-in-healing", (KILL, "scheduler"), (KILL, "driver"), (0.3, 5.0), **_DRIVER_TOO),
     _twice("driver-in-rank-healing", (KILL, "rank"), (KILL, "driver"), (0.3, 8.0), **_DRIVER_TOO),
     _twice("driver-and-watchdog", (KILL, "watchdog"), (KILL, "driver"), (0.0, 4.0), **_DRIVER_TOO),
-    Fault(name="disk-full-awhile", harm="fill-awhile", endings=(Ending.UNHURT,), **_DISK),
-    Fault(name="disk-full", harm="fill", said="No space left", endings=(Ending.NAMED,), **_DISK),
+    Fault(
+        name="disk-full-awhile",
+        harm="fill-awhile",
+        endings=(Ending.UNHURT, Ending.NAMED),  # named where it is full at the last save
+        **_DISK,
+    ),
+    Fault(name="disk-full", harm="fill", endings=(Ending.NAMED,), **_DISK),
     Fault(
         name="shm-full-awhile",
         harm="fill-shm",
-        said="",
-        endings=(Ending.UNHURT, Ending.HEALED, Ending.NAMED),
-        **{**_DISK, "group": "shm", "moments": IN_STEPS, "compared": "all"},
+        group="shm",
+        moments=IN_STEPS,
+        endings=(Ending.UNHURT, Ending.HEALED),
     ),
     Fault(name="oom-rank", victim="rank", said="trainer", **_OOM),
     Fault(name="oom-engine", victim="scheduler", said="engine 0", **_OOM),
