@@ -29,6 +29,7 @@ from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
+KEEPER_TARGET = "milescli.runtime.copy_keeper:CopyKeeper"
 SCORER_NAME = "reward model"
 ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
 PLACE_TIMEOUT_S = 60.0
@@ -60,10 +61,7 @@ class Builder:
         """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
         any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
-        slots = sorted(
-            (slot for slot in self.plan.slots if slot.trainer_rank is not None),
-            key=lambda slot: slot.trainer_rank or 0,
-        )
+        slots = self._trainer_slots
         master = slots[0].node
         port = (await resources.free_ports(1, node=master))[0]
         for slot in slots:
@@ -107,6 +105,50 @@ class Builder:
             step_timeout_s=settings.step_timeout_s,
             async_save=self.recipe.checkpoint.async_save,
         )
+
+    @property
+    def buddies(self) -> list[int]:
+        """[ranks] the keeper of each rank's copies, by its number."""
+        return [self._keeper_nodes.index(self._after(slot.node)) for slot in self._trainer_slots]
+
+    async def start_keepers(self) -> RankGroup:
+        """A process on each node that follows one with ranks, for copies of those ranks' state; of
+        one node, there."""
+        timeout_s, keepers = self.recipe.machine.start_timeout_s, list[ActorHandle]()
+        for number, node in enumerate(self._keeper_nodes):
+            keepers.append(
+                await self.cluster.spawn(
+                    f"copy keeper {number}",
+                    KEEPER_TARGET,
+                    node=node,
+                    num_cpus=0.0,
+                    kwargs={},
+                    environment={},
+                )
+            )
+        return RankGroup(
+            cluster=self.cluster,
+            ranks=keepers,
+            pids=await start_all(keepers, timeout_s=timeout_s),
+            layout=TrainerLayout(),
+            step_timeout_s=self.recipe.machine.step_timeout_s,
+            async_save=False,
+        )
+
+    @property
+    def _trainer_slots(self) -> list[Slot]:
+        """In the order of their ranks."""
+        slots = [slot for slot in self.plan.slots if slot.trainer_rank is not None]
+        return sorted(slots, key=lambda slot: slot.trainer_rank or 0)
+
+    @property
+    def _keeper_nodes(self) -> list[int]:
+        return sorted({self._after(slot.node) for slot in self._trainer_slots})
+
+    def _after(self, node: int) -> int:
+        """The next node of the plan; after the last one the first."""
+        nodes = sorted({slot.node for slot in self.plan.slots})
+        return nodes[(nodes.index(node) + 1) % len(nodes)]
 
     async def start_engines(self, engines: Engines) -> SglangFleet:
         """All engines at once, then the router if there is one, and the client. `engines` is filled
