@@ -30,9 +30,10 @@ async def move(
         chunk = source.hand_over(*read, offset, min(CHUNK_BYTES, size_bytes - offset))
         try:
             await sink.run(*write, offset, chunk, timeout_s=timeout_s)
-        except ray.exceptions.RayError as error:
+        except (WorkerDied, ray.exceptions.RayError) as error:
+            await sink.look()  # where it has ended, this says so; else it is the source
             raise WorkerDied(
                 f"{source.name} gave no bytes to {sink.name}",
-                why=f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}",
+                why=str(error).strip().splitlines()[0],
                 fix=f"less {source.log_path}",
             ) from None

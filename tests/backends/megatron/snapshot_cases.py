@@ -1,5 +1,5 @@
-"""Copies of a rank's state: taken, carried over to new ranks, and gone on from. Called by `world.py`
-through `cases`."""
+"""Copies of a rank's state: taken, carried over to new ranks, and gone on from. Called by
+`world.py` through `cases`."""
 
 from __future__ import annotations
 
