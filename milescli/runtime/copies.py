@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from milescli.backends.ray.actor import ActorHandle
-from milescli.backends.ray.group import gather_all, run_all
+from milescli.backends.ray.group import gather_all
 from milescli.backends.ray.moving import move
 from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerReplaced
@@ -99,11 +99,12 @@ class Copies:
     async def _send(self, keepers: RankGroup, ranks: RankGroup, copy: _Copy) -> None:
         """Whoever dies meanwhile is found by those who look after them: the copy before counts
         on."""
+        counts = self._copy.number if self._copy is not None else 0
 
         async def part(rank: int) -> None:
             keeper, sizes = keepers.ranks[self._buddies[rank]], copy.sizes[rank]
             timeout_s = keepers.step_timeout_s
-            await keeper.run("begin", copy.number, rank, sizes, timeout_s=timeout_s)
+            await keeper.run("begin", copy.number, rank, sizes, keep=counts, timeout_s=timeout_s)
             for section, size in enumerate(sizes):
                 await move(
                     size,
@@ -118,13 +119,12 @@ class Copies:
             parts = map(part, range(len(ranks.ranks)))
             await gather_all([asyncio.ensure_future(sent) for sent in parts])
             self._copy = copy
-        except (WorkerDied, WaitTimeout):
-            self._num_steps = self._every  # the next step's is another try
-        number = self._copy.number if self._copy is not None else 0
-        try:
-            await run_all(keepers.ranks, "keep", number, timeout_s=keepers.step_timeout_s)
-        except (WorkerDied, WaitTimeout):
-            self._copy = None
+        except (WorkerDied, WaitTimeout) as error:
+            if await ranks.find_dead() or await keepers.find_dead():
+                self._num_steps = self._every  # the next step's is another try
+                return
+            text = f"no copy of the trainer's state was taken: {error.what}, {error.why}"
+            self._bus.emit(Notice(text=text, level="warning"))
 
     async def restore(self, ranks: RankGroup) -> bool:
         """Give new ranks the copy that counts. False: it is lost. Raises WorkerDied or WaitTimeout

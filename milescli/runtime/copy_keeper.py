@@ -15,16 +15,13 @@ class CopyKeeper:
         """Holds nothing yet."""
         self._copies = dict[tuple[int, int], list[np.ndarray]]()
         """(copy, rank) -> [sections] bytes."""
-        self._counts = 0
-        """The copy that counts; 0: none."""
-        self._free = dict[int, list[np.ndarray]]()
-        """By rank, memory of a copy that counts no more."""
 
-    def begin(self, copy: int, rank: int, sizes: Sequence[int]) -> None:
-        """Make room for a rank's part of a copy. `sizes`: bytes of its sections."""
-        for number in [n for n, r in self._copies if r == rank and n != self._counts]:
-            self._free[rank] = self._copies.pop((number, rank))  # it was given up
-        memory = self._free.pop(rank, [])
+    def begin(self, copy: int, rank: int, sizes: Sequence[int], *, keep: int) -> None:
+        """Make room for a rank's part of a copy. `sizes`: bytes of its sections; `keep`: the copy
+        that counts, or 0; what else there is of this rank gives its memory."""
+        memory = list[np.ndarray]()
+        for number in [n for n, r in self._copies if r == rank and n != keep]:
+            memory = self._copies.pop((number, rank))
         if [section.size for section in memory] != list(sizes):
             del memory  # before as much again is taken
             memory = [np.empty(size, dtype=np.uint8) for size in sizes]
@@ -35,12 +32,6 @@ class CopyKeeper:
         if (copy, rank) in self._copies:
             self._copies[copy, rank][section][offset : offset + part.size] = part
 
-    def keep(self, copy: int) -> None:
-        """From now on this one counts, and no other; 0: none does."""
-        self._counts = copy
-        for key in [key for key in self._copies if key[0] != copy]:
-            self._free[key[1]] = self._copies.pop(key)
-
     def read(self, copy: int, rank: int, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """Some bytes of one that counts."""
+        """Some bytes of one that is whole."""
         return self._copies[copy, rank][section][offset : offset + size_bytes]

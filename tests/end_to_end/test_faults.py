@@ -181,8 +181,8 @@ HARMS = (
 def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    """One engine of two; both, so that requests wait for new ones; who keeps copies of the trainer's
-    state; the trainer, which goes on from a copy; an engine and the trainer that hang; and the
+    """One engine of two; both, so that requests wait for new ones; who keeps copies of the state of
+    the trainer; the trainer, which goes on from one; an engine and the trainer that hang; and the
     driver, which is started again."""
     name = request.node.name
     sets = ("--set", "machine.silence_s=4", "--set", "fault.copy_every=1")
@@ -215,9 +215,9 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
     assert ended[-2:] == ["killed", "stopped"]
     lost = [event["worker"] for event in _of(workplace, name, "WorkerLost")]
     assert [lost[0], lost[-1], len(lost)] == ["engine 1", "trainer", 7]
-    healed = [event for event in _of(workplace, name, "WorkerReplaced")]
-    assert "copy keeper" in {event["worker"] for event in healed}
-    sources = [event["source"] for event in healed if event["worker"] == "trainer"]
+    back = _of(workplace, name, "WorkerReplaced")
+    assert "copy keeper" in {event["worker"] for event in back}
+    sources = [event["source"] for event in back if event["worker"] == "trainer"]
     assert len(sources) == 2 and any("from the copy in memory" in source for source in sources)
     silent = {event["worker"] for event in _of(workplace, name, "WorkerSilent")}
     assert {"engine 0", "trainer rank 0"} <= silent

@@ -40,13 +40,13 @@ class Process:
         if self.is_dead:
             raise WorkerDied(f"{self.name} died", why="planted", fix="none")
 
-    async def run(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Any:
         await asyncio.sleep(0)
         if method == "write" and self.slow is not None:
             await self.slow.wait()
         self.is_dead |= method == self.dies_in
         await self.look()
-        return getattr(self.held, method)(*args)
+        return getattr(self.held, method)(*args, **kwargs)
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,6 +118,29 @@ def test_a_keeper_that_dies_is_replaced_and_a_copy_taken_at_the_next_step(tmp_pa
     assert len(rig.keepers) == 2 and rig.ranks.weights == [1, 2, 3, 4, 5]
     assert rig.kinds == [WorkerLost, WorkerReplaced] * 2
     assert rig.events[0].worker == "copy keeper"  # type: ignore[attr-defined]
+
+
+def test_a_copy_that_fails_though_nobody_died_is_told_and_tried_again_when_it_is_time(
+    tmp_path: Path,
+) -> None:
+    rig = CopiedRig(tmp_path, every=2)
+
+    async def work() -> None:
+        await rig.begin()
+        keeper = rig.keepers[0].ranks[0]
+        keeper.held, well = SimpleNamespace(begin=_fails), keeper.held
+        await rig.steps(1, 2)
+        assert rig.copies.mark is None
+        keeper.held = well
+        await rig.steps(3, 4)
+        assert rig.copies.mark == 4
+
+    run(rig, work)
+    assert rig.kinds == [Notice] and "no memory" in rig.events[0].text  # type: ignore[attr-defined]
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise WorkerDied("copy keeper 0 failed in `begin`", why="no memory", fix="none")
 
 
 def test_a_keeper_that_dies_with_the_ranks_leaves_the_checkpoint(tmp_path: Path) -> None:
