@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NewType
@@ -68,12 +68,33 @@ class RoutedExperts:
     """Which experts the engine chose (R3). Row t is the routing of *input* token t."""
 
     indices: bytes
-    """int32, row-major [num_tokens, num_layers, topk]; the last token of a trajectory was never an
-    input, so num_tokens is one less than the trajectory's."""
+    """Row-major [num_tokens, num_layers, topk]; the last token of a trajectory was never an input,
+    so num_tokens is one less than the trajectory's."""
     num_tokens: int
     num_layers: int
     """All of the model; what stands for a layer without experts means nothing."""
     topk: int
+
+    @property
+    def bytes_per_number(self) -> int:
+        """Of each expert's number: 1 where the model has at most 256 experts, else 2; 4 (signed) in
+        journals that older versions wrote."""
+        count = self.num_tokens * self.num_layers * self.topk
+        return len(self.indices) // count if count else 1
+
+    def followed_by(self, later: RoutedExperts) -> RoutedExperts:
+        """One record: these tokens, then those of `later`."""
+        shapes = [
+            (part.num_layers, part.topk, part.bytes_per_number)
+            for part in (self, later)
+            if part.num_tokens
+        ]
+        assert len(set(shapes)) < 2, shapes
+        return replace(
+            later,
+            indices=self.indices + later.indices,
+            num_tokens=self.num_tokens + later.num_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

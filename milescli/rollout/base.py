@@ -35,6 +35,9 @@ class GenerateRequest:
     """Above 0; of requests that go on from one another: they are made to one engine, which has kept
     their beginning, where it is not busier than the others."""
     want_routed_experts: bool = False
+    num_known_routes: int = 0
+    """Tokens of the prompt's beginning whose routed experts the caller has; the record that comes
+    back begins after them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class Completion:
     version_spans: list[VersionSpan]
     """Relative to the response."""
     routed_experts: RoutedExperts | None = None
-    """Of prompt and response."""
+    """Of prompt and response, without the first `num_known_routes` tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

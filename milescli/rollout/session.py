@@ -193,6 +193,7 @@ class RecordingSession(Served):
         """See Session."""
         stop = [stop] if isinstance(stop, str) else stop
         call = _Call(prompt_ids=self._checked(token_ids, max_new_tokens))
+        known = self._known_routes(call.prompt_ids)
         request = replace(
             self._settings,
             prompt_ids=call.prompt_ids,
@@ -202,6 +203,7 @@ class RecordingSession(Served):
             ),
             stop=self._settings.stop if stop is None else list(stop),
             seed=turn_seed(self._seed, len(self._calls)),
+            num_known_routes=known.num_tokens if known else 0,
         )
         self._calls.append(call)
         try:
@@ -209,6 +211,9 @@ class RecordingSession(Served):
         except Exception as error:
             self._engine_failure = error
             raise
+        if known is not None and completion.routed_experts is not None:
+            whole = known.followed_by(completion.routed_experts)
+            completion = replace(completion, routed_experts=whole)
         if completion.stop_reason is StopReason.ABORT:
             raise WorkerDied(
                 f"an engine gave up its response to prompt {self._prompt_index}",
@@ -268,6 +273,20 @@ class RecordingSession(Served):
         self._num_tool_calls += len(parsed.calls)
         self._num_malformed += parsed.malformed is not None
         return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
+
+    def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
+        """The record of the latest call whose prompt and response this prompt goes on from: of the
+        weights that sampled it, and not to be asked for again."""
+        for call in reversed(self._calls):
+            done, start = call.completion, len(call.prompt_ids)
+            if (
+                done is not None
+                and done.routed_experts is not None
+                and prompt_ids[start : start + len(done.response_ids)] == done.response_ids
+                and prompt_ids[:start] == call.prompt_ids
+            ):
+                return done.routed_experts
+        return None
 
     @property
     def figures(self) -> dict[str, float]:

@@ -45,7 +45,7 @@ class TrainSequence:
     """Sequences of equal unit are in the same microbatch (a pair that a loss compares); None: it
     stands alone."""
     routed_experts: np.ndarray | None = None
-    """[n - 1, num_layers, topk] int32 (R3), or None."""
+    """[n - 1, num_layers, topk] of any integer type (R3), or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def _routing(sequences: Sequence[TrainSequence]) -> np.ndarray | None:
     if not parts:
         return None
     largest = max(int(part.max(initial=0)) for part in parts)
-    narrow = next(t for t in (np.uint8, np.int16, np.int32) if largest <= np.iinfo(t).max)
+    narrow = next(t for t in (np.uint8, np.uint16) if largest <= np.iinfo(t).max)
     return np.concatenate(parts, dtype=narrow, casting="unsafe")
 
 

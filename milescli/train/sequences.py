@@ -9,6 +9,9 @@ import numpy as np
 from milescli.core.types import Trajectory
 from milescli.train.base import TrainSequence
 
+_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.int32}
+"""By bytes of an expert's number, as `RoutedExperts.bytes_per_number` says."""
+
 
 def sequence_of(
     trajectory: Trajectory,
@@ -31,11 +34,11 @@ def sequence_of(
 
 
 def _routing(trajectory: Trajectory) -> np.ndarray | None:
-    """[num_tokens - 1, num_layers, topk] int32, where the engine kept a record."""
+    """[num_tokens - 1, num_layers, topk] as the engine sent it, where it kept a record."""
     routed = trajectory.routed_experts
     if routed is None:
         return None
     rows = (routed.num_tokens, trajectory.num_tokens)
     assert routed.num_tokens == trajectory.num_tokens - 1, rows
     shape = (routed.num_tokens, routed.num_layers, routed.topk)
-    return np.frombuffer(routed.indices, np.int32).reshape(shape)
+    return np.frombuffer(routed.indices, _DTYPES[routed.bytes_per_number]).reshape(shape)

@@ -7,7 +7,6 @@ import asyncio
 from array import array
 from collections.abc import Awaitable, Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,8 +34,8 @@ class Engine:
         tokens = list(range(self._next, self._next + count))
         self._next += count
         self.sampled.append(tokens)
-        rows = len(request.prompt_ids) + count - 1
-        record = np.full((rows, 1, 1), number, np.int32).tobytes()
+        rows = len(request.prompt_ids) + count - 1 - request.num_known_routes
+        record = bytes([number]) * rows
         return Completion(
             response_ids=tokens,
             logprobs=array("f", [-0.5 * (number + 1)] * count),
@@ -94,8 +93,25 @@ def test_a_dialogue_is_one_trajectory_whose_mask_covers_what_the_policy_said() -
         made.loss_mask[t] for span in made.version_spans for t in range(span.start, span.end)
     )
     assert made.routed_experts is not None
-    rows = np.frombuffer(made.routed_experts.indices, np.int32).tolist()
+    rows = list(made.routed_experts.indices)
     assert rows == [0, 0, 1, 1, 1, 1, 2, 2, 2], "rows of the weights that sampled stay"
+    known = [request.num_known_routes for request in engine.requests]
+    assert known == [0, 2, 6], "what is known is not asked for again"
+
+
+def test_a_branch_has_the_routes_of_what_it_goes_on_from() -> None:
+    async def play(session: RecordingSession) -> None:
+        first = await session.generate([5, 6])
+        start = [*first.prompt_ids, *first.response_ids]
+        await session.generate([*start, 70])
+        await session.generate([*start, 80])
+        await session.generate([5, 6, 90])
+
+    engine = Engine(routed=True)
+    lines = _record(engine, play)
+    rows = [list(line.routed_experts.indices) for line in lines if line.routed_experts]
+    assert rows == [[0, 0, 0, 1, 1, 1], [0, 0, 0, 2, 2, 2], [3, 3, 3, 3]]
+    assert [request.num_known_routes for request in engine.requests] == [0, 3, 3, 0]
 
 
 def test_a_turn_that_rewrites_history_begins_a_line_of_its_own() -> None:

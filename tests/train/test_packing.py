@@ -150,9 +150,12 @@ def test_demonstrations_train_on_the_whole_response() -> None:
     assert shard.streams == {}
 
 
-def test_expert_choices_lie_beside_their_tokens_as_small_as_can_be() -> None:
+@pytest.mark.parametrize("sent", [np.uint8, np.uint16, np.int32])
+def test_expert_choices_lie_beside_their_tokens_as_small_as_can_be(sent: type) -> None:
+    """int32: as journals of older versions hold them."""
+
     def routed(first: int) -> RoutedExperts:
-        indices = np.arange(first, first + 12, dtype=np.int32)
+        indices = np.arange(first, first + 12, dtype=sent)
         return RoutedExperts(indices=indices.tobytes(), num_tokens=3, num_layers=2, topk=2)
 
     trajectories = [make_trajectory([1, 2], [3, 4], routed_experts=routed(n)) for n in (0, 100)]
@@ -161,6 +164,15 @@ def test_expert_choices_lie_beside_their_tokens_as_small_as_can_be() -> None:
     assert shard.routed_experts.shape == (8, 2, 2) and shard.routed_experts.dtype == np.uint8
     assert shard.routed_experts[4].tolist() == [[100, 101], [102, 103]]
     assert not shard.routed_experts[[3, 7]].any(), "the last token of a sequence is no input"
+
+
+def test_experts_beyond_256_take_two_bytes() -> None:
+    indices = np.array([[[0, 383]], [[256, 1]]], np.uint16)
+    routed = RoutedExperts(indices=indices.tobytes(), num_tokens=2, num_layers=1, topk=2)
+    group = make_group([make_sample(make_trajectory([1, 2], [3], routed_experts=routed))])
+    (shard,) = _pack(load_objective("policy", Recipe()).sequences([group])).shards
+    assert shard.routed_experts.dtype == np.uint16
+    assert shard.routed_experts[:2].tolist() == indices.tolist()
 
 
 def test_a_rank_is_sent_its_own_part_alone() -> None:

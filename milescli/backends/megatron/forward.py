@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.moe.router_replay import RouterReplay
 
 from milescli.backends.megatron import replay
 from milescli.backends.megatron.mesh import Mesh
@@ -59,8 +58,13 @@ class Passes:
     vocab_size: int
     gives_scores: bool
     """Instead of log-probs."""
-    routers: list[tuple[int, RouterReplay]]
+    routers: replay.OwnRouters
     """Empty without routing replay."""
+    recomputes: bool = False
+    """Layers are computed again in the backward pass."""
+    counts_routes: bool = False
+    """In training: hold replayed routes against the model's own; see
+    `replay.share_that_differs`."""
 
     def score(
         self, microbatches: Sequence[Microbatch], *, temperature: float
@@ -136,13 +140,15 @@ class Passes:
     ) -> None:
         def forward_step(source: Iterator[Microbatch], model: torch.nn.Module):
             microbatch = next(source)
-            if self.routers and microbatch.routed_experts is not None:
-                replay.prepare_forward(self.routers, microbatch.routed_experts, mesh=self.mesh)
+            replays = bool(self.routers) and microbatch.routed_experts is not None
+            if replays:
+                counts = self.counts_routes and not forward_only
+                replay.prepare_forward(self.routers, microbatch, mesh=self.mesh, counts=counts)
             output = model(
                 microbatch.input_ids, microbatch.positions, None, packed_seq_params=microbatch.row
             )
-            if self.routers and microbatch.routed_experts is not None:
-                replay.after_forward(self.routers)
+            if replays:
+                replay.after_forward(self.routers, recomputes=self.recomputes and not forward_only)
 
             def reduce(logits: torch.Tensor):
                 # Megatron wants a count of tokens; the weights of the batch have divided already

@@ -32,6 +32,7 @@ class HeldModel:
         CheckpointError for a folder that is no model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
+        self.replays_routing = replays_routing
         self.table = table(self.facts)
         config = model.build_config(
             self.facts,
@@ -52,5 +53,6 @@ class HeldModel:
             mesh=mesh,
             vocab_size=self.facts.vocab_size,
             gives_scores=self.facts.scores,
-            routers=replay.own_routers(gpt),
+            routers=replay.own_routers(gpt, self.facts),
+            recomputes=recompute == "full",
         )

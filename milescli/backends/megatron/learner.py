@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from milescli.backends.megatron import stepping
+from milescli.backends.megatron import replay, stepping
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
@@ -58,6 +58,7 @@ class Learner:
         self._fill(own, objective)
         figures = []
         for number, microbatches in enumerate(own.updates):
+            self.policy.passes.counts_routes = number == 0
             loss = stepping.UpdateLoss(
                 objective=objective,
                 shard=own,
@@ -72,9 +73,18 @@ class Learner:
         told = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
         )
+        told = replace(told, figures={**told.figures, **self._route_figures()})
         if self.critic is None or critic_lr is None:
             return told
         return self._critic_step(self.critic, own, told, lr=critic_lr)
+
+    def _route_figures(self) -> dict[str, float]:
+        """`routes_differ`: share of the replayed routes that the trainer would have chosen
+        otherwise, before the first update. Collective where routing is replayed."""
+        if not self.policy.replays_routing:
+            return {}
+        share = replay.share_that_differs(self.policy.passes.routers, self.mesh)
+        return {} if share is None else {"routes_differ": share}
 
     def _critic_step(
         self, critic: TrainedModel, own: RankShard, told: StepReport, *, lr: float

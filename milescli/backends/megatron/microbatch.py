@@ -35,7 +35,8 @@ class Microbatch:
     loss_weights: torch.Tensor
     """[S] float32"""
     routed_experts: torch.Tensor | None
-    """[S, num_layers, topk] int64; padding is routed to the first experts."""
+    """[S, num_layers, topk] on the host, of the shard's type; what stands for padding means
+    nothing."""
     num_tokens: int
     """Real positions of the whole row."""
 

@@ -89,16 +89,12 @@ class RankShard:
             ),
             loss_mask=loss_mask.to(device),
             loss_weights=torch.where(loss_mask, weights, 0.0).to(device),
-            routed_experts=self._routing(inputs, is_real),
+            routed_experts=self._routing(inputs),
             num_tokens=row.num_real,
         )
 
-    def _routing(self, inputs: torch.Tensor, is_real: torch.Tensor) -> torch.Tensor | None:
-        if self._routed_experts is None:
-            return None
-        routed = self._routed_experts[inputs].long()
-        routed[~is_real] = torch.arange(routed.shape[-1])
-        return routed.to(self._mesh.device)
+    def _routing(self, inputs: torch.Tensor) -> torch.Tensor | None:
+        return None if self._routed_experts is None else self._routed_experts[inputs]
 
     def fill(
         self,

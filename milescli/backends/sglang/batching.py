@@ -196,7 +196,9 @@ def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
 def _joined(requests: list[_Request]) -> dict[str, Any]:
     """One body with lists where each request has its own; what is left is equal in all."""
     first = requests[0].body
+    named = any("rid" in request.body for request in requests)
     return first | {
+        **({"rid": [request.body.get("rid", "") for request in requests]} if named else {}),
         "input_ids": [request.body["input_ids"] for request in requests],
         "sampling_params": [
             request.body["sampling_params"] | {"stream_interval": ONLY_WHEN_DONE}

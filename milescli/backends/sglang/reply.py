@@ -8,10 +8,10 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
+from milescli.backends.sglang.routing import request_id
+from milescli.core.errors import MachineError
 from milescli.core.types import RoutedExperts, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-
-INT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Reply:
     spans: list[VersionSpan]
     """Relative to this reply."""
     routed_experts: bytes | None
-    """int32 [prompt + num_tokens - 1, layers, topk]"""
+    """[rows, layers, topk] of the tokens before the last, from the first that was asked for on."""
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:
@@ -79,8 +79,13 @@ class PartialResponse:
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[VersionSpan] = field(default_factory=list)
     routed_experts: bytes = b""
-    routed_rows: int = 0
-    """Tokens of prompt and response that `routed_experts` covers."""
+    """Behind the rows that the caller knows."""
+    routed_rows: int = field(init=False)
+    """Tokens of prompt and response whose experts are known: the caller's, then
+    `routed_experts`."""
+
+    def __post_init__(self) -> None:
+        self.routed_rows = self.request.num_known_routes
 
     @property
     def body(self) -> dict[str, Any]:
@@ -101,15 +106,17 @@ class PartialResponse:
             sampling["stop"] = wanted.stop
         if wanted.seed is not None:
             sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
+        named = {"rid": request_id(self.routed_rows)} if wanted.want_routed_experts else {}
         return {
             "input_ids": [*wanted.prompt_ids, *self.token_ids],
             "sampling_params": sampling,
             "return_logprob": True,
+            **named,
         }
 
     def extend(self, reply: Reply) -> None:
-        """Append what came back. Rows of routing that are there already stay: they are of the
-        weights that sampled."""
+        """Append what came back. Rows of routing that are there already are not asked for again:
+        they are of the weights that sampled."""
         offset = len(self.token_ids)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
@@ -118,11 +125,8 @@ class PartialResponse:
                 VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
             )
         if reply.routed_experts is not None and reply.token_ids:
-            num_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
-            row_bytes, rest = divmod(len(reply.routed_experts), num_rows)
-            assert rest == 0, f"{len(reply.routed_experts)} bytes of routing for {num_rows} tokens"
-            self.routed_experts += reply.routed_experts[self.routed_rows * row_bytes :]
-            self.routed_rows = num_rows
+            self.routed_experts += reply.routed_experts
+            self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
 
     def _append_span(self, span: VersionSpan) -> None:
         last = self.spans[-1] if self.spans else None
@@ -140,26 +144,31 @@ class PartialResponse:
         self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None
     ) -> Completion:
         """The whole. `routing_shape`: (layers, topk) of the model, for the routing record."""
-        routed = None
-        if self.request.want_routed_experts and self.routed_rows:
-            assert routing_shape is not None, (
-                "routed experts were asked for, but the fleet does not know the model's shape"
-            )
-            layers, topk = routing_shape
-            expected = self.routed_rows * layers * topk * INT32_BYTES
-            assert len(self.routed_experts) == expected, (
-                f"{len(self.routed_experts)} bytes of routing, expected {expected}"
-            )
-            routed = RoutedExperts(
-                indices=self.routed_experts,
-                num_tokens=self.routed_rows,
-                num_layers=layers,
-                topk=topk,
-            )
         return Completion(
             response_ids=self.token_ids,
             logprobs=self.logprobs,
             stop_reason=stop_reason,
             version_spans=self.spans,
-            routed_experts=routed,
+            routed_experts=self._routed(routing_shape),
+        )
+
+    def _routed(self, shape: tuple[int, int] | None) -> RoutedExperts | None:
+        num_rows = self.routed_rows - self.request.num_known_routes
+        if not self.request.want_routed_experts or not self.token_ids:
+            return None
+        assert shape is not None, (
+            "routed experts were asked for, but the fleet does not know the model's shape"
+        )
+        layers, topk = shape
+        size, count = len(self.routed_experts), num_rows * layers * topk
+        assert size in (count, 2 * count), f"{size} bytes of routing for {count} experts"
+        if topk > 1 and not self.routed_experts.strip(b"\0"):
+            raise MachineError(
+                "the engines keep no record of the experts that they choose",
+                why=f"it is empty after {num_rows} tokens: SGLang's kernels for this model choose "
+                "experts without telling",
+                fix="--set train.routing_replay=false",
+            )
+        return RoutedExperts(
+            indices=self.routed_experts, num_tokens=num_rows, num_layers=layers, topk=topk
         )

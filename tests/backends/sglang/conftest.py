@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -127,7 +128,13 @@ class Service:
         self.run(send)
 
 
-def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:
+def start_service(
+    folder: Path,
+    model: torch.nn.Module,
+    *,
+    extra_env: Mapping[str, str] = MappingProxyType({}),
+    **options: object,
+) -> Service:
     """Engine and router on that folder; both stopped where one does not start."""
     router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
@@ -138,10 +145,10 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
         host=HOST,
         port=free_ports(1, host=HOST)[0],
         log_path=folder / "engine.log",
-        max_total_tokens=65_536,
         context_length=1024,
         api_key=KEY,
-        extra_env={"GLOO_SOCKET_IFNAME": "lo"},
+        max_total_tokens=65_536,
+        extra_env={"GLOO_SOCKET_IFNAME": "lo", **extra_env},
         **options,
     )
     engine = EngineServer(spec)

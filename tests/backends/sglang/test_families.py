@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.http import EngineHttp
 from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.routing import request_id
 from milescli.backends.sglang.servable import servable_on_cpu
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
@@ -129,6 +130,7 @@ class Engine:
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": 0,
+            "rid": request_id(0),
         }
         reply = await http.order(self.address, "/generate", body, timeout_s=60)
         meta = reply["meta_info"]
@@ -136,7 +138,7 @@ class Engine:
         tokens = [*prompt, *(entry[1] for entry in made)]
         experts = None
         if meta.get("routed_experts"):
-            flat = numpy.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=numpy.int32)
+            flat = numpy.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=numpy.uint8)
             experts = flat.reshape(len(tokens) - 1, self.facts.num_layers, self.facts.topk)
         return {
             "tokens": tokens,

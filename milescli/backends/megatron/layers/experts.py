@@ -111,9 +111,13 @@ class Router(TopKRouter):
         """Called by Megatron's MoE layer."""
         super().__init__(config=config, pg_collection=pg_collection)
         self.facts = facts
+        device = torch.cuda.current_device()
+        self.is_counted: torch.Tensor | None = None
+        """[S * B] tokens whose replayed routes are held against the router's own; None: none."""
+        self.route_counts = torch.zeros(2, dtype=torch.float64, device=device)
+        """(replayed routes that the router would not have chosen, all that were counted)"""
         if facts.router_bias:
             del self.expert_bias  # None so far
-            device = torch.cuda.current_device()
             self.register_buffer(
                 "expert_bias", torch.zeros(facts.num_experts, dtype=torch.float32, device=device)
             )
@@ -130,9 +134,17 @@ class Router(TopKRouter):
             else partial(self.router_replay.get_replay_topk, default_compute_topk=self._choose)
         )
         _, chosen = choose(wanted, self.topk)
+        if self.is_counted is not None:
+            self._count(wanted.detach(), chosen, self.is_counted)
         weights = self._weights(logits, scores, chosen) * self.facts.router_scaling
         spread = torch.zeros_like(logits).scatter(1, chosen, weights)
         return spread, torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
+
+    def _count(self, wanted: torch.Tensor, chosen: torch.Tensor, mask: torch.Tensor) -> None:
+        own = torch.zeros_like(wanted, dtype=torch.bool)
+        own.scatter_(1, self._choose(wanted, self.topk)[1], True)
+        differs = ~own.gather(1, chosen) & mask[:, None]
+        self.route_counts += torch.stack([differs.sum(), mask.sum() * chosen.shape[1]])
 
     def _scores(self, logits: torch.Tensor) -> torch.Tensor:
         if self.facts.router_score == "softmax":
