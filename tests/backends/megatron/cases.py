@@ -25,6 +25,7 @@ from tests.backends.megatron.harness import (
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
+from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
 from tests.backends.megatron.saving_cases import saves_fail  # noqa: F401
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
@@ -227,34 +228,6 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
         ),
         "then": good.loss,
     }
-
-
-def routing_effect(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
-    """Scores of one batch routed freely, as the model would route by itself (recorded), and by
-    random choices."""
-    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
-
-    from milescli.backends.megatron.shard import RankShard
-
-    made = trainer(
-        rank=rank, size=size, port=port, model=model, layout=layout, train={"routing_replay": True}
-    )
-    facts = made.facts
-    shard = policy_shard(made, 1, routing=(facts.num_experts, facts.num_layers, facts.topk))
-    free = replace(shard, routed_experts=None)
-    recorded_rows = np.zeros_like(shard.routed_experts)
-    for microbatch in RankShard(free, mesh=made.mesh, facts=facts).microbatches:
-        RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
-        routers, made.policy.passes.routers = made.policy.passes.routers, []
-        made.policy.passes.score([microbatch], temperature=shard.temperature)
-        made.policy.passes.routers = routers
-        recorded = torch.stack(RouterReplay.get_recorded_data(), dim=1)
-        recorded_rows[microbatch.source.numpy()] = recorded.numpy()
-        RouterReplay.clear_global_router_replay_action()
-    routed = {"free": free, "own": replace(shard, routed_experts=recorded_rows), "random": shard}
-    scores = {name: scores_everywhere(made, each) for name, each in routed.items()}
-    made.close()
-    return {name: [x for row in rows for x in row] for name, rows in scores.items()}
 
 
 def published_differs(

@@ -16,6 +16,7 @@ from tests.backends.megatron.layouts import (
     ONE,
     PACKED,
     PACKED_EXAMPLES,
+    ROUTED,
     TOKEN_ROWS,
     TWO,
 )
@@ -191,7 +192,15 @@ class Worlds:
                 **plain,
             },
             *self._engine_differences(),
-            {"name": "routing", "call": "routing_effect", "model": self.models["moe"], **plain},
+            *(
+                {
+                    "name": f"routing {name}",
+                    "call": "routing_effect",
+                    "model": self.models[name],
+                    **plain,
+                }
+                for name in ROUTED
+            ),
         ]
 
     def _engine_differences(self) -> list[dict]:

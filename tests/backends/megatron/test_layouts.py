@@ -12,9 +12,11 @@ from tests.backends.megatron.conftest import Worlds
 from tests.backends.megatron.layouts import (
     ALGORITHM_EXAMPLES,
     ALGORITHM_LAYOUTS,
+    CLOSER,
     FOUR,
     PACKED,
     PACKED_EXAMPLES,
+    ROUTED,
     TWO,
 )
 
@@ -121,15 +123,37 @@ def test_engine_and_trainer_are_compared_before_the_policy_moves(
     assert worlds.get("one")[f"engine differences {old_logprobs} {updates}"] < 1e-5
 
 
-def test_replayed_routing_takes_the_given_experts(worlds: Worlds) -> None:
-    scores = worlds.get("one")["routing"]
+@pytest.mark.parametrize("name", ROUTED)
+def test_replayed_routing_takes_the_given_experts(worlds: Worlds, name: str) -> None:
+    scores = worlds.get("one")[f"routing {name}"]
     assert scores["own"] == pytest.approx(scores["free"], abs=2e-6), (
         "the model's own choices, replayed, change nothing"
     )
     moved = max(
         abs(one - other) for one, other in zip(scores["free"], scores["random"], strict=True)
     )
-    assert moved > 0.05, "other experts give other log-probs"
+    assert moved > 0.03, "other experts give other log-probs"
+
+
+@pytest.mark.parametrize("name", CLOSER)
+def test_replay_keeps_scores_close_where_weights_differ_by_a_rounding(
+    worlds: Worlds, name: str
+) -> None:
+    scores = worlds.get("one")[f"routing {name}"]
+
+    def gap(moved: str) -> list[float]:
+        return [abs(a - b) for a, b in zip(scores["free"], scores[moved], strict=True)]
+
+    free, replayed = gap("moved free"), gap("moved own")
+    assert max(replayed) < max(free) / CLOSER[name]
+    assert sum(replayed) < sum(free) / 1.2
+
+
+def test_the_share_of_routes_that_differ_is_told(worlds: Worlds) -> None:
+    reports = worlds.get("one")["moe-r3"]["reports"]
+    # of random routes: 2 of 4 experts
+    assert reports[0].figures["routes_differ"] == pytest.approx(0.5, abs=0.05)
+    assert "routes_differ" not in worlds.get("one")["moe"]["reports"][0].figures
 
 
 def test_a_step_that_is_not_finite_is_refused_by_name_and_changes_nothing(worlds: Worlds) -> None:

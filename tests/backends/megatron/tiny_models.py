@@ -127,6 +127,26 @@ MODELS = {
         "linear_conv_kernel_dim": 3,
         "mamba_ssm_dtype": "float32",
     },
+    "next": {
+        **DENSE,
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "partial_rotary_factor": 0.5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 10,
+        "linear_value_head_dim": 12,
+        "linear_conv_kernel_dim": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    },
 }
 """An odd vocabulary, so that tensor parallelism must pad it; three layers, so that two stages are
 uneven."""
