@@ -101,10 +101,11 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
     from milescli.runtime.inputs import planned_facts
-    from milescli.runtime.planning import refuse_unproven
+    from milescli.runtime.planning import refuse_unproven, refuse_unrecorded
 
     facts = planned_facts(recipe)
     facts.require_trainable()
+    refuse_unrecorded(recipe, facts)
     refuse_unproven(recipe, facts)
     what = f"{facts.family}: {facts.num_layers} layers, width {facts.hidden_size}"
     on_host = machine.kind == "cpu" or recipe.machine.gpus == 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
+from milescli.backends.sglang.servable import fault_of_record
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
@@ -41,6 +42,7 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
     """The same before the plug-ins are looked at, which imports torch: for who can use the time in
     between, and looks at them then."""
     facts.require_trainable()
+    refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
         raise RecipeError(
             f"`model.layer_spec` cannot change a model of type `{facts.family}`",
@@ -55,6 +57,17 @@ def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     require_policies(recipe, facts)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
     return make_plan(recipe, machine, facts, asked)
+
+
+def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
+    """Raises RecipeError where routes are to be replayed that no engine tells."""
+    fault = fault_of_record(facts) if recipe.train.routing_replay else None
+    if fault is not None:
+        raise RecipeError(
+            f"there is no routing of a `{facts.family}` model to replay",
+            why=f"`train.routing_replay` takes the experts from the engine's record, and {fault}",
+            fix="--set train.routing_replay=false",
+        )
 
 
 def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:

@@ -52,3 +52,15 @@ def collect() -> dict[str, Case]:
 
 
 ALL = collect()
+
+
+def _with(name: str, **fields: object) -> Case:
+    return Case({**ALL[name].config, **fields})
+
+
+SERVED_TOO = {
+    "glm4-moe-lite-first": _with("glm4-moe-lite", mlp_layer_types=["dense", "sparse", "sparse"]),
+    "qwen3-next-everywhere": _with("qwen3-next", mlp_only_layers=[]),
+}
+"""Where SGLang wants layers without experts elsewhere than the cases of these families have them;
+for engines alone."""

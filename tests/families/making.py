@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from milescli.backends.transformers.logits import logits
 from milescli.models import parse_facts, table
-from tests.families.cases import ALL, ROWS, Case
+from tests.families.cases import ALL, ROWS, SERVED_TOO, Case
 
 
 def randomise(named: list[tuple[str, torch.Tensor]], *, seed: int = 0) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     counted: dict[str, object] = {}
     for name in names:
         torch.manual_seed(0)
-        case = ALL[name]
+        case = {**ALL, **SERVED_TOO}[name]
         counted[name] = make(root / name, case)
         if case.logits:
             rows = logits(root / name, ROWS, dtype=torch.float32)

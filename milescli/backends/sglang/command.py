@@ -106,6 +106,9 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         # them, and their memory stays while an engine sleeps
         graphs = "disable-prefill-cuda-graph" if spec.cuda_graphs else "disable-cuda-graph"
         switches += ["enable-memory-saver", graphs]
+        if spec.return_routed_experts:
+            # others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, unrecorded
+            arguments["moe-runner-backend"] = "triton"
         if backend := _attention_backend(spec):
             arguments["attention-backend"] = backend
         if spec.prefix_cache is False:

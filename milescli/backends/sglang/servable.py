@@ -153,6 +153,24 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
     return None
 
 
+_UNRECORDED = {
+    "deepseek_v4": "its first layers choose experts by a table of tokens, which SGLang 0.5.20 does "
+    "not record",
+    "gemma4": "SGLang 0.5.20 sizes the record by `num_experts_per_tok`, which this family's "
+    "config.json calls `top_k_experts`",
+    "nemotron_h": "SGLang 0.5.20 does not tell this family's routers which layer they are in",
+}
+"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; none
+of them is served on a CPU."""
+
+
+def fault_of_record(facts: ModelFacts) -> str | None:
+    """Why no engine says which experts it chose; None where nothing is known against it."""
+    if not facts.num_moe_layers:
+        return "no layer of the model has experts"
+    return _UNRECORDED.get(facts.family)
+
+
 _DEEPSEEK: dict[str, object] = {
     "moe_layer_freq": 1,
     "topk_method": "noaux_tc",

@@ -31,10 +31,11 @@ from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
 from tests.buckets import into_buckets
-from tests.families.cases import ALL
+from tests.families.cases import ALL, SERVED_TOO
 from tests.families.conftest import ROOT
 
 pytestmark = pytest.mark.engine
+CASES = {**ALL, **SERVED_TOO}
 LARGEST = 1e-5
 """Difference of log-probs; or twice what transformers' own move by when every weight moves by one
 rounding, where that is more (gated delta nets with steep random weights)."""
@@ -55,10 +56,10 @@ def wanted() -> list[str]:
     chosen = os.environ["MILES_SERVED"].split(",")
     named = [
         name
-        for name, case in ALL.items()
+        for name, case in CASES.items()
         if case.logits and any(name.startswith(start) for start in chosen)
     ]
-    return [name for name in named if servable_on_cpu(parse_facts(ALL[name].config))[0]]
+    return [name for name in named if servable_on_cpu(parse_facts(CASES[name].config))[0]]
 
 
 def _python(*arguments: str) -> None:
@@ -144,6 +145,7 @@ class Engine:
             "tokens": tokens,
             "logprobs": [entry[0] for entry in (*given[1:], *made)],
             "experts": experts,
+            "record": meta.get("routed_experts"),
         }
 
     def send(self, folder: Path) -> None:
@@ -190,6 +192,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
             )
     (root / "request.json").write_text(json.dumps({"jobs": jobs}))
     _python("tests.backends.sglang.witness", str(root / "request.json"))
+    replayed(root, by_name)
     for name, kinds in by_name.items():
         for kind in kinds if "error" not in kinds else ():
             said = load_file(root / f"{name} {kind}.safetensors")
@@ -203,6 +206,30 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
                 for index, response in enumerate(kinds[kind])
             ]
     return by_name
+
+
+def replayed(root: Path, by_name: dict[str, dict]) -> None:
+    """Give each response that was sampled what a trainer says of it that routes as the engine
+    did."""
+    jobs = []
+    for name, kinds in by_name.items():
+        if "error" in kinds or kinds["sampled"][0]["experts"] is None:
+            continue
+        jobs.append(
+            {
+                "folder": str(root / "models" / name),
+                "rows": [response["tokens"] for response in kinds["sampled"]],
+                "experts": [response["record"] for response in kinds["sampled"]],
+                "shape": list(kinds["sampled"][0]["experts"].shape[1:]),
+                "out": str(root / f"{name} replayed.safetensors"),
+            }
+        )
+    (root / "replayed.json").write_text(json.dumps({"jobs": jobs}))
+    _python("tests.backends.sglang.replayer", str(root / "replayed.json"))
+    for name in by_name:
+        if (said := root / f"{name} replayed.safetensors").exists():
+            for index, row in enumerate(by_name[name]["sampled"]):
+                row["replayed"] = load_file(said)[f"logprobs.{index}"]
 
 
 def responses_of(folder: Path, other: Path) -> dict[str, list]:
@@ -222,15 +249,19 @@ def responses_of(folder: Path, other: Path) -> dict[str, list]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", wanted())
 def test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights(served, name):
+    """And of a trainer that replays the record."""
     if "error" in served[name]:
         raise served[name]["error"]
-    facts = parse_facts(ALL[name].config)
+    facts = parse_facts(CASES[name].config)
     largest, rounding = {}, LARGEST
     for kind, responses in served[name].items():
         for response, logprobs, moved, experts in responses:
             difference = float((torch.tensor(response["logprobs"]) - logprobs).abs().max())
             largest[kind] = max(largest.get(kind, 0.0), difference)
             rounding = max(rounding, 2 * float((moved - logprobs).abs().max()))
+            if "replayed" in response:
+                gap = (torch.tensor(response["logprobs"]) - response["replayed"]).abs().max()
+                largest["replayed"] = max(largest.get("replayed", 0.0), float(gap))
             if experts is not None:
                 layers = [layer for layer in range(facts.num_layers) if facts.is_moe_layer(layer)]
                 chosen = numpy.sort(response["experts"][:, layers], axis=-1)

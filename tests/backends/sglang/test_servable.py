@@ -9,6 +9,7 @@ import pytest
 from milescli.backends.sglang.servable import (
     CPU_FAMILIES,
     architectures,
+    fault_of_record,
     missing_fields,
     model_zoo,
     servable_on_cpu,
@@ -18,6 +19,15 @@ from milescli.models.facts import Layer, Rope, RopeScaling
 from tests.backends.sglang.test_server import CONFIG
 
 QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": False})
+
+
+def test_families_of_which_no_engine_keeps_a_record_are_named():
+    moe = replace(QWEN3, layers=(Layer(mlp="moe"),) * 2)
+    assert fault_of_record(QWEN3) == "no layer of the model has experts"
+    for family in ("nemotron_h", "gemma4", "deepseek_v4"):
+        assert "SGLang 0.5.20" in (fault_of_record(replace(moe, family=family)) or "")
+    recorded = {name for name in CPU_FAMILIES if fault_of_record(replace(moe, family=name)) is None}
+    assert recorded == set(CPU_FAMILIES)
 
 
 def test_a_plain_model_is_served():

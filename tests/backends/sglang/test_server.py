@@ -79,6 +79,13 @@ def test_an_accelerator_gets_the_attention_and_the_graphs_that_the_recipe_names(
     assert words_of(on_cpu, "--attention-backend") == "torch_native"
 
 
+def test_an_accelerator_that_records_experts_takes_kernels_that_tell_them(tmp_path):
+    recorded = engine_command(spec(tmp_path, device_kind="cuda", return_routed_experts=True))
+    assert words_of(recorded, "--moe-runner-backend") == "triton"
+    assert "--enable-return-routed-experts" in recorded
+    assert "--moe-runner-backend" not in engine_command(spec(tmp_path, device_kind="cuda"))
+
+
 def test_on_a_cpu_no_prompt_is_cut_where_the_context_is_as_short_as_a_prefill(tmp_path):
     short = engine_command(spec(tmp_path, context_length=PREFILL_TOKENS))
     assert int(words_of(short, "--max-prefill-tokens")) == PREFILL_TOKENS
