@@ -24,6 +24,9 @@ from milescli.platform.environment import SPIN_COUNT
 CPU_PATH = Path(__file__).parent / "cpu_path"
 """Import stubs, for the engine's processes alone."""
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+RECORDING_KERNELS = {"moe-runner-backend": "triton"}
+"""On an accelerator; others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, and tell
+nobody."""
 PREFILL_TOKENS = 2048
 """New tokens that an engine on a CPU computes at once; more would leave its caches."""
 CPU_TOKENS_LIMIT = 262_144
@@ -106,9 +109,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         # them, and their memory stays while an engine sleeps
         graphs = "disable-prefill-cuda-graph" if spec.cuda_graphs else "disable-cuda-graph"
         switches += ["enable-memory-saver", graphs]
-        if spec.return_routed_experts:
-            # others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, unrecorded
-            arguments["moe-runner-backend"] = "triton"
+        arguments |= RECORDING_KERNELS if spec.return_routed_experts else {}
         if backend := _attention_backend(spec):
             arguments["attention-backend"] = backend
         if spec.prefix_cache is False:
