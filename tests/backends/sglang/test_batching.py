@@ -276,3 +276,20 @@ def test_a_conversation_leaves_an_engine_that_is_busier_or_gone():
         return places
 
     assert asyncio.run(main()) == [[0], [1], [0]]
+
+
+def test_ids_travel_each_with_its_own_request_and_an_empty_one_where_there_is_none():
+    engine = Engine()
+
+    async def main():
+        asked = batcher(engine.stream)
+        bodies = [body(0), {**body(1), "rid": "one"}, {**body(2), "rid": "two"}]
+        try:
+            await asyncio.gather(*(asked.ask(each, timeout_s=TIMEOUT_S) for each in bodies))
+            await asked.ask(body(3), timeout_s=TIMEOUT_S)
+        finally:
+            await asked.close()
+
+    asyncio.run(main())
+    assert engine.calls[0]["rid"] == ["", "one", "two"]
+    assert "rid" not in engine.calls[1]
