@@ -69,7 +69,9 @@ def install() -> None:
 
 
 def _unique(rid: str) -> str:
-    return f"{rid}/{uuid.uuid4().hex}"
+    """Ours are not, and an empty one stands for none; those of other callers stay as they are."""
+    is_ours = not rid or wanted_from(rid) is not None
+    return f"{rid}/{uuid.uuid4().hex}" if is_ours else rid
 
 
 def _dtype_of(folder: Path):
