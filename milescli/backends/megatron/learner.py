@@ -221,7 +221,12 @@ class Learner:
         return self._objectives[name]
 
     def _on_rank(self, shard: TrainShard) -> RankShard:
-        return RankShard(shard, mesh=self.mesh, facts=self.policy.facts)
+        return RankShard(
+            shard,
+            mesh=self.mesh,
+            facts=self.policy.facts,
+            routed_layers=[layer for layer, _ in self.policy.passes.routers],
+        )
 
     def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
         """[S] log-probs for each microbatch, on ranks of the last stage."""

@@ -35,8 +35,8 @@ class Microbatch:
     loss_weights: torch.Tensor
     """[S] float32"""
     routed_experts: torch.Tensor | None
-    """[S, num_layers, topk] on the host, of the shard's type; what stands for padding means
-    nothing."""
+    """[S, this rank's layers with experts, topk] on the host, of the shard's type; what stands for
+    padding means nothing."""
     num_tokens: int
     """Real positions of the whole row."""
 

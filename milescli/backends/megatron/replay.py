@@ -36,7 +36,8 @@ def prepare_forward(
     """Before a forward pass over a row whose routes are known. Under sequence parallelism the
     router of tp rank r sees the r-th part of it. `counts`: note what the routers would choose."""
     assert microbatch.routed_experts is not None
-    own = microbatch.routed_experts[:, [layer for layer, _ in routers]].to(mesh.device).long()
+    own = microbatch.routed_experts.to(mesh.device).long()
+    assert own.shape[1] == len(routers), (own.shape, len(routers))
     is_real = (microbatch.source >= 0).to(mesh.device)
     # padding goes to experts that differ, for a token's chosen ones always do
     first = torch.arange(own.shape[-1], device=mesh.device)

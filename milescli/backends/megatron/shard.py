@@ -22,8 +22,16 @@ from milescli.train.streams import Stream
 class RankShard:
     """T: tokens of the shard; S: positions of one microbatch on this rank."""
 
-    def __init__(self, shard: TrainShard, *, mesh: Mesh, facts: ModelFacts) -> None:
-        """Lays out every row. Nothing is computed yet."""
+    def __init__(
+        self,
+        shard: TrainShard,
+        *,
+        mesh: Mesh,
+        facts: ModelFacts,
+        routed_layers: Sequence[int] = (),
+    ) -> None:
+        """Lays out every row. Nothing is computed yet. `routed_layers`: whose routes are replayed
+        on this rank; those of others are not kept."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
         self._mesh = mesh
@@ -34,7 +42,9 @@ class RankShard:
         self._loss_weights = _on_host(shard.loss_weights)
         """[N + 1]; padding takes the last, which is 0."""
         self._routed_experts = (
-            None if shard.routed_experts is None else _on_host(shard.routed_experts)
+            None
+            if shard.routed_experts is None or not routed_layers
+            else _on_host(shard.routed_experts[:, list(routed_layers)])
         )
         self._streams = {name: _on_host(values) for name, values in shard.streams.items()}
         self.updates = [
