@@ -17,7 +17,13 @@ from milescli.backends.sglang.servable import (
     missing_fields,
     model_zoo,
 )
-from milescli.backends.sglang.spec import EngineSpec, check_servable, read_config
+from milescli.backends.sglang.spec import (
+    EngineSpec,
+    check_servable,
+    draft_config,
+    read_config,
+)
+from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
 from milescli.core.secret_names import without_secrets
 from milescli.platform.environment import SPIN_COUNT
 
@@ -73,6 +79,8 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
+    if spec.speculation is not None:
+        arguments |= speculation_arguments(spec.speculation)
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:
@@ -110,6 +118,9 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
             arguments["attention-backend"] = backend
         if spec.prefix_cache is False:
             switches.append("disable-radix-cache")
+        if spec.speculation is not None and spec.speculation.has_weights:
+            # nobody sends these weights again when the engine wakes
+            switches.append("enable-draft-weights-cpu-backup")
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
@@ -174,18 +185,23 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
-    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
-    env[PIECES_VARIABLE] = ",".join(family.pieces)
+    modules, pieces = {family.module}, family.pieces
+    if spec.speculation is not None:
+        drafted = draft_config(spec)
+        modules |= cpu_modules(spec.speculation, family, drafted)
+        pieces = tuple(dict.fromkeys((*pieces, *cpu_pieces(drafted))))
+    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
+    env[PIECES_VARIABLE] = ",".join(pieces)
     if spec.tp > 1:
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
     return env
 
 
-def _other_model_modules(module: str) -> list[str]:
+def _other_model_modules(needed: set[str]) -> list[str]:
     """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
     which takes seconds."""
     return sorted(
-        path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__")
+        path.stem for path in model_zoo().glob("*.py") if path.stem not in {*needed, "__init__"}
     )
 
 
