@@ -33,6 +33,7 @@ from milescli.plan.roles import (
     roles_of,
     teacher_roles,
 )
+from milescli.plan.speculation import note_speculation
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -261,6 +262,7 @@ def _assembled(
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
+    note_speculation(recipe, on_cpu=not num_devices, log=log)
     channel = choose_channel(recipe, slots, colocated, log) if engines.num else "tensor"
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(

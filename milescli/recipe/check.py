@@ -16,6 +16,7 @@ from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
+from milescli.recipe.check_speculative import check_speculative
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -35,6 +36,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_agents(recipe)
     check_rows(recipe)
     check_distill(recipe)
+    check_speculative(recipe)
     check_algorithm(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     return [*doubts, *doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]

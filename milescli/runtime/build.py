@@ -15,9 +15,9 @@ from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.spec import EngineSpec, check_servable
+from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
-from milescli.core.errors import WorkerKilled
+from milescli.core.errors import FitError, WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
@@ -317,19 +317,24 @@ class Builder:
             sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
             api_key=spec.api_key,
             log_path=spec.log_path,
+            has_own_draft=spec.speculation is not None and spec.speculation.has_own_weights,
         )
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """What is equal on all nodes of an engine."""
-    return engine_spec(
+    """What is equal on all nodes of an engine. One that plays a role guesses nothing: what guesses
+    is there for the policy."""
+    made = engine_spec(
         spec.recipe,
         spec.plan,
         index=index,
         port=port,
         model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
+        draft_dir=spec.inputs.draft_dir,
     )
+    is_policy = made.model_dir == spec.inputs.model_dir
+    return made if is_policy else replace(made, speculation=None)
 
 
 def check_engines(spec: RunSpec) -> None:
@@ -337,6 +342,14 @@ def check_engines(spec: RunSpec) -> None:
     called before any is started."""
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
+    check_speculates(engine)
+    if spec.plan.channel == "distributed" and spec.recipe.rollout.speculative.kind == "mtp":
+        raise FitError(
+            "new weights would not reach the layer that guesses",
+            why="they go to engines on other devices, by a way on which SGLang updates the model "
+            "alone, without its MTP layer",
+            fix=["--set engines.placement=colocated", "--set rollout.speculative.kind=ngram"],
+        )
     check_extra(engine)
 
 

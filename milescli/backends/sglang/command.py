@@ -62,14 +62,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if silent := missing_fields(read_config(spec.model_dir)):
         arguments["json-model-override-args"] = json.dumps(silent)
     if spec.num_nodes > 1:
-        assert spec.init_address is not None, (
-            f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
-        )
-        arguments |= {
-            "nnodes": spec.num_nodes,
-            "node-rank": spec.node_rank,
-            "dist-init-addr": spec.init_address,
-        }
+        arguments |= _of_nodes(spec)
     switches = ["skip-server-warmup", "sleep-on-idle"]
     if spec.tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
@@ -125,6 +118,17 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _of_nodes(spec: EngineSpec) -> dict[str, object]:
+    assert spec.init_address is not None, (
+        f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
+    )
+    return {
+        "nnodes": spec.num_nodes,
+        "node-rank": spec.node_rank,
+        "dist-init-addr": spec.init_address,
+    }
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:

@@ -8,7 +8,14 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.core.types import RoutedExperts, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import (
+    NO_GUESSES,
+    Guesses,
+    RoutedExperts,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
 from milescli.rollout.base import Completion, GenerateRequest
 
 INT32_BYTES = 4
@@ -27,6 +34,7 @@ class Reply:
     """Relative to this reply."""
     routed_experts: bytes | None
     """int32 [prompt + num_tokens - 1, layers, topk]"""
+    guesses: Guesses = NO_GUESSES
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:
@@ -44,6 +52,11 @@ def read_reply(raw: dict[str, Any]) -> Reply:
         stop_reason=StopReason(meta["finish_reason"]["type"]),
         spans=_spans(meta, len(token_ids)),
         routed_experts=base64.b64decode(routed) if routed else None,
+        guesses=Guesses(
+            num_passes=meta.get("spec_verify_ct") or 0,
+            num_guessed=meta.get("spec_num_proposed_drafts") or 0,
+            num_right=meta.get("spec_num_correct_drafts") or 0,
+        ),
     )
 
 
@@ -81,6 +94,7 @@ class PartialResponse:
     routed_experts: bytes = b""
     routed_rows: int = 0
     """Tokens of prompt and response that `routed_experts` covers."""
+    guesses: Guesses = NO_GUESSES
 
     @property
     def body(self) -> dict[str, Any]:
@@ -113,6 +127,7 @@ class PartialResponse:
         offset = len(self.token_ids)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
+        self.guesses += reply.guesses
         for span in reply.spans:
             self._append_span(
                 VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
@@ -162,4 +177,5 @@ class PartialResponse:
             stop_reason=stop_reason,
             version_spans=self.spans,
             routed_experts=routed,
+            guesses=self.guesses,
         )

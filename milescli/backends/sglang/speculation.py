@@ -137,7 +137,9 @@ def _require_on_cpu(model_type: str, name: str) -> None:
         raise MachineError(
             f"a {name} of type `{model_type}` cannot speculate on a CPU",
             why="its layers keep a state, or look at a window, that cannot be taken back when a "
-            "guess is wrong" if family else "it is not served there",
+            "guess is wrong"
+            if family
+            else "it is not served there",
             fix=OFF,
         )
 

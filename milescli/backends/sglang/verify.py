@@ -4,9 +4,16 @@ asked by `channels.py`.
 begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all
 weights again, by its ordinary way. end: compare each parameter with its copy, bit for bit, and put
 the copies back. What was never sent is still NaN, and differs.
+
+An engine that guesses by an MTP layer has two models, which are both asked: the layer, and the
+model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
+layer: what nobody sends of it is none of ours to compare.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -16,7 +23,7 @@ BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
 """How the reply starts where they do."""
 
-_copies: dict[str, torch.Tensor] = {}
+_copies: WeakKeyDictionary[torch.nn.Module, dict[str, torch.Tensor]] = WeakKeyDictionary()
 
 
 def install() -> None:
@@ -28,8 +35,10 @@ def install() -> None:
     def update_or_verify(self, named_tensors, load_format=None):
         if load_format != VERIFY_FORMAT:
             return ordinary(self, named_tensors, load_format)
-        order = named_tensors[0][0]
-        return begin(self.get_model()) if order == BEGIN else _end_on_all_ranks(self.get_model())
+        order, is_draft = named_tensors[0][0], self.get_model_runner().is_draft_worker
+        if order == BEGIN:
+            return begin(self.get_model())
+        return _end_on_all_ranks(self.get_model(), is_draft=is_draft)
 
     WeightUpdater.update_weights_from_tensor = update_or_verify
 
@@ -37,26 +46,43 @@ def install() -> None:
 @torch.no_grad()
 def begin(model: torch.nn.Module) -> tuple[bool, str]:
     """Copies go to host memory: there may be no room for a second model on the device."""
-    _copies.clear()
-    for name, parameter in model.named_parameters():
-        _copies[name] = parameter.detach().to("cpu", copy=True)
+    _copies.pop(model, None)
+    _copies[model] = copies = {}
+    for name, parameter in _own(model):
+        copies[name] = parameter.detach().to("cpu", copy=True)
         parameter.fill_(float("nan") if parameter.is_floating_point() else -1)
-    return True, f"{len(_copies)} parameters kept"
+    return True, f"{len(copies)} parameters kept"
+
+
+def _own(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Its parameters, but those that are kept as another model's."""
+    others = {
+        parameter.data_ptr()
+        for other, copies in _copies.items()
+        if other is not model
+        for name, parameter in other.named_parameters()
+        if name in copies
+    }
+    return (each for each in model.named_parameters() if each[1].data_ptr() not in others)
 
 
 @torch.no_grad()
-def end(model: torch.nn.Module) -> str | None:
-    """What differs first, or None. Puts the copies back in any case."""
+def end(model: torch.nn.Module, *, is_draft: bool = False) -> str | None:
+    """What differs first, or None. Puts the copies back in any case. `is_draft`: what nothing was
+    sent of does not differ."""
     finding = None
     for name, parameter in model.named_parameters():
-        kept = _copies[name]
+        if (kept := _copies[model].get(name)) is None:
+            continue
         sent = parameter.detach().to("cpu")
         # padding that SGLang adds, and any zero, needs no sending
-        sent.masked_fill_(torch.isnan(sent) & (kept == 0), 0)
-        if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
+        is_missing = torch.isnan(sent)
+        sent.masked_fill_(is_missing & (kept == 0), 0)
+        was_sent = not (is_draft and bool(is_missing.all()))
+        if was_sent and finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
         parameter.copy_(kept)
-    _copies.clear()
+    del _copies[model]
     return finding
 
 
@@ -82,14 +108,16 @@ def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
     )
 
 
-def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
+def _end_on_all_ranks(model: torch.nn.Module, *, is_draft: bool) -> tuple[bool, str]:
     """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     findings: list[str | None] = [None] * group.world_size
-    torch.distributed.all_gather_object(findings, end(model), group=group.cpu_group)
+    torch.distributed.all_gather_object(
+        findings, end(model, is_draft=is_draft), group=group.cpu_group
+    )
     for rank, finding in enumerate(findings):
         if finding is not None:
             return False, f"{DIFFERS}engine rank {rank}: {finding}"

@@ -65,9 +65,7 @@ def choose(logits: torch.Tensor, info, positions: torch.Tensor) -> torch.Tensor:
 
     num_nodes = len(logits) // len(info.temperatures)
     names = ("temperatures", "top_ks", "top_ps", "min_ps", "sampling_seed")
-    of = SimpleNamespace(
-        **{name: _repeated(getattr(info, name), num_nodes) for name in names}
-    )
+    of = SimpleNamespace(**{name: _repeated(getattr(info, name), num_nodes) for name in names})
     probs = torch.softmax(logits / of.temperatures, dim=-1)
     if info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling:
         chosen = sampler.top_k_top_p_min_p_sampling_from_probs_torch(
