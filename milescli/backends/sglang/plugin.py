@@ -28,7 +28,7 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import halves, key, routing, settled, verify
+    from milescli.backends.sglang import ended, halves, key, routing, settled, verify
 
     try:
         if api_key := key.take():
@@ -40,6 +40,7 @@ def register() -> None:
         verify.install()
         halves.install()
         settled.install()
+        ended.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if device_kind == "cpu":

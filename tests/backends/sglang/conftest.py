@@ -96,6 +96,7 @@ class Service:
             sharing_ranks=[0] * spec.tp,
             api_key=spec.api_key,
             log_path=spec.log_path,
+            has_own_draft=spec.speculation is not None and spec.speculation.has_own_weights,
         )
 
     def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
@@ -127,8 +128,11 @@ class Service:
         self.run(send)
 
 
-def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Service:
+def start_service(
+    folder: Path, model: torch.nn.Module, *, log_dir: Path | None = None, **options: object
+) -> Service:
     """Engine and router on that folder; both stopped where one does not start."""
+    log_dir = log_dir or folder
     router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
         model_dir=folder,
@@ -137,7 +141,7 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
         precision="fp32",
         host=HOST,
         port=free_ports(1, host=HOST)[0],
-        log_path=folder / "engine.log",
+        log_path=log_dir / "engine.log",
         max_total_tokens=65_536,
         context_length=1024,
         api_key=KEY,
@@ -149,7 +153,7 @@ def start_service(folder: Path, model: torch.nn.Module, **options: object) -> Se
         worker_urls=(engine.url,),
         port=router_port,
         metrics_port=metrics_port,
-        log_path=folder / "router.log",
+        log_path=log_dir / "router.log",
         api_key=KEY,
     )
     router = RouterServer(door)

@@ -31,8 +31,8 @@ def build_tree_kernel_efficient_cpu(
     mask_mode: int,
 ) -> None:
     """Of a draft model's guesses. `selected_index`: [B, N - 1] which of all were kept, by level;
-    `parent_list`: [B, levels] those that a level's guesses, `topk` each, go on from. The next five
-    are written."""
+    `parent_list`: [B, ...] those that `topk` guesses each go on from, the first of them from node
+    0. The next five are written."""
     assert int(mask_mode) == QUERIES_ONLY, f"a tree mask of mode {mask_mode}"
     mask_BNN = tree_mask.view(-1, num_nodes, num_nodes)
     _number(retrieve_index)
