@@ -1,6 +1,6 @@
 """A response that ends by itself in the very pass in which it is given up has ended. Stock takes it
-for given up, with all that the pass has made: whoever asks for the rest then goes on behind its end,
-and where several tokens come of a pass, it has more than it may. Installed by the plug-in."""
+for given up, with all that the pass has made: whoever asks for the rest would go on behind its end,
+and where a pass makes several tokens, may have been given too many. Installed by the plug-in."""
 
 from __future__ import annotations
 

@@ -82,6 +82,8 @@ def end(model: torch.nn.Module, *, is_draft: bool = False) -> str | None:
         if was_sent and finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
         parameter.copy_(kept)
+    if is_draft and hasattr(model, "post_load_weights"):
+        model.post_load_weights(is_nextn=True)  # what is derived of them, too
     del _copies[model]
     return finding
 
