@@ -6,7 +6,7 @@ from milescli.plan.decisions import Log
 from milescli.recipe.schema import Recipe
 
 ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
-"""By kind: a pass over four tokens of a request takes two to four times as long as over one there,
+"""By kind: a pass over four tokens of a request takes two to three times as long as over one there,
 so that a wrong guess costs what a right one saves."""
 ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
 """By kind: SGLang's own defaults, of MTP those for DeepSeek's; a pass is bound by the reading of

@@ -142,9 +142,10 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         plain = request.getfixturevalue("service")
         yield Pair(kind=kind, guessing=started[0], plain=plain, named=named)
     finally:
-        for service in started:
-            service.router.stop()
-            service.engine.stop()
+        with ThreadPoolExecutor() as threads:
+            for service in started:
+                threads.submit(service.router.stop)
+                threads.submit(service.engine.stop)
 
 
 @pytest.fixture
