@@ -15,6 +15,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from milescli.backends.megatron.host_adam import HostAdamW
+from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.saving import BackgroundSave
 from milescli.checkpoint.store import not_written
@@ -31,9 +32,16 @@ class CheckpointIO:
     """Saves and loads one model and its optimizer. At most one save is in flight."""
 
     def __init__(
-        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float
+        self,
+        model: DistributedDataParallel,
+        optimizer: MegatronOptimizer,
+        *,
+        timeout_s: float,
+        adapters: Adapters | None = None,
     ) -> None:
-        """`timeout_s` bounds the wait of `finish`."""
+        """`timeout_s` bounds the wait of `finish`. `adapters`: of the model, where nothing else of
+        it changes, or is saved."""
+        self._adapters = adapters
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
         self._device = next(model.parameters()).device
         self._pending: BackgroundSave | None = None
@@ -107,7 +115,10 @@ class CheckpointIO:
                 fix="resume from another checkpoint of the run, or check that model.path is the "
                 "one that was trained",
             ) from error
-        self._model.module.load_state_dict(loaded[_MODEL])
+        if self._adapters is not None:
+            self._adapters.take(loaded[_MODEL])
+        else:
+            self._model.module.load_state_dict(loaded[_MODEL])
         if weights_only:
             # the optimizer holds copies of bfloat16 weights, which would undo the load at the next
             # step
@@ -130,7 +141,9 @@ class CheckpointIO:
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
         state: dict[str, object] = {
-            _MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)
+            _MODEL: self._adapters.sharded_state()
+            if self._adapters is not None
+            else self._model.module.sharded_state_dict(prefix="", metadata=metadata)
         }
         if not weights_only:
             make_moments(self._optimizer)

@@ -46,7 +46,7 @@ class HeldModel:
         self.weights = weights.local_weights(gpt, self.table, mesh)
         weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
         self.model: torch.nn.Module = gpt
-        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(gpt)
+        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(list(gpt.parameters()))
         self.passes = Passes(
             model=gpt,
             mesh=mesh,
