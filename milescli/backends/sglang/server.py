@@ -35,8 +35,8 @@ LOG_EVERY_S = 1.0
 """While it starts, for what it says of them."""
 _KILLED_PART = re.compile(r"exit code:? -\d")
 """In its log, of one of them that a signal ended."""
-_FAILED_PART = "Received sigquit from a child process"
-"""In its log, of any that ended."""
+_FAILED_PART = re.compile("sigquit", re.IGNORECASE)
+"""In its log, where one of them had an error of its own."""
 
 
 class EngineServer(ManagedProcess):
@@ -124,7 +124,7 @@ class EngineServer(ManagedProcess):
     def _was_killed(self) -> bool:
         """Any of its processes. SGLang kills them all where one says that it has failed."""
         words = self.last_words()
-        was_killed = super()._was_killed() and _FAILED_PART not in words
+        was_killed = super()._was_killed() and _FAILED_PART.search(words) is None
         return was_killed or _KILLED_PART.search(words) is not None
 
     def ended(self) -> str | None:

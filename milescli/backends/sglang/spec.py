@@ -57,6 +57,9 @@ class EngineSpec:
     """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
     on a CPU."""
     return_routed_experts: bool = False
+    adapter_dir: Path | None = None
+    """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
+    same shape; None: it serves the model itself, and is sent all weights."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
