@@ -15,14 +15,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.secret_names import without_secrets
-from milescli.platform.memory_record import MemoryRecord
+from milescli.platform.memory_record import MemoryRecord, pids_noted
 
 LOOK_EVERY_S = 2.0
 """How often it notes which processes the run has: one that is killed can no longer be asked what
@@ -32,70 +33,157 @@ TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
 end."""
 REPORT_WITHIN_S = 60.0
 """For the report of `miles why` on a driver that was killed."""
+KEPT_EVERY_S = 0.5
+"""How often whoever started it looks whether it lives."""
+HELD = ("T", "t")
+"""States of a process that the system holds."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
 
-@dataclass(slots=True)
 class Watchdog:
-    """What the process that started a watchdog holds of it."""
+    """What the process that started a watchdog holds of it. One that dies, or that the system
+    holds, is looked for by a thread, and another takes its place."""
 
-    pipe: int
-    """Writing end; closing it tells the watchdog to clean up and end."""
-    done: int
-    """Reading end; it closes when the watchdog has ended."""
+    def __init__(
+        self, *, token: str, scratch_dirs: list[Path], begun: Callable[[int], None]
+    ) -> None:
+        """As `start_watchdog`."""
+        self._token, self._scratch_dirs, self._begun = token, scratch_dirs, begun
+        self._environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
+        self._environment.pop(TOKEN_VARIABLE, None)
+        self._verdicts = list[Path]()
+        self._lock, self._released = threading.Lock(), threading.Event()
+        self._pid = self._pipe = self._done = -1
+        self._begin()
+        threading.Thread(target=self._keep, name="watchdog", daemon=True).start()
 
     def write_verdict_to(self, file: Path) -> None:
         """From now on: a file that the driver writes when it ends in order. Where it is missing
         then, the watchdog writes there that the driver was killed."""
-        os.write(self.pipe, os.fsencode(file) + b"\0")
+        with self._lock:
+            self._verdicts.append(file)
+            self._tell(file)
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
         """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent.
         Raises TimeoutError."""
-        if self.pipe >= 0:
-            os.close(self.pipe)
-            self.pipe = -1
-            ended = select.select([self.done], [], [], timeout_s)[0]
-            os.close(self.done)
-            if not ended:
+        with self._lock:
+            if self._released.is_set():
+                return
+            self._released.set()
+            has_ended = self._finish(timeout_s)
+            if has_ended and self._is_left():  # it was killed as it was asked
+                self._begin()
+                has_ended = self._finish(timeout_s)
+            if not has_ended:
                 raise TimeoutError(
                     f"the watchdog has not ended {timeout_s:.0f} s after it was asked to clean up"
                 )
 
+    def _finish(self, timeout_s: float) -> bool:
+        self._replace_if_gone()
+        os.close(self._pipe)
+        deadline = time.monotonic() + timeout_s
+        while not (has_ended := _is_readable(self._done, KEPT_EVERY_S)):
+            if time.monotonic() > deadline:
+                break
+            self._end_if_held()
+        os.close(self._done)
+        return has_ended
 
-def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end."""
-    reading, writing = os.pipe()
-    done, ended = os.pipe()
-    command = [
-        sys.executable,
-        "-m",
-        "milescli.cluster.watchdog",
-        "--pipe",
-        str(reading),
-        "--driver",
-        str(os.getpid()),
-    ]
-    for folder in scratch_dirs:
-        command += ["--remove", str(folder)]
-    environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
-    environment.pop(TOKEN_VARIABLE, None)
-    # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an actor
-    # with it.
-    subprocess.run(
-        ["/bin/sh", "-c", '"$@" &', "sh", *command],
-        pass_fds=[reading, ended],
-        env=environment,
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
-    os.close(reading)
-    os.close(ended)
-    return Watchdog(pipe=writing, done=done)
+    def _is_left(self) -> bool:
+        folders = any(folder.exists() for folder in self._scratch_dirs)
+        return folders or any(processes_of(self._token))
+
+    def _keep(self) -> None:
+        was_held = False
+        while not self._released.wait(KEPT_EVERY_S):
+            with self._lock:
+                is_held = state_of(self._pid) in HELD
+                if not self._released.is_set() and (not is_held or was_held):
+                    self._replace_if_gone()
+                was_held = is_held
+
+    def _replace_if_gone(self) -> None:
+        if self._end_if_held():
+            _is_readable(self._done, KILL_GRACE_S)
+        if _is_readable(self._done, 0.0):
+            os.close(self._pipe)
+            os.close(self._done)
+            self._begin()
+
+    def _end_if_held(self) -> bool:
+        if is_held := state_of(self._pid) in HELD:
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return is_held
+
+    def _begin(self) -> None:
+        reading, self._pipe = os.pipe()
+        self._done, ended = os.pipe()
+        command = [sys.executable, "-m", "milescli.cluster.watchdog", "--pipe", str(reading)]
+        command += ["--driver", str(os.getpid())]
+        for folder in self._scratch_dirs:
+            command += ["--remove", str(folder)]
+        # The shell ends at once, and the watchdog is nobody's child: Ray kills the children of an
+        # actor with it.
+        started = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >/dev/null & echo $!', "sh", *command],
+            pass_fds=[reading, ended],
+            env=self._environment,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        os.close(reading)
+        os.close(ended)
+        self._pid = int(started.stdout)
+        self._begun(self._pid)
+        for verdict in self._verdicts:
+            self._tell(verdict)
+
+    def _tell(self, verdict: Path) -> None:
+        with suppress(BrokenPipeError):  # it has died: the next one is told
+            os.write(self._pipe, os.fsencode(verdict) + b"\0")
+
+
+def _is_readable(pipe: int, within_s: float) -> bool:
+    """Also where its other end was closed. Any number of a pipe will do, unlike for `select`."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(1000 * within_s))
+
+
+def start_watchdog(
+    *, token: str, scratch_dirs: list[Path], begun: Callable[[int], None] = lambda pid: None
+) -> Watchdog:
+    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `begun`: told the
+    process id of each that is started, one in the place of the other."""
+    return Watchdog(token=token, scratch_dirs=scratch_dirs, begun=begun)
+
+
+def is_on_duty(pid: int) -> bool:
+    """Whether this process is a watchdog, lives, and is not held."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"milescli.cluster.watchdog" in line and state_of(pid) not in HELD
+    return False
+
+
+def clean_up_instead(
+    *, token: str, scratch_dirs: list[Path], verdict: Path | None, watchdog: int
+) -> None:
+    """What the watchdog of a dead driver would have done, which died too, or is held. Raises
+    TimeoutError."""
+    if state_of(watchdog) in HELD:
+        os.kill(watchdog, signal.SIGKILL)
+    instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
+    if verdict is not None:
+        instead.write_verdict_to(verdict)
+    instead.release()
 
 
 def stop_all(token: str, *, seen: set[int]) -> None:
@@ -155,6 +243,8 @@ def main() -> None:
         elif more := os.read(options.pipe, 65536):
             said += more
             memory.folder = next((v.parent for v in reversed(_verdicts(said))), None)
+            if memory.folder is not None:  # what a watchdog before this one has seen
+                seen |= pids_noted(memory.folder) - {options.driver}
         else:
             break
     stop_all(token, seen=seen)

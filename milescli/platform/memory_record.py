@@ -86,6 +86,16 @@ class MemoryRecord:
         return None
 
 
+def pids_noted(folder: Path) -> set[int]:
+    """Of processes of the run that are in this folder's record, by whichever watchdog."""
+    pids = set[int]()
+    with suppress(OSError):
+        for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, AttributeError):  # torn
+                pids.update(map(int, json.loads(line).get("resident_bytes", {})))
+    return pids
+
+
 def resident_bytes(pid: int) -> int | None:
     """Of a process; None where it has ended. Pages that it shares count."""
     try:

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,12 @@ from milescli.checkpoint.run_dir import (
     utc_now,
     verdict_file,
 )
-from milescli.cluster.watchdog import KILL_GRACE_S, TERM_GRACE_S
+from milescli.cluster.watchdog import (
+    KILL_GRACE_S,
+    TERM_GRACE_S,
+    clean_up_instead,
+    is_on_duty,
+)
 from milescli.core import errors
 from milescli.core.driver_pipe import Said
 from milescli.core.errors import (
@@ -38,6 +44,7 @@ from milescli.platform.oom import oom_kills
 from milescli.recipe.fault import Fault
 from milescli.runtime.child import Ended, run_in_child
 from milescli.runtime.restarts import Restarts
+from milescli.runtime.side_files import LineFile
 from milescli.runtime.supervise import ended_now
 
 if TYPE_CHECKING:
@@ -210,11 +217,11 @@ def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
     if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
         return
     cause = error.as_dict()
-    file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
     event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
-    with run.events_file.open("a", encoding="utf-8") as events:
-        events.write(json.dumps({"time": utc_now(), **to_record(event)}) + "\n")
-    write_why(file.parent)
+    with suppress(OSError):  # a full disk: the terminal is told in any case
+        file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
+        LineFile(run.events_file).write(json.dumps({"time": utc_now(), **to_record(event)}))
+        write_why(file.parent)
 
 
 def _seconds_since(log_dir: Path) -> float:
@@ -224,23 +231,33 @@ def _seconds_since(log_dir: Path) -> float:
 
 
 def _wait_for_clean_up(said: Said) -> None:
-    """Until the watchdog has ended what the driver left. Raises MachineError where it has not."""
+    """Until the watchdog has ended what the driver left; what one would have done that died, or is
+    held, another does. Raises MachineError where something is left."""
     token = said.get("token")
     if token is None:
         return
-    deadline = time.monotonic() + CLEAN_UP_S
-    while left := list(processes_of(token)):
-        if time.monotonic() >= deadline:
-            raise MachineError(
-                "the driver died, and processes of its run are still there",
-                why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
-                f"{', '.join(map(str, left))}",
-                fix=f"kill -9 {' '.join(map(str, left))}",
-            )
-        time.sleep(0.1)
     verdict = verdict_file(Path(said["log_dir"])) if "log_dir" in said else None
-    while verdict is not None and not verdict.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    scratch = Path(said["scratch_dir"]) if "scratch_dir" in said else None
+    deadline = time.monotonic() + CLEAN_UP_S
+    while time.monotonic() < deadline:
+        is_left = any(processes_of(token)) or (scratch is not None and scratch.exists())
+        if not is_left and (verdict is None or verdict.exists()):
+            return
+        if "watchdog" in said and not is_on_duty(said["watchdog"]):
+            dirs = [scratch] if scratch is not None else []
+            with suppress(TimeoutError):
+                clean_up_instead(
+                    token=token, scratch_dirs=dirs, verdict=verdict, watchdog=said["watchdog"]
+                )
+            break
+        time.sleep(0.1)
+    if left := list(processes_of(token)):
+        raise MachineError(
+            "the driver died, and processes of its run are still there",
+            why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
+            f"{', '.join(map(str, left))}",
+            fix=f"kill -9 {' '.join(map(str, left))}",
+        )
 
 
 def _pause(seconds: float, run: RunDir) -> None:

@@ -38,7 +38,10 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     its scratch files. `token`: of the run, by which watchdogs know its processes."""
     say(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
-    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
+    say(scratch_dir=temp_dir)
+    watchdog = start_watchdog(
+        token=token, scratch_dirs=[temp_dir], begun=lambda pid: say(watchdog=pid)
+    )
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     # Ray opens its own folder to everybody: it lies below one that is ours alone
     for inner in ("t", "r"):

@@ -54,13 +54,14 @@ class SideFiles:
 
 class LineFile:
     """A file that lines are appended to, none of which is held back. One that was torn by a full
-    disk spoils no line after it."""
+    disk, or by the death of whoever wrote before, spoils no line after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         self.os_write = os.write
-        self._is_torn = False
+        size = os.fstat(self._file).st_size
+        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
     def write(self, line: str) -> None:
         """Append it. Raises OSError where the disk does not take all of it."""

@@ -43,8 +43,19 @@ class Ending(StrEnum):
 IN_STEPS = (Moment.ROLLOUT, Moment.TRAIN, Moment.PUBLISH, Moment.SAVE)
 AFTER_START = (Moment.WARMUP, Moment.CHECK, Moment.EVAL, *IN_STEPS)
 ALWAYS = (Moment.START, *AFTER_START)
+KILL, STOP = "SIGKILL", "SIGSTOP"
 ON_THE_WAY = (Moment.ROLLOUT, Moment.SAVE)
 """For faults that leave the run's own processes alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Second:
+    """Another harm, while the first is dealt with."""
+
+    harm: str
+    victim: str
+    after_s: tuple[float, float] = (0.0, 1.0)
+    """From the first harm, between these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +66,8 @@ class Fault:
     group: str
     """What `FAULTS=` chooses by, beside the name."""
     harm: str
-    """SIGKILL or SIGSTOP of `victim`, or the name of another harm that `harms` knows."""
+    """A signal to `victim`, the wish of a reward, a harm of checkpoints, or the name of
+    one that `machine` knows."""
     victim: str = ""
     """A role that `victims` knows."""
     said: str = ""
@@ -70,6 +82,13 @@ class Fault:
     """Of the recipe, and so of the run that it is compared with."""
     options: tuple[str, ...] = ()
     """Of `miles launch`."""
+    second: Second | None = None
+    nodes: int = 1
+    """On which the run is: two are a cluster in small, of its own."""
+    compared: str = "all"
+    """`all`: weights, figures and samples are those of the calm run, bit for bit; `told`: what was
+    told is, and the weights, as the disk did not take the rest; `close`: the layout is another
+    since, so that figures are near it alone."""
     times: int = 1
     """How often, one after the other, of random roles of `VICTIMS_OF_MANY`."""
 
@@ -82,9 +101,32 @@ class Fault:
 def _both(name: str, *, stop_within_s: float, **fields: object) -> list[Fault]:
     """Killed and stopped. A stopped one has `machine.silence_s`, and what was usual, more."""
     victim = str(fields.pop("victim", name))
+    stop_sets = fields.pop("stop_sets", ())
     kill = Fault(name=f"{name}-kill", harm="SIGKILL", victim=victim, **fields)  # type: ignore[arg-type]
     stop = {**fields, "within_s": stop_within_s}
+    if stop_sets:
+        stop["sets"] = stop_sets
     return [kill, Fault(name=f"{name}-stop", harm="SIGSTOP", victim=victim, **stop)]  # type: ignore[arg-type]
+
+
+def _twice(
+    name: str,
+    first: tuple[str, str],
+    second: tuple[str, str],
+    after_s: tuple[float, float],
+    **fields: object,
+) -> Fault:
+    """Two harms, (signal, victim) each: the second so many seconds after the first."""
+    return Fault(
+        name=name,
+        group="two",
+        harm=first[0],
+        victim=first[1],
+        second=Second(harm=second[0], victim=second[1], after_s=after_s),
+        moments=(Moment.CHECK, Moment.EVAL, *IN_STEPS),
+        within_s=120.0,
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 _AT_START = (Ending.HEALED, Ending.NAMED)
@@ -106,7 +148,57 @@ _RAY = {
     "stop_within_s": 90.0,
 }
 _REWARD = {"group": "reward", "moments": ON_THE_WAY, "within_s": 45.0}
+_OTHERWISE = {
+    "group": "signals",
+    "moments": IN_STEPS,
+    "endings": (Ending.HEALED, Ending.UNHURT),
+}
+"""An engine that is asked to end does what it was asked before: a short run is over first."""
+_BESIDE = {
+    "group": "beside",
+    "moments": (Moment.CHECK, Moment.ROLLOUT, Moment.PUBLISH),
+    "endings": (Ending.UNHURT,),
+    "stop_within_s": 60.0,
+}
+_OF_RAYLET = {**_BESIDE, "endings": (Ending.UNHURT, Ending.NAMED), "said": "Ray"}
+"""Without them Ray's raylet ends itself."""
+_ENVIRONMENT = {
+    "group": "environment",
+    "moments": (Moment.EVAL, *ON_THE_WAY),
+    "endings": (Ending.UNHURT,),
+    "sets": (
+        "rollout.agent=environment",
+        "rollout.environment.name=tests.chaos.environments:Paced",
+        "rollout.environment.processes=2",
+        "rollout.environment.step_timeout_s=4",
+        "rollout.max_turn_tokens=4",
+    ),
+    "stop_within_s": 45.0,
+}
+_DISK = {
+    "group": "disk",
+    "said": "No space left",
+    "moments": AFTER_START,
+    "compared": "told",
+}
+_OOM = {"group": "memory", "harm": "oom", "moments": IN_STEPS}
+_CLOCK = {"group": "clock", "endings": (Ending.UNHURT,)}
+_NODES = {
+    "group": "nodes",
+    "nodes": 2,
+    "moments": IN_STEPS,
+    "sets": ("parallel.dp=2", "engines.num=2", "machine.silence_s=30"),
+}
+_NODE_LOST = {
+    "within_s": 240.0,
+    "said": "node 10.77.0.2",
+    "endings": (Ending.RESTARTED,),
+    "compared": "close",
+}
+_DRIVER_TOO = {"endings": (Ending.NAMED,), "said": "driver"}
 _CHECKPOINT = {"group": "checkpoint", "moments": (Moment.ROLLOUT,), "endings": (Ending.STOPPED,)}
+_LONGER = ("train.steps=24", "rollout.reward=chaos_rewards:paced")
+"""Steps go on without it: there must be some until it is missed."""
 _MANY = {
     "group": "many",
     "moments": (Moment.ROLLOUT,),
@@ -116,7 +208,7 @@ _MANY = {
 VICTIMS_OF_MANY = ("scheduler", "detokenizer", "server", "engine-actor", "rank")
 FAULTS: tuple[Fault, ...] = (
     *_both("scheduler", **_ENGINE),
-    *_both("detokenizer", **_ENGINE),
+    *_both("detokenizer", **_ENGINE, stop_sets=_LONGER),
     *_both("server", **_ENGINE),
     *_both("engine-actor", **_ENGINE),
     *_both("one-of-two", victim="scheduler", sets=("engines.num=2",), **_ENGINE),
@@ -176,6 +268,53 @@ FAULTS: tuple[Fault, ...] = (
         endings=(Ending.UNHURT,),
         **_REWARD,
     ),
+    *_both("environment", **_ENVIRONMENT),
+    Fault(name="server-term", harm="SIGTERM", victim="server", **_OTHERWISE, said="engine 0"),
+    Fault(name="scheduler-int", harm="SIGINT", victim="scheduler", **_OTHERWISE, said="engine 0"),
+    Fault(name="rank-segv", harm="SIGSEGV", victim="rank", **_OTHERWISE, said="trainer"),
+    Fault(name="rank-term", harm="SIGTERM", victim="rank", **_OTHERWISE, said="trainer"),
+    *_both("watchdog", **_BESIDE),
+    *_both("warm-process", **_BESIDE),
+    *_both("shm-manager", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.HEALED)}),
+    *_both("ray-agent", **_OF_RAYLET),
+    *_both("ray-environments", **_OF_RAYLET),
+    _twice("engine-and-rank", (KILL, "scheduler"), (KILL, "rank"), (0.0, 1.0)),
+    _twice("rank-in-healing", (KILL, "detokenizer"), (KILL, "rank"), (1.0, 5.0)),
+    _twice("engine-in-healing", (KILL, "rank"), (KILL, "scheduler"), (0.5, 6.0)),
+    _twice("engine-held-rank-killed", (STOP, "scheduler"), (KILL, "rank"), (0.5, 6.0)),
+    _twice("rank-held-engine-killed", (STOP, "rank"), (KILL, "server"), (0.5, 6.0)),
+    _twice("engine-warm-gone", (KILL, "warm-process"), (KILL, "scheduler"), (0.2, 2.0)),
+    _twice("engine-warm-held", (STOP, "warm-process"), (KILL, "scheduler"), (0.2, 2.0)),
+    _twice("driver-in-healing", (KILL, "scheduler"), (KILL, "driver"), (0.3, 5.0), **_DRIVER_TOO),
+    _twice("driver-in-rank-healing", (KILL, "rank"), (KILL, "driver"), (0.3, 8.0), **_DRIVER_TOO),
+    _twice("driver-and-watchdog", (KILL, "watchdog"), (KILL, "driver"), (0.0, 4.0), **_DRIVER_TOO),
+    Fault(
+        name="disk-full-awhile",
+        harm="fill-awhile",
+        endings=(Ending.UNHURT, Ending.NAMED),  # named where it is full at the last save
+        **_DISK,
+    ),
+    Fault(name="disk-full", harm="fill", endings=(Ending.NAMED,), **_DISK),
+    Fault(
+        name="shm-full-awhile",
+        harm="fill-shm",
+        group="shm",
+        moments=IN_STEPS,
+        endings=(Ending.UNHURT, Ending.HEALED),
+    ),
+    Fault(name="oom-rank", victim="rank", said="trainer", **_OOM),
+    Fault(name="oom-engine", victim="scheduler", said="engine 0", **_OOM),
+    Fault(name="clock-forward", harm="clock-forward", **_CLOCK),
+    Fault(name="clock-back", harm="clock-back", **_CLOCK),
+    Fault(name="node-ends", harm="end-node", **_NODE_LOST, **_NODES),
+    Fault(name="network-cut", harm="cut", **_NODE_LOST, **_NODES),
+    Fault(
+        name="network-cut-awhile",
+        harm="cut-awhile",
+        endings=(Ending.UNHURT, Ending.HEALED),
+        **_NODES,
+    ),
+    Fault(name="network-slow", harm="slow", endings=(Ending.UNHURT,), **_NODES),
     Fault(name="checkpoint-flip", harm="flip", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-torn", harm="tear", said="is damaged", **_CHECKPOINT),
     Fault(name="checkpoint-file-gone", harm="unlink", said="is damaged", **_CHECKPOINT),

@@ -7,20 +7,33 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 SECONDS = ("forward_backward_s", "optimizer_s")
 OF_ENGINES = ("logprob_diff_mean", "logprob_diff_max")
 """Figures that which requests an engine computes together may change in their last bit."""
+OF_CLOCKS = ("environment_s",)
+"""Figures of episodes that are seconds."""
+NEAR = {"loss": 0.05, "reward_mean": 0.05, "response_tokens_mean": 1.0}
+"""How far figures of a step may be from those of another layout: sums in another order change last
+bits, and by and by a token."""
 MANY = 3
 """Differences that are shown."""
 
 
 def events_of(run: Path) -> list[dict]:
-    """All whole lines of the run's events."""
-    file = run / "events.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """All whole lines of the run's events; a full disk tears some."""
+    return whole_records(_lines(run / "events.jsonl"))
+
+
+def whole_records(lines: Iterable[str | bytes]) -> list[dict]:
+    """Of lines in JSON, without those that are torn."""
+    records = []
+    for line in lines:
+        with suppress(ValueError):
+            records.append(json.loads(line))
+    return records
 
 
 def of_kind(events: Iterable[Mapping], kind: str) -> list[Mapping]:
@@ -28,14 +41,49 @@ def of_kind(events: Iterable[Mapping], kind: str) -> list[Mapping]:
     return [event for event in events if event["event"] == kind]
 
 
-def compared(hurt: Path, calm: Path) -> list[str]:
-    """Everything that two run directories must have in common."""
+def compared(hurt: Path, calm: Path, how: str = "all") -> list[str]:
+    """What two run directories must have in common; `how`: see `Fault.compared`."""
     told, wanted = events_of(hurt), events_of(calm)
-    return [
-        *figures_that_differ(told, wanted),
-        *samples_that_differ(hurt, calm),
-        *_weights_that_differ(hurt, calm),
-    ]
+    if how == "close":
+        return [*figures_that_are_far(told, wanted), *_samples_that_are_missing(hurt, calm)]
+    figures = figures_that_differ(told, wanted)
+    if how == "told":
+        is_told = [wrong for wrong in figures if not wrong.endswith("is not there")]
+        return [*is_told, *_weights_that_differ(hurt, calm)]
+    return [*figures, *samples_that_differ(hurt, calm), *_weights_that_differ(hurt, calm)]
+
+
+def figures_that_are_far(hurt: Iterable[Mapping], calm: Iterable[Mapping]) -> list[str]:
+    """All steps are there; until the layout changed they are those of the calm run, and afterwards
+    near them."""
+    steps, wanted, wrong = dict[str, dict](), dict[str, dict](), []
+    for events, into in ((hurt, steps), (calm, wanted)):
+        for event in events:
+            into |= {name: f for name, f in _figures(event).items() if "StepDone" in name}
+    for name in wanted:
+        if name not in steps:
+            wrong.append(f"{name} is not there")
+            continue
+        for key, far in NEAR.items():
+            there, due = steps[name].get(key), wanted[name].get(key)
+            if isinstance(due, float) and not abs(there - due) <= far:
+                wrong.append(f"{name}: {key} is {there}, not near {due}")
+    wrong += [f"{name} is no step of the calm run" for name in steps if name not in wanted]
+    return wrong[:MANY]
+
+
+def _samples_that_are_missing(hurt: Path, calm: Path) -> list[str]:
+    wrong = []
+    for file in sorted(calm.glob("rollouts/*.jsonl")):
+        name = file.relative_to(calm)
+        numbers = [len(_lines(run / name)) for run in (hurt, calm)]
+        if numbers[0] != numbers[1]:
+            wrong.append(f"{name} has {numbers[0]} samples, not {numbers[1]}")
+    return wrong[:MANY]
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def figures_that_differ(hurt: Iterable[Mapping], calm: Iterable[Mapping]) -> list[str]:
@@ -59,11 +107,26 @@ def _figures(event: Mapping) -> dict[str, dict[str, object]]:
     kind = event["event"]
     if kind in ("StepDone", "WarmupStepDone"):
         report = {k: v for k, v in event["report"].items() if k not in (*SECONDS, *OF_ENGINES)}
-        return {f"{kind} {event['step']}": report | dict(event.get("rollout", {}))}
+        rollout = dict(event.get("rollout", {}))
+        if "figures" in rollout:
+            rollout["figures"] = _without_clocks(rollout["figures"])
+        return {f"{kind} {event['step']}": report | rollout}
     if kind == "EvalDone":
         figures = ("accuracy", "num_prompts", "truncated_fraction", "response_tokens_mean")
         return {f"{kind} {event['step']}": {key: event[key] for key in figures}}
     return {}
+
+
+def _without_clocks(figures: Mapping) -> dict[str, object]:
+    return {name: value for name, value in figures.items() if name not in OF_CLOCKS}
+
+
+def _without_seconds(line: str) -> str:
+    """Of a sample; one without figures of clocks is compared letter by letter."""
+    if not any(name in line for name in OF_CLOCKS):
+        return line
+    sample = json.loads(line)
+    return json.dumps(sample | {"episode": _without_clocks(sample["episode"])})
 
 
 def samples_that_differ(hurt: Path, calm: Path) -> list[str]:
@@ -74,7 +137,9 @@ def samples_that_differ(hurt: Path, calm: Path) -> list[str]:
         if not (hurt / name).exists():
             wrong.append(f"{name} is not there")
             continue
-        there, wanted = (path.read_text().splitlines() for path in (hurt / name, file))
+        there, wanted = (
+            [_without_seconds(line) for line in _lines(f)] for f in (hurt / name, file)
+        )
         if len(there) != len(wanted):
             wrong.append(f"{name} has {len(there)} samples, not {len(wanted)}")
         elif there != wanted:

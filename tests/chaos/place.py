@@ -3,7 +3,6 @@ are compared with. Starts `miles`, and notes when it said what."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos import rewards
-from tests.chaos.oracle import events_of, of_kind
+from tests.chaos.oracle import events_of, of_kind, whole_records
 from tests.chaos.victims import RunProcesses
 from tests.end_to_end.runs import MILES, Workplace
 
@@ -70,7 +69,7 @@ class Attempt:
             data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.endswith(b"}")]
+        new = whole_records(whole.splitlines())
         self.events += [(now, event) for event in new]
         return new
 
@@ -91,6 +90,13 @@ class Attempt:
         self.wait_for(lambda event: False, within_s=within_s, what="the end of the run")
         return self.process.returncode
 
+    def pause(self, seconds: float) -> None:
+        """Let it go on for so long, and note what it says."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and self.process.poll() is None:
+            self.look()
+            time.sleep(LOOK_EVERY_S)
+
     def kill(self) -> None:
         """It does not end by itself."""
         for process in (*self.processes.all(), self.processes.parent):
@@ -104,6 +110,11 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.variables = dict[str, str]()
+        """Of the runs that are started from here on, on top of those of everybody."""
+        self.before: tuple[str, ...] = ()
+        """What stands before the command, e.g. one that makes a namespace for it."""
         self._workplace = Workplace(folder)
         self.wish = folder / rewards.WISH.name
         shutil.copy(Path(rewards.__file__), folder / "chaos_rewards.py")
@@ -112,9 +123,17 @@ class Place:
         """The directory of a run."""
         return self._workplace.run(name)
 
+    def left(self) -> list[str]:
+        """What outlives a run, beside what its processes tell of."""
+        return []
+
+    def wipe(self, name: str) -> None:
+        """Of a run nothing is left but its directory, where a disk of its own is mounted there."""
+        shutil.rmtree(self.run(name), ignore_errors=True)
+
     def launch(self, name: str, *, sets: tuple[str, ...], options: tuple[str, ...] = ()) -> Attempt:
         """Start a run anew."""
-        shutil.rmtree(self.run(name), ignore_errors=True)
+        self.wipe(name)
         # what the fault wants stands in the place of what all have
         wanted = {text.partition("=")[0]: text for text in (*SETS, *sets)}
         pairs = [part for text in wanted.values() for part in ("--set", text)]
@@ -127,21 +146,27 @@ class Place:
         return self._start(name, ["resume", name])
 
     def _start(self, name: str, arguments: list[str]) -> Attempt:
-        folder = self._workplace.folder
-        environment = dict(self._workplace.environment)
-        environment["PYTHONPATH"] += f":{folder}"
-        log = folder / f"{name}.log"
+        log = self.folder / f"{name}.log"
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [str(MILES), *arguments],
-                cwd=folder,
-                env=environment,
+                [*self._before(), str(MILES), *arguments],
+                cwd=self.folder,
+                env=self._environment() | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
         return Attempt(process, self.run(name), log)
+
+    def _before(self) -> list[str]:
+        """What stands before the command."""
+        return list(self.before)
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(self._workplace.environment)
+        environment["PYTHONPATH"] += f":{self.folder}"
+        return environment
 
     def calm(self, sets: tuple[str, ...]) -> Path:
         """The run of this recipe that nobody hurts; made once."""

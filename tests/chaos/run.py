@@ -54,6 +54,8 @@ def line(outcome: Outcome) -> str:
     asked = outcome.trial
     took = "-" if outcome.next_step_s is None else f"{outcome.next_step_s:.1f} s"
     verdict = "FAILED" if outcome.wrong else "equal, nothing left"
+    if outcome.skipped:
+        verdict = f"skipped: {outcome.skipped}"
     kills = f" after {outcome.kills} kills" if asked.fault.times > 1 else ""
     return (
         f"seed {asked.seed:<4} {asked.fault.name:<20} {asked.moment:<8} {outcome.instant:<36} "

@@ -10,10 +10,12 @@ import torch.distributed.checkpoint as dcp
 
 from tests.chaos.oracle import (
     compared,
+    figures_that_are_far,
     figures_that_differ,
     losses_that_differ,
     samples_that_differ,
     tensors_of,
+    whole_records,
 )
 
 
@@ -97,3 +99,33 @@ def test_one_bit_of_one_tensor_is_found(tmp_path: Path) -> None:
     assert compared(runs["hurt"], runs["calm"]) == ["1 of 2 tensors differ: /model/weight"]
     (runs["same"] / "checkpoints" / "step_16" / "manifest.json").unlink()
     assert len(compared(runs["same"], runs["calm"])) == 1
+
+
+def test_what_a_full_disk_tore_is_left_out_and_what_was_told_must_be_right() -> None:
+    assert whole_records(['{"step": 1}', '{"a": {}', "", '{"step": 3}']) == [
+        {"step": 1},
+        {"step": 3},
+    ]
+
+
+def test_on_fewer_nodes_every_step_must_be_there_and_near() -> None:
+    calm = [_step(1), _step(2)]
+    assert figures_that_are_far([_step(1), _step(2, loss=0.51)], calm) == []
+    assert figures_that_are_far([_step(1)], calm) == ["StepDone 2 is not there"]
+    assert figures_that_are_far([_step(1), _step(2, loss=float("nan"))], calm) == [
+        "StepDone 2: loss is nan, not near 0.5"
+    ]
+    assert figures_that_are_far([*calm, _step(3)], calm) == [
+        "StepDone 3 is no step of the calm run"
+    ]
+
+
+def test_seconds_of_an_environment_are_no_difference(tmp_path: Path) -> None:
+    for name, seconds, text in (("calm", 0.1, "a"), ("hurt", 0.2, "a"), ("other", 0.1, "b")):
+        (tmp_path / name / "rollouts").mkdir(parents=True)
+        sample = {"response": text, "episode": {"turns": 3, "environment_s": seconds}}
+        (tmp_path / name / "rollouts" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
+    assert samples_that_differ(tmp_path / "hurt", tmp_path / "calm") == []
+    assert samples_that_differ(tmp_path / "other", tmp_path / "calm") == [
+        "rollouts/step_1.jsonl has other samples"
+    ]

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.chaos.faults import VICTIMS_OF_MANY, Ending, Moment, Trial
+from tests.chaos.machine import HARMS, Scene, stage, why_impossible
 from tests.chaos.oracle import compared, losses_that_differ
 from tests.chaos.place import EVERY, LONGEST_S, Attempt, Place, usual_seconds
 from tests.shared_memory import entries, forgotten
@@ -43,32 +44,43 @@ class Outcome:
     next_step_s: float | None = None
     """From the harm to the next step after the replacement; of a run that ended: to its end."""
     kills: int = 0
+    skipped: str = ""
+    """Why this machine cannot do it."""
     wrong: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
 def perform(trial: Trial, place: Place, *, name: str = "hurt") -> Outcome:
     """Do it. Takes a minute, and another for the calm run where it is the first of its recipe."""
-    outcome, chance, fault = Outcome(trial), trial.chance(), trial.fault
+    outcome = Outcome(trial)
+    if reason := why_impossible(trial.fault):
+        outcome.skipped = reason
+        return outcome
+    with stage(trial.fault, place, name) as where:
+        _perform(outcome, where, name)
+    return outcome
+
+
+def _perform(outcome: Outcome, place: Place, name: str) -> None:
+    trial, fault = outcome.trial, outcome.trial.fault
     calm = place.calm(fault.sets)
     before = entries()
     place.wish.unlink(missing_ok=True)
     attempt = place.launch(name, sets=fault.sets, options=fault.options)
     try:
-        hurt_at = _hurt(attempt, outcome, chance, usual_seconds(calm), place)
+        hurt_at = _hurt(attempt, outcome, trial.chance(), usual_seconds(calm), place)
         code = attempt.end(within_s=fault.within_s + LONGEST_S)
     except TimeoutError as error:
         outcome.wrong.append(f"{error}; it said last:\n{attempt.said[-2000:]}")
         attempt.kill()
-        return outcome
+        return
     ended_at = time.monotonic()
-    outcome.left = _left(attempt, before)
+    outcome.left = _left(attempt, before, place)
     _judge(attempt, outcome, code, hurt_at, ended_at)
     if outcome.ending in (Ending.NAMED, Ending.STOPPED):
         _go_on(place, name, trial, outcome)
-    outcome.wrong += compared(place.run(name), calm)
+    outcome.wrong += compared(place.run(name), calm, fault.compared)
     outcome.wrong += [f"left: {thing}" for thing in outcome.left]
-    return outcome
 
 
 def _hurt(
@@ -95,17 +107,35 @@ def _hurt(
             victims = _victims(attempt, role)
             time.sleep(max(0.0, due - time.monotonic()))
         hurt_at = time.monotonic()
-        if fault.harm in ("SIGKILL", "SIGSTOP"):
+        if fault.harm.startswith("SIG"):
             assert victims, f"nobody is {role} at {moment}"
             _send(victims[0], fault.harm)
             outcome.kills += 1
+        elif fault.harm in HARMS:
+            scene = Scene(attempt=attempt, place=place, victims=victims, chance=chance)
+            outcome.instant += f", {HARMS[fault.harm].do(scene)}"
         elif fault.harm in ON_CHECKPOINTS:
             os.kill(attempt.process.pid, signal.SIGTERM)
         else:
             place.wish.write_text(fault.harm)
+        if fault.second is not None:
+            _hurt_again(attempt, outcome, chance, hurt_at)
         if fault.times > 1 and not _is_healed(attempt, number + 1, fault.within_s, role):
             break
     return hurt_at
+
+
+def _hurt_again(attempt: Attempt, outcome: Outcome, chance: random.Random, hurt_at: float) -> None:
+    """The second harm, some seconds after the first."""
+    second = outcome.trial.fault.second
+    assert second is not None, "one harm alone"
+    after_s = chance.uniform(*second.after_s)
+    victims = _victims(attempt, second.victim)
+    while (wait_s := hurt_at + after_s - time.monotonic()) > 0:
+        attempt.look()
+        time.sleep(min(wait_s, 0.02))
+    _send(victims[0], second.harm)
+    outcome.instant += f", then {after_s:.2f} s"
 
 
 def _wait_for_moment(
@@ -190,7 +220,7 @@ def _judge(attempt: Attempt, outcome: Outcome, code: int, hurt_at: float, ended_
         outcome.wrong.append(f"the error does not name {fault.said}:\n{said[-1500:]}")
     if outcome.ending is Ending.HEALED:
         bound_s = fault.within_s
-        named = "" if fault.times > 1 else fault.said
+        named = "" if fault.times > 1 or fault.second else fault.said
         outcome.wrong += losses_that_differ(events, said=named, within_s=bound_s)
     outcome.next_step_s = _next_step_s(attempt, outcome.ending, hurt_at, ended_at)
     if outcome.next_step_s is not None and outcome.next_step_s > fault.within_s:
@@ -237,6 +267,8 @@ def _go_on(place: Place, name: str, trial: Trial, outcome: Outcome) -> None:
     fault, run = trial.fault, place.run(name)
     if fault.harm in ON_CHECKPOINTS:
         _hurt_newest(run, fault.harm, trial.chance())
+    if fault.harm in HARMS:
+        HARMS[fault.harm].undo(place, name)
     before = entries()
     attempt = place.resume(name) if run.exists() else place.launch(name, sets=fault.sets)
     try:
@@ -245,11 +277,12 @@ def _go_on(place: Place, name: str, trial: Trial, outcome: Outcome) -> None:
         outcome.wrong.append(f"resume: {error}")
         attempt.kill()
         return
-    if code != 0:
+    # hurt when all was done and saved, there was nothing to go on with
+    if code != 0 and "has done all its" not in attempt.said:
         outcome.wrong.append(f"resume ended with {code}:\n{attempt.said[-1500:]}")
     if fault.harm in ON_CHECKPOINTS and fault.said not in attempt.said:
         outcome.wrong.append(f"resume does not say {fault.said}:\n{attempt.said[-1500:]}")
-    outcome.left += _left(attempt, before)
+    outcome.left += _left(attempt, before, place)
 
 
 def _hurt_newest(run: Path, harm: str, chance: random.Random) -> None:
@@ -270,12 +303,21 @@ def _hurt_newest(run: Path, harm: str, chance: random.Random) -> None:
         file.unlink()
 
 
-def _left(attempt: Attempt, shared_memory: set[str]) -> list[str]:
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[-120:]
+    except psutil.Error:
+        return "that has just ended"
+
+
+def _left(attempt: Attempt, shared_memory: set[str], place: Place) -> list[str]:
     """Processes, folders and shared memory that outlive a run."""
     deadline = time.monotonic() + GONE_WITHIN_S
     while True:
-        left = [f"process {process.pid}" for process in attempt.processes.all()]
+        there = (*attempt.processes.all(), *attempt.processes.watchdogs())
+        left = [f"process {process.pid} {_title(process)}" for process in there]
         left += [str(path) for path in attempt.processes.temp_dirs if path.exists()]
+        left += place.left()
         left += [f"/dev/shm/{name}" for name in forgotten(shared_memory)]
         if not left or time.monotonic() > deadline:
             return left

@@ -7,11 +7,16 @@ from pathlib import Path
 
 import psutil
 
+from milescli.cluster.watchdog import WATCHED_VARIABLE
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 
 def _named(name: str) -> Callable[[psutil.Process], bool]:
     return lambda process: process.name().startswith(name)
+
+
+def _titled(title: str) -> Callable[[psutil.Process], bool]:
+    return lambda process: process.cmdline()[:1] == [title]
 
 
 def _writes(log: str, mark: str) -> Callable[[psutil.Process], bool]:
@@ -30,7 +35,14 @@ ROLES: dict[str, Callable[[psutil.Process], bool]] = {
     "rank": _writes("trainer-rank-0.log", "ray::"),
     "raylet": _named("raylet"),
     "gcs": _named("gcs_server"),
+    "warm-process": lambda process: (
+        "sglang.warm_process" in " ".join(process.cmdline()) and not process.open_files()
+    ),
+    "shm-manager": _named("torch_shm"),
+    "ray-agent": _titled("ray::DashboardAgent"),
+    "ray-environments": _titled("ray::RuntimeEnvAgent"),
     "reward": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
+    "environment": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
 }
 """Role -> whether a process of the run has it."""
 
@@ -69,10 +81,26 @@ class RunProcesses:
             return [self.parent]
         if role == "driver":
             return self.parent.children()[:1]
+        if role == "watchdog":
+            return self.watchdogs()
         return sorted(
             (process for process in self.all() if _is(process, ROLES[role])),
             key=lambda process: (process.create_time(), process.pid),
         )
+
+    def watchdogs(self) -> list[psutil.Process]:
+        """Of the run: nobody's children, without its token."""
+        self.look()
+        marks = {f"{WATCHED_VARIABLE}={token}".encode() for token in self.tokens}
+        found = []
+        for process in psutil.process_iter():
+            try:
+                lines = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if marks & set(lines) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (OSError, psutil.Error):
+                continue
+        return found
 
     def all(self) -> list[psutil.Process]:
         """All that carry a token of the run now."""

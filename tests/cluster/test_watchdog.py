@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.cluster.watchdog import start_watchdog
+from milescli.cluster.watchdog import clean_up_instead, is_on_duty, start_watchdog
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 DRIVER = textwrap.dedent(
@@ -127,3 +127,36 @@ def test_another_runs_token_is_not_ours() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_watchdog_that_dies_or_is_held_has_a_successor_that_knows_what_it_knew(
+    tmp_path: Path, harm: signal.Signals
+) -> None:
+    scratch, verdict, pids = tmp_path / "scratch", tmp_path / "verdict.json", list[int]()
+    scratch.mkdir()
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    watchdog = start_watchdog(token=token, scratch_dirs=[scratch], begun=pids.append)
+    watchdog.write_verdict_to(verdict)
+    os.kill(pids[0], harm)
+    assert _wait_until(lambda: len(pids) == 2)
+    assert not is_on_duty(pids[0]) and is_on_duty(pids[1])
+    os.kill(pids[1], harm)  # and at once the driver ends
+    verdict.write_text('{"outcome": "done"}\n')
+    watchdog.release()
+    assert not scratch.exists()
+    assert len(pids) == 3 and not any(map(is_on_duty, pids))
+
+
+def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> None:
+    scratch, verdict = tmp_path / "scratch", tmp_path / "verdict.json"
+    scratch.mkdir()
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, TOKEN_VARIABLE: token},
+    )
+    assert _wait_until(lambda: child.pid in set(processes_of(token)))
+    clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict, watchdog=2**22)
+    assert child.wait(10) == -signal.SIGTERM
+    assert not scratch.exists() and json.loads(verdict.read_text())["outcome"] == "killed"

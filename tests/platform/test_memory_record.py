@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from milescli.platform import memory_record
-from milescli.platform.memory_record import MemoryRecord
+from milescli.platform.memory_record import MemoryRecord, pids_noted
 
 
 def _records(folder: Path) -> list[dict]:
@@ -56,3 +56,13 @@ def test_nothing_is_kept_before_there_is_a_folder() -> None:
     memory = MemoryRecord(driver=None)
     memory.look([os.getpid()])
     memory.end()
+
+
+def test_another_watchdog_learns_who_was_there(tmp_path: Path) -> None:
+    assert pids_noted(tmp_path) == set()
+    memory = MemoryRecord(driver=None, folder=tmp_path)
+    memory.look([os.getpid()])
+    memory.end()
+    with (tmp_path / memory_record.FILE).open("a") as torn:
+        torn.write('{"resident_bytes": {"12')
+    assert pids_noted(tmp_path) == {os.getpid()}

@@ -47,6 +47,14 @@ def test_the_line_after_a_torn_one_can_be_read(
     assert list(read_jsonl(file.path)) == [{"step": 2}]
 
 
+def test_the_line_after_one_that_a_dead_process_left_torn_can_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"step": 1}\n{"step"')
+    LineFile(file).write(json.dumps({"step": 3}))
+    LineFile(file).write(json.dumps({"step": 4}))
+    assert [record["step"] for record in read_jsonl(file)] == [1, 3, 4]
+
+
 def test_events_reach_the_others_where_the_log_cannot_be_written(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.events_file.symlink_to(FULL)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.orders import Orders, Reply
 from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
+from milescli.backends.sglang.shm_manager import SHM_MANAGER
 from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weight_group import WeightGroup
 from milescli.core.errors import MilesError, MismatchError
@@ -164,7 +165,11 @@ class TensorChannel(_Channel):
         write_flat(bucket, flat)
         if flat.device.type != "cpu":
             torch.accelerator.synchronize(flat.device)
-        return [flat_bucket_payload(flat, slices) for _ in mine]
+            return [flat_bucket_payload(flat, slices) for _ in mine]
+        SHM_MANAGER.require()
+        payloads = [flat_bucket_payload(flat, slices) for _ in mine]
+        SHM_MANAGER.find()
+        return payloads
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> torch.Tensor:
         """[size_bytes] uint8"""

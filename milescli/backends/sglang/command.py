@@ -147,6 +147,9 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
     env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
     env["SPT_NOENV"] = "1"
+    if os.environ.get("CUDA_ENABLE_USER_TRIGGERED_COREDUMP") != "1":
+        # else the server of an engine that died stays for a minute, for a core dump that none makes
+        env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] = "0"
     # else SGLang asks the first interface, or the route to a public address
     env["SGLANG_HOST_IP"] = spec.host
     if spec.api_key is not None:

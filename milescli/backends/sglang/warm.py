@@ -20,9 +20,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from milescli.core.run_processes import state_of
+
 FORK_TIMEOUT_S = 120.0
 """For the warm process to finish its imports and fork. Beyond that an engine starts from
 scratch."""
+HELD_S = 5.0
+"""So long it may be stopped, while an engine is waited for."""
+LOOK_EVERY_S = 0.5
 UNKNOWN_CODE = 255
 """Exit code of an engine whose warm process, which alone could have learnt it, was killed before
 it."""
@@ -60,6 +65,8 @@ class WarmProcess:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(path))
             path.chmod(0o600)
+            if self._process is not None:
+                _pid_file(path).write_text(str(self._process.pid))
             listener.listen()
             with contextlib.suppress(OSError):  # it has ended: whoever asks it will see
                 socket.send_fds(self._pipe, [b"."], [listener.fileno()])
@@ -148,6 +155,7 @@ def fork_engine(
         connection.settimeout(FORK_TIMEOUT_S)
         connection.connect(str(address))
         connection.sendall(json.dumps(request).encode() + b"\n")
+        _wait_for_reply(connection, address)
         reply = _read_line(connection)
     except OSError as error:
         connection.close()
@@ -157,6 +165,25 @@ def fork_engine(
         raise NotForked(reply["refused"] if reply else "it ended before it replied")
     connection.settimeout(None)
     return ForkedEngine(reply["pid"], connection)
+
+
+def _wait_for_reply(connection: socket.socket, address: Path) -> None:
+    """Raises TimeoutError; ConnectionError where the system holds the warm process, which is ended:
+    let go, it would fork an engine that nobody wants any more."""
+    deadline, held_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
+    with contextlib.suppress(FileNotFoundError):
+        pid = int(_pid_file(address).read_text())
+        while not _readable((connection,), LOOK_EVERY_S):
+            held_s = held_s + LOOK_EVERY_S if state_of(pid) in ("T", "t") else 0.0
+            if held_s >= HELD_S:
+                os.kill(pid, signal.SIGKILL)
+                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {HELD_S:.0f} s")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no reply within {FORK_TIMEOUT_S:.0f} s")
+
+
+def _pid_file(address: Path) -> Path:
+    return address.with_suffix(".pid")
 
 
 def _readable(sources: Sequence[socket.socket | int | None], timeout_s: float) -> set[int]:

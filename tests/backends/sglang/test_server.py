@@ -173,6 +173,13 @@ def test_threads_of_a_cpu_engine_sleep_while_they_wait_and_nothing_is_compiled(t
     assert "--sleep-on-idle" in engine_command(spec(tmp_path))
 
 
+def test_a_server_waits_for_no_core_dump_that_nobody_makes(tmp_path, monkeypatch):
+    name = "SGLANG_CUDA_COREDUMP_BEFORE_CRASH"
+    assert engine_environment(spec(tmp_path))[name] == "0"
+    monkeypatch.setenv("CUDA_ENABLE_USER_TRIGGERED_COREDUMP", "1")
+    assert name not in engine_environment(spec(tmp_path))
+
+
 def test_only_the_needed_part_of_the_model_zoo_is_loaded(tmp_path):
     skipped = engine_environment(spec(tmp_path))["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
     assert "qwen3" not in skipped

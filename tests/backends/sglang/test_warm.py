@@ -154,6 +154,14 @@ def test_a_warm_process_that_is_killed_while_it_imports_keeps_nobody_waiting(
         fork_engine(warm[1], arguments=[], environment={}, log=spec.log_path)
 
 
+def test_a_warm_process_that_is_stopped_is_ended_and_keeps_nobody_waiting_for_long(
+    spec: EngineSpec, warm: tuple[WarmProcess, Path]
+) -> None:
+    os.kill(_warm_pid(), signal.SIGSTOP)
+    with pytest.raises(NotForked, match="was stopped"):
+        fork_engine(warm[1], arguments=[], environment={}, log=spec.log_path)
+
+
 def test_it_ends_with_its_driver_also_by_sigkill() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER],

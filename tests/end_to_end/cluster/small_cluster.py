@@ -115,6 +115,8 @@ class SmallCluster:
     """The same folder on every node."""
     token_file: Path
     """Ray's, for whoever may join."""
+    switch: psutil.Process
+    """Holds the namespace of the bridge that all nodes are plugged into."""
     add: Callable[[], SmallNode]
     """Make another node, whose Ray joins."""
     _started: list[subprocess.Popen[str]] = field(default_factory=list)
@@ -139,12 +141,7 @@ class SmallCluster:
         """Start a process on a node and go on; `env` comes on top of `environment`. It ends with
         the cluster, at the latest."""
         process = subprocess.Popen(
-            [
-                *_enter(
-                    self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd or self.shared
-                ),
-                *map(str, command),
-            ],
+            [*self.entered(node, cwd=cwd or self.shared), *map(str, command)],
             env={**_own_environment(), **self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -166,6 +163,14 @@ class SmallCluster:
         process = self.start(command, node=node, **options)  # type: ignore[arg-type]
         out, err = process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def on_switch(self, *command: str) -> None:
+        """A command where the cables come together; the port of a node has the node's name."""
+        subprocess.run([*_enter(self.switch.pid, "net"), *command], check=True, timeout=30)
+
+    def entered(self, node: int, *, cwd: Path) -> list[str]:
+        """What stands before a command that is run on a node."""
+        return _enter(self.nodes[node].init.pid, "net", "mount", "pid", "uts", cwd=cwd)
 
     def end(self, node: int) -> None:
         """Every process of a node is killed at once."""
@@ -211,7 +216,9 @@ def small_cluster(
             _start_ray(cluster, node, number, cpus=cpus, gpus=gpus, env=env)
             return node
 
-        cluster = SmallCluster(nodes=[], shared=shared, token_file=token_file, add=add)
+        cluster = SmallCluster(
+            nodes=[], shared=shared, token_file=token_file, switch=switch, add=add
+        )
         stack.callback(_end_started, cluster)
         for _ in range(num_nodes):
             add()
