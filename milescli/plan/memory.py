@@ -17,6 +17,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import LOGITS_CHUNK, LayerBytes, Packing, head_bytes, layer_bytes
+from milescli.plan.copies import copies_bytes
 from milescli.plan.measured import Reached
 from milescli.plan.parameters import Counter, Held
 from milescli.plan.stages import microbatches_in_flight, stage_ends
@@ -54,6 +55,8 @@ class TrainerBytes:
     host: int = 0
     """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank, a
     reference or a teacher keeps there."""
+    copies: int = 0
+    """Of `host`: copies of the state, as `fault.copy_every` takes them."""
     turn: int = 0
     """What a teacher takes of the device while the policy waits in host memory; 0 on a CPU, where
     it stands beside it."""
@@ -104,6 +107,8 @@ class TrainerLoad:
     """Of the models that the ranks hold beside the policy and do not train."""
     teachers_beside: bool = False
     """They stand in main memory with the policy; else in turn, as the critic."""
+    takes_copies: bool = False
+    """Of its state (`fault.copy_every`)."""
     sleeps: bool
     """Goes to host memory while the engines generate."""
     bucket_bytes: int
@@ -146,7 +151,7 @@ class MemoryModel:
         sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
         norm, logits = head_bytes(self.table.facts, layout, size=load.size)
-        sizes = []
+        sizes, on_device = [], replace(layout, offload_optimizer=False)
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
@@ -168,6 +173,11 @@ class MemoryModel:
                 else 0
             )
             static = static_bytes(held[stage], layout, size=load.size)
+            copies = load.takes_copies * copies_bytes(
+                static_bytes(held[stage], on_device, size=load.size),
+                has_critic=load.critic != "none",
+                reference=load.keeps_reference * held[stage].total * load.size,
+            )
             turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
             sizes.append(
                 TrainerBytes(
@@ -179,7 +189,9 @@ class MemoryModel:
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
                     host=self._host_bytes(held[stage], layout, load, static)
-                    + sum(weights + load.teachers_beside * used for weights, used in turns),
+                    + sum(weights + load.teachers_beside * used for weights, used in turns)
+                    + copies,
+                    copies=copies,
                     turn=0
                     if load.teachers_beside or not turns
                     else max(map(sum, turns)) + load.reached.trainer_context,

@@ -131,6 +131,7 @@ def search_space(
             keeps_reference=recipe.keeps_reference,
             critic="in_turn" if recipe.has_critic else "none",
             teachers=tuple(teachers),
+            takes_copies=recipe.fault.copy_every > 0,
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

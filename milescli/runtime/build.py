@@ -72,10 +72,7 @@ class Builder:
         """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
         any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
-        slots = sorted(
-            (slot for slot in self.plan.slots if slot.trainer_rank is not None),
-            key=lambda slot: slot.trainer_rank or 0,
-        )
+        slots = trainer_slots(self.plan)
         master = slots[0].node
         port = (await resources.free_ports(1, node=master))[0]
         for slot in slots:
@@ -365,6 +362,12 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
     asyncio.run(cluster.place(plan, timeout_s=PLACE_TIMEOUT_S))
     for rank in sorted(slot.trainer_rank for slot in plan.slots if slot.trainer_rank is not None):
         cluster.spawn_ahead(rank_name(rank), TRAINER_TARGET, environment=trainer_environment(plan))
+
+
+def trainer_slots(plan: Plan) -> list[Slot]:
+    """In the order of their ranks."""
+    slots = [slot for slot in plan.slots if slot.trainer_rank is not None]
+    return sorted(slots, key=lambda slot: slot.trainer_rank or 0)
 
 
 def rank_name(rank: int) -> str:

@@ -27,6 +27,7 @@ from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
 from tests.backends.megatron.saving_cases import saves_fail  # noqa: F401
+from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
