@@ -7,12 +7,14 @@ For a matrix W [out, in] of the base, A [r, in] and B [out, r]: W' = W + scaling
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from milescli.core.errors import RecipeError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, same
@@ -24,6 +26,10 @@ ALL_LINEAR = "all-linear"
 _WEIGHT = ".weight"
 _NEVER = ("router", "gate_weight", "indexer", "conv1d")
 """Parts of Megatron names whose matrices choose or mix, and are no linear layer of a module's."""
+
+
+SHAPE_FILE = "adapter.json"
+"""In a checkpoint: it is of an adapter of this shape, and holds nothing of the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,30 @@ class LoraShape:
         return self.targets == (ALL_LINEAR,) or last in self.targets
 
 
+def write_shape(folder: Path, shape: LoraShape) -> None:
+    """Beside the tensors of an adapter."""
+    text = json.dumps(asdict(shape), indent=2) + "\n"
+    (folder / SHAPE_FILE).write_text(text, encoding="utf-8")
+
+
+def read_shape(folder: Path) -> LoraShape | None:
+    """None: what lies there is no checkpoint of an adapter. Raises CheckpointError where the file
+    is torn."""
+    file = folder / SHAPE_FILE
+    if not file.is_file():
+        return None
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+        names = {name: tuple(read.pop(name)) for name in ("targets", "exclude")}
+        return LoraShape(**read, **names)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"cannot read `{file}`",
+            why=f"{type(error).__name__}: {error}",
+            fix="take another checkpoint of the run: --step N",
+        ) from error
+
+
 def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
     """The table of the adapter. Raises RecipeError where a target names nothing."""
     rules = tuple(
@@ -75,6 +105,11 @@ def modules_with_adapter(table: WeightTable) -> list[str]:
         for entry in table.entries
         if entry.hf[0].endswith(f".{A}{_WEIGHT}")
     ]
+
+
+def checkpoint_key(entry: Entry) -> str:
+    """Of an adapter's tensor in a checkpoint: experts by themselves, as Megatron names them."""
+    return entry.megatron.replace(f".local_experts.{entry.expert}.", f".experts.{entry.expert}.")
 
 
 def parts_of(name: str) -> tuple[str, str, str]:

@@ -30,7 +30,7 @@ from megatron.core.tensor_parallel import (
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.weights import LocalWeight, cut, local_weights
-from milescli.models.adapter import PEFT_PREFIX, A, B, LoraShape, parts_of
+from milescli.models.adapter import PEFT_PREFIX, A, B, LoraShape, checkpoint_key, parts_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 
@@ -80,7 +80,7 @@ class Adapters:
     def sharded_state(self) -> dict[str, ShardedTensor]:
         """By name, as `dist_checkpointing` saves and loads it under any layout."""
         return {
-            weight.entry.megatron: self._sharded(weight.parameter, weight.entry)
+            checkpoint_key(weight.entry): self._sharded(weight.parameter, weight.entry)
             for weight in self.weights
         }
 
@@ -95,7 +95,7 @@ class Adapters:
             else parallel_state.get_data_parallel_rank(with_context_parallel=True)
         )
         return ShardedTensor.from_rank_offsets(
-            entry.megatron,
+            checkpoint_key(entry),
             tensor,
             (sharding.dim, number, count),
             replica_id=(0, same_as if sharding.axis == "none" else 0, replica),
@@ -105,7 +105,7 @@ class Adapters:
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """What `sharded_state` was loaded as."""
         for weight in self.weights:
-            weight.parameter.copy_(tensors[weight.entry.megatron])
+            weight.parameter.copy_(tensors[checkpoint_key(weight.entry)])
 
 
 class _Beside:
