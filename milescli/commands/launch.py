@@ -10,6 +10,7 @@ from milescli.commands.options import (
     DryRunOption,
     EmitOption,
     GpusOption,
+    LoraOption,
     NameOption,
     NodesOption,
     OnOption,
@@ -51,6 +52,7 @@ def launch(
     address: AddressOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
+    lora: LoraOption = None,
     dry_run: DryRunOption = False,
     on: OnOption = None,
     emit: EmitOption = None,
@@ -70,6 +72,7 @@ def launch(
         machine__address=("--address", address),
         train__steps=("--steps", steps),
         run__seed=("--seed", seed),
+        train__lora__rank=("--lora", lora),
     )
     loaded = load(recipe, sets=sets or [], flags=flags, **here())
     for warning in loaded.warnings:

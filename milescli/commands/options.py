@@ -89,6 +89,12 @@ AddressOption = Annotated[
 CheckpointStepOption = Annotated[
     int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")
 ]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora", min=1, metavar="RANK", help="Train an adapter of this rank (train.lora.rank)."
+    ),
+]
 OnOption = Annotated[
     str | None,
     typer.Option(

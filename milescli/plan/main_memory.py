@@ -25,6 +25,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
 from milescli.platform.machine import Machine
+from milescli.recipe.lora import trained_shape
 from milescli.recipe.schema import Recipe
 
 RANK_PROCESS = 400 * MIB
@@ -94,7 +95,10 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory, budget = memory_model(facts), int(USABLE * machine.nodes[0].memory_bytes)
+    memory, budget = (
+        memory_model(facts, trained_shape(recipe)),
+        int(USABLE * machine.nodes[0].memory_bytes),
+    )
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num

@@ -25,6 +25,7 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.platform.machine import DEVICE_MODELS, Machine
+from milescli.recipe.lora import trained_shape
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
 
@@ -90,7 +91,7 @@ def search_space(
     reaches = reached(device.name)
     if not recipe.engines.cuda_graphs:
         reaches = replace(reaches, engine_graphs=0)
-    memory = memory_model(table.facts)
+    memory = memory_model(table.facts, trained_shape(recipe))
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from milescli.models.adapter import ALL_LINEAR, LoraShape
 from milescli.recipe.section import Positive, PositiveFloat, Section
+
+if TYPE_CHECKING:
+    from milescli.recipe.schema import Recipe
 
 
 class Lora(Section):
@@ -42,3 +45,8 @@ def shape_of(lora: Lora) -> LoraShape:
         exclude=tuple(lora.exclude),
         kind=lora.type,
     )
+
+
+def trained_shape(recipe: Recipe) -> LoraShape | None:
+    """None: the recipe trains all weights."""
+    return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
