@@ -95,10 +95,8 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory, budget = (
-        memory_model(facts, trained_shape(recipe)),
-        int(USABLE * machine.nodes[0].memory_bytes),
-    )
+    memory = memory_model(facts, trained_shape(recipe))
+    budget = int(USABLE * machine.nodes[0].memory_bytes)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num
