@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang
+from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_adapter, fault_of_sglang
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -111,6 +111,13 @@ def check_servable(spec: EngineSpec) -> str:
             why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
             fix="choose another model: --set model.path=FOLDER",
         )
+    if spec.adapter_dir is not None and spec.device_kind == "cpu":
+        if fault := fault_of_adapter(parse_facts(config)):
+            raise MachineError(
+                f"an adapter over this `{model_type}` model cannot be served on a CPU",
+                why=fault,
+                fix=["--set train.lora.rank=null", "run it on a GPU"],
+            )
     return model_type
 
 
