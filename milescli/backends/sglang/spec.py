@@ -111,13 +111,13 @@ def check_servable(spec: EngineSpec) -> str:
             why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
             fix="choose another model: --set model.path=FOLDER",
         )
-    if spec.adapter_dir is not None and spec.device_kind == "cpu":
-        if fault := fault_of_adapter(parse_facts(config)):
-            raise MachineError(
-                f"an adapter over this `{model_type}` model cannot be served on a CPU",
-                why=fault,
-                fix=["--set train.lora.rank=null", "run it on a GPU"],
-            )
+    on_cpu = spec.device_kind == "cpu"
+    if spec.adapter_dir is not None and on_cpu and (fault := fault_of_adapter(parse_facts(config))):
+        raise MachineError(
+            f"an adapter over this `{model_type}` model cannot be served on a CPU",
+            why=fault,
+            fix=["--set train.lora.rank=null", "run it on a GPU"],
+        )
     return model_type
 
 
