@@ -13,6 +13,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.adapters import trained_shape
 from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
@@ -25,7 +26,6 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.lora import trained_shape
 from milescli.recipe.schema import Recipe
 
 RANK_PROCESS = 400 * MIB

@@ -13,6 +13,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.adapters import trained_shape
 from milescli.plan.devices import spec_of
 from milescli.plan.measured import Reached, reached
 from milescli.plan.memory import (
@@ -25,7 +26,6 @@ from milescli.plan.memory import (
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
 from milescli.platform.machine import DEVICE_MODELS, Machine
-from milescli.recipe.lora import trained_shape
 from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
 

@@ -10,7 +10,7 @@ import torch
 from milescli.export.adapter import Adapter, is_adapter, write_adapter
 from milescli.models import table
 from milescli.models.adapter import PEFT_PREFIX, A, B, adapter_table, modules_with_adapter
-from milescli.recipe.lora import shape_of
+from milescli.plan.adapters import shape_of
 from milescli.runtime.spec import RunSpec
 
 FOLDER = "adapter_start"

@@ -20,8 +20,9 @@ from milescli.backends.megatron.sleeping import Sleeper
 from milescli.backends.megatron.weights import TIED_OUTPUT
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
+from milescli.plan.adapters import shape_of
 from milescli.plan.types import Plan
-from milescli.recipe.lora import Lora, shape_of
+from milescli.recipe.lora import Lora
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket

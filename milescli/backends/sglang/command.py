@@ -75,13 +75,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
     if spec.adapter_dir is not None:
-        switches.append("enable-lora")
-        # beside it the model without any, which nobody asks for
-        arguments |= {
-            "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
-            "max-loras-per-batch": 2,
-            "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
-        }
+        arguments |= _adapter_arguments(spec)
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:
@@ -123,6 +117,15 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
+    """With room for the model without any adapter, which nobody asks for."""
+    return {
+        "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
+        "max-loras-per-batch": 2,
+        "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
+    }
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:

@@ -140,6 +140,13 @@ class Worlds:
             "train": train,
         }
 
+    def _adapters_go_on(self) -> list[dict]:
+        sp = {"tp": 2, "ep": 2, "sequence_parallel": True}
+        return [
+            self._saving("lora moe tp2 rest", "moe", sp, 3, 4, load="lora3", train=RANK),
+            self._saving("lora moe pp2 rest", "moe", {"pp": 2}, 3, 4, load="lora3", train=RANK),
+        ]
+
     def _merged(self) -> list[dict]:
         return [
             {
@@ -239,16 +246,7 @@ class Worlds:
         return [
             *self._layouts(TWO),
             *self._layouts(LORA["two"]),
-            self._saving(
-                "lora moe tp2 rest",
-                "moe",
-                {"tp": 2, "ep": 2, "sequence_parallel": True},
-                3,
-                4,
-                load="lora3",
-                train=RANK,
-            ),
-            self._saving("lora moe pp2 rest", "moe", {"pp": 2}, 3, 4, load="lora3", train=RANK),
+            *self._adapters_go_on(),
             *self._memory("two"),
             *self._packed("two"),
             *self._algorithms("two"),

@@ -24,7 +24,7 @@ QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": Fal
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        (QWEN3, None),
+        (replace(QWEN3, ffn_hidden_size=64), None),
         (replace(QWEN3, family="deepseek_v3"), "compared"),
         (replace(QWEN3, ffn_hidden_size=44), "inner size of 44"),
     ],
