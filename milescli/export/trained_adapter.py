@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.core.errors import CheckpointError
@@ -31,9 +32,11 @@ PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     """None: it is of a run that trained all weights. `base`: the folder of its model. Raises
     CheckpointError where both do not belong together."""
-    shape = read_shape(checkpoint)
-    if shape is None:
+    found = read_shape(checkpoint)
+    if found is None:
         return None
+    shape, mark = found
+    require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
     pairs = {

@@ -59,22 +59,23 @@ class LoraShape:
         return self.targets == (ALL_LINEAR,) or last in self.targets
 
 
-def write_shape(folder: Path, shape: LoraShape) -> None:
-    """Beside the tensors of an adapter."""
-    text = json.dumps(asdict(shape), indent=2) + "\n"
+def write_shape(folder: Path, shape: LoraShape, *, base: str) -> None:
+    """Beside the tensors of an adapter. `base`: the mark of the model that it stands beside."""
+    text = json.dumps({**asdict(shape), "base": base}, indent=2) + "\n"
     (folder / SHAPE_FILE).write_text(text, encoding="utf-8")
 
 
-def read_shape(folder: Path) -> LoraShape | None:
-    """None: what lies there is no checkpoint of an adapter. Raises CheckpointError where the file
-    is torn."""
+def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
+    """(shape, mark of the base). None: what lies there is no checkpoint of an adapter. Raises
+    CheckpointError where the file is torn."""
     file = folder / SHAPE_FILE
     if not file.is_file():
         return None
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
         names = {name: tuple(read.pop(name)) for name in ("targets", "exclude")}
-        return LoraShape(**read, **names)
+        base = str(read.pop("base"))
+        return LoraShape(**read, **names), base
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
             f"cannot read `{file}`",

@@ -75,8 +75,8 @@ def test_scaling_is_that_of_the_papers() -> None:
 def test_a_shape_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read_shape(tmp_path) is None
     shape = LoraShape(rank=4, alpha=8, targets=("q_proj",), exclude=("layers.0",), kind="rslora")
-    write_shape(tmp_path, shape)
-    assert read_shape(tmp_path) == shape
+    write_shape(tmp_path, shape, base="of a base")
+    assert read_shape(tmp_path) == (shape, "of a base")
     (tmp_path / SHAPE_FILE).write_text('{"rank": 4}')
     with pytest.raises(CheckpointError, match=SHAPE_FILE):
         read_shape(tmp_path)

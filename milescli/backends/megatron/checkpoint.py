@@ -21,7 +21,7 @@ from milescli.backends.megatron.saving import BackgroundSave
 from milescli.checkpoint.store import not_written
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
-from milescli.models.adapter import LoraShape, write_shape
+from milescli.models.adapter import write_shape
 
 _RNG = "rng"
 _MODEL = "model"
@@ -51,7 +51,7 @@ class CheckpointIO:
         """Copy the state to host memory and begin to write it into `folder`; training may go on.
         Waits for a save before it."""
         self.finish()
-        _make_folder(folder, shape=self._adapters.shape if self._adapters is not None else None)
+        _make_folder(folder, adapters=self._adapters)
         writer = BackgroundSave(timeout_s=self._timeout_s)
         state = self._sharded_state(loading=False)
         state |= {
@@ -97,6 +97,8 @@ class CheckpointIO:
         """
         self.finish()
         require_known_pickles(folder)
+        if self._adapters is not None:
+            self._adapters.require_own(folder)
         if not weights_only:
             make_moments(self._optimizer)
         state = self._sharded_state(loading=True, weights_only=weights_only)
@@ -204,15 +206,15 @@ def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
         del inner._set_main_param_and_optimizer_states
 
 
-def _make_folder(folder: Path, *, shape: LoraShape | None) -> None:
-    """By rank 0; where it cannot, all ranks raise CheckpointError. `shape`: of the adapter that is
-    saved there."""
+def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
+    """By rank 0; where it cannot, all ranks raise CheckpointError. `adapters`: that are saved
+    there."""
     told: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if shape is not None:
-                write_shape(folder, shape)
+            if adapters is not None:
+                write_shape(folder, adapters.shape, base=adapters.base_mark)
         except OSError as error:
             told = [f"trainer rank 0: {type(error).__name__}: {error}"]
     dist.broadcast_object_list(told, src=0)

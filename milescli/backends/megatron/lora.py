@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +31,17 @@ from megatron.core.tensor_parallel import (
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.weights import LocalWeight, cut, local_weights
-from milescli.models.adapter import PEFT_PREFIX, A, B, LoraShape, checkpoint_key, parts_of
+from milescli.checkpoint.base_mark import mark_of
+from milescli.core.errors import CheckpointError
+from milescli.models.adapter import (
+    PEFT_PREFIX,
+    A,
+    B,
+    LoraShape,
+    checkpoint_key,
+    parts_of,
+    read_shape,
+)
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 
@@ -46,12 +57,15 @@ class Adapters:
         *,
         shape: LoraShape,
         mesh: Mesh,
+        folder: Path,
         seed: int,
         dropout: float = 0.0,
     ) -> None:
         """Freezes `model`, whose weights `base` are, and stands a new adapter beside it: A at
-        random, by `seed` and names alone, B zero. `table`: of the adapter."""
+        random, by `seed` and names alone, B zero. `table`: of the adapter; `folder`: of the
+        model."""
         self.shape, self.table, self._mesh = shape, table, mesh
+        self.base_mark = mark_of(folder)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         by_module = defaultdict[str, list[Entry]](list)
@@ -100,6 +114,20 @@ class Adapters:
             (sharding.dim, number, count),
             replica_id=(0, same_as if sharding.axis == "none" else 0, replica),
         )
+
+    def require_own(self, checkpoint: Path) -> None:
+        """Raises CheckpointError where what lies there is no adapter of this shape and base."""
+        found = read_shape(checkpoint)
+        if found != (self.shape, self.base_mark):
+            there = "all weights of a model" if found is None else "another adapter"
+            if found is not None and found[0] == self.shape:
+                there = "an adapter of another base model"
+            raise CheckpointError(
+                f"the checkpoint `{checkpoint}` is not of this run's adapter",
+                why=f"it holds {there}; this run trains one of rank {self.shape.rank} and alpha "
+                f"{self.shape.alpha:g} at {', '.join(self.shape.targets)}",
+                fix="resume the run with the recipe and the model that it began with",
+            )
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -53,6 +53,7 @@ class TrainedModel(HeldModel):
             dtype=dtype,
             recompute=plan.trainer.recompute,
             layer_spec=recipe.model.layer_spec,
+            has_adapter=lora is not None,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self._bucket_bytes = recipe.weights.bucket_mib * _MIB
@@ -64,6 +65,7 @@ class TrainedModel(HeldModel):
                 adapter_table(self.table, shape_of(lora)),
                 shape=shape_of(lora),
                 mesh=mesh,
+                folder=folder,
                 seed=recipe.run.seed,
                 dropout=lora.dropout,
             )
