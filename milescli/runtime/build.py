@@ -11,6 +11,7 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
@@ -22,6 +23,7 @@ from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
+from milescli.runtime.adapter_start import blank_adapter
 from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.spec import RunSpec
@@ -144,7 +146,8 @@ class Builder:
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         for name in self.recipe.rollout.policies:
-            engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
+            served = self.engine_addresses(engines, name)
+            engines.policies[name] = self._fleet(served, None, serves_policy=False)
         return engines.fleet
 
     async def end_engine(self, dead: EngineActors) -> None:
@@ -174,8 +177,15 @@ class Builder:
         await new.wait_ready(timeout_s=timeout_s)
         return self._address(new.specs[0], dead.index)
 
-    def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
+    def _fleet(
+        self,
+        engines: list[EngineAddress],
+        router_url: str | None,
+        *,
+        serves_policy: bool = True,
+    ) -> SglangFleet:
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
+        serves_adapter = serves_policy and self.recipe.train.lora.is_on and self._trains
         replay = self.recipe.train.routing_replay
         return SglangFleet(
             router_url=router_url,
@@ -183,7 +193,13 @@ class Builder:
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
+            adapter=ADAPTER_NAME if serves_adapter else None,
         )
+
+    @property
+    def _trains(self) -> bool:
+        """Else its engines alone are there, for an evaluation."""
+        return any(slot.trainer_rank is not None for slot in self.plan.slots)
 
     async def _start_scorer(self, engines: Engines) -> None:
         engines.scorer = await self.start_scorer()
@@ -319,6 +335,8 @@ class Builder:
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
     """What is equal on all nodes of an engine."""
+    plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
+    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     return engine_spec(
         spec.recipe,
         spec.plan,
@@ -326,6 +344,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         port=port,
         model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
+        adapter_dir=blank_adapter(spec) if trains and not plays_role else None,
     )
 
 

@@ -11,9 +11,17 @@ from milescli.recipe.schema import Recipe
 
 
 def engine_spec(
-    recipe: Recipe, plan: Plan, *, index: int, port: int, model_dir: Path, log_dir: Path
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    index: int,
+    port: int,
+    model_dir: Path,
+    log_dir: Path,
+    adapter_dir: Path | None = None,
 ) -> EngineSpec:
-    """What is equal on all nodes of engine `index`."""
+    """What is equal on all nodes of engine `index`. `adapter_dir`: that it begins with, where the
+    policy is an adapter."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
@@ -36,6 +44,7 @@ def engine_spec(
         seed=recipe.run.seed,
         prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
+        adapter_dir=adapter_dir,
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,
         extra_args=tuple(recipe.engines.extra),

@@ -113,10 +113,11 @@ class Snapshot:
 
 @torch.no_grad()
 def state_of(model: TrainedModel) -> list[torch.Tensor]:
-    """Weights, buffers and all that the optimizer remembers, in an order that follows from the
-    layout alone. Weights that the optimizer views are the model's."""
+    """Weights that are trained, buffers and all that the optimizer remembers, in an order that
+    follows from the layout alone. Weights that the optimizer views are the model's."""
     make_moments(model.optimizer)
-    tensors = [*model.model.module.parameters(), *model.model.module.buffers()]
+    trained = [each for each in model.model.module.parameters() if each.requires_grad]
+    tensors = [*trained, *model.model.module.buffers()]
     for inner in inner_optimizers(model.optimizer):
         for group in inner.optimizer.param_groups:
             for weight in group["params"]:

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from milescli.backends.sglang.adapter import ADAPTER_NAME, ADAPTER_VARIABLE
 from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
@@ -73,6 +74,8 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
+    if spec.adapter_dir is not None:
+        arguments |= _adapter_arguments(spec)
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:
@@ -116,6 +119,15 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
 
 
+def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
+    """With room for the model without any adapter, which nobody asks for."""
+    return {
+        "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
+        "max-loras-per-batch": 2,
+        "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
+    }
+
+
 def _attention_backend(spec: EngineSpec) -> str | None:
     """None: SGLang chooses by the device's architecture. Not on ROCm, where it would take CUDA's
     `fa3` for deterministic inference, and refuses AITER there; nor where `fa3` is left out of the
@@ -147,6 +159,8 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
         env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
+    if spec.adapter_dir is not None:
+        env[ADAPTER_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
     elif spec.visible_devices:
@@ -175,7 +189,8 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
-    env[PIECES_VARIABLE] = ",".join(family.pieces)
+    pieces = (*family.pieces, *(("adapter",) if spec.adapter_dir is not None else ()))
+    env[PIECES_VARIABLE] = ",".join(pieces)
     if spec.tp > 1:
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
     return env

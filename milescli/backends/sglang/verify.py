@@ -8,7 +8,12 @@ the copies back. What was never sent is still NaN, and differs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+
+from milescli.backends.sglang.adapter import adapter_tensors
 
 VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
@@ -16,6 +21,8 @@ BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
 """How the reply starts where they do."""
 
+Held = Sequence[tuple[str, torch.Tensor]]
+"""(name, tensor)"""
 _copies: dict[str, torch.Tensor] = {}
 
 
@@ -28,27 +35,35 @@ def install() -> None:
     def update_or_verify(self, named_tensors, load_format=None):
         if load_format != VERIFY_FORMAT:
             return ordinary(self, named_tensors, load_format)
-        order = named_tensors[0][0]
-        return begin(self.get_model()) if order == BEGIN else _end_on_all_ranks(self.get_model())
+        order, held = named_tensors[0][0], _sent(self.get_model_runner())
+        return begin(held) if order == BEGIN else _end_on_all_ranks(held)
 
     WeightUpdater.update_weights_from_tensor = update_or_verify
 
 
+def _sent(runner: Any) -> Held:
+    """What the trainer sends this engine, as its layers compute with it: all weights, or those of
+    the adapter that it serves."""
+    if runner.lora_manager is not None:
+        return adapter_tensors(runner.lora_manager)
+    return list(runner.model.named_parameters())
+
+
 @torch.no_grad()
-def begin(model: torch.nn.Module) -> tuple[bool, str]:
+def begin(held: Held) -> tuple[bool, str]:
     """Copies go to host memory: there may be no room for a second model on the device."""
     _copies.clear()
-    for name, parameter in model.named_parameters():
+    for name, parameter in held:
         _copies[name] = parameter.detach().to("cpu", copy=True)
         parameter.fill_(float("nan") if parameter.is_floating_point() else -1)
     return True, f"{len(_copies)} parameters kept"
 
 
 @torch.no_grad()
-def end(model: torch.nn.Module) -> str | None:
+def end(held: Held) -> str | None:
     """What differs first, or None. Puts the copies back in any case."""
     finding = None
-    for name, parameter in model.named_parameters():
+    for name, parameter in held:
         kept = _copies[name]
         sent = parameter.detach().to("cpu")
         # padding that SGLang adds, and any zero, needs no sending
@@ -82,14 +97,14 @@ def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
     )
 
 
-def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
+def _end_on_all_ranks(held: Held) -> tuple[bool, str]:
     """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     findings: list[str | None] = [None] * group.world_size
-    torch.distributed.all_gather_object(findings, end(model), group=group.cpu_group)
+    torch.distributed.all_gather_object(findings, end(held), group=group.cpu_group)
     for rank, finding in enumerate(findings):
         if finding is not None:
             return False, f"{DIFFERS}engine rank {rank}: {finding}"
