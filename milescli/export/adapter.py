@@ -21,8 +21,9 @@ from torch import Tensor
 from milescli.checkpoint.finite import require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.stored import Named
+from milescli.models.adapter import PEFT_WEIGHTS
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _UNKNOWN_FORMS = (
@@ -76,7 +77,7 @@ def read_adapter(folder: Path) -> Adapter:
         raise _unusable(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
     pairs, saved = {}, {}
     for name, tensor in tensors.items():
-        require_finite(tensor, name=name, where=str(folder / WEIGHTS_FILE))
+        require_finite(tensor, name=name, where=str(folder / PEFT_WEIGHTS))
         plain = name.removeprefix(_PREFIX)
         if name.endswith(_A):
             pairs[plain.removesuffix(_A)] = (tensor, tensors[name.removesuffix(_A) + _B])
@@ -152,7 +153,7 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         or None,
         "use_rslora": False,
     }
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(tensors, folder / PEFT_WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -236,18 +237,18 @@ def _read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if not (folder / WEIGHTS_FILE).is_file():
+    if not (folder / PEFT_WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         why = (
             "it holds a pickle (adapter_model.bin), and reading one could run foreign code"
             if pickled
-            else f"it has no {WEIGHTS_FILE}"
+            else f"it has no {PEFT_WEIGHTS}"
         )
         raise _unusable(folder, why=why)
     try:
-        return load_file(folder / WEIGHTS_FILE)
+        return load_file(folder / PEFT_WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise _unusable(folder, why=f"{WEIGHTS_FILE}: {error}") from error
+        raise _unusable(folder, why=f"{PEFT_WEIGHTS}: {error}") from error
 
 
 def _unusable(folder: Path, *, why: str) -> CheckpointError:

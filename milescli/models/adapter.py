@@ -20,6 +20,7 @@ from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, same
 
 PEFT_PREFIX = "base_model.model."
+PEFT_WEIGHTS = "adapter_model.safetensors"
 A, B = "lora_A", "lora_B"
 ALL_LINEAR = "all-linear"
 """Every matrix of the layers that an adapter can stand beside."""

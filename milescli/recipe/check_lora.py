@@ -9,6 +9,16 @@ from milescli.recipe.schema import Recipe
 def check_lora(recipe: Recipe) -> None:
     """Raises RecipeError."""
     lora = recipe.train.lora
+    if recipe.model.adapter is not None and not lora.is_on:
+        raise RecipeError(
+            f"`model.adapter={recipe.model.adapter}` in a run that trains all weights",
+            why="an adapter is begun with where one is trained",
+            fix=[
+                "--lora RANK   # that of the adapter",
+                f"miles export {recipe.model.adapter} --to DIR --merge   # then --set "
+                "model.path=DIR",
+            ],
+        )
     if not lora.is_on:
         return
     if recipe.trains_scores:

@@ -28,6 +28,7 @@ from megatron.core.tensor_parallel import (
     reduce_scatter_to_sequence_parallel_region,
     set_tensor_model_parallel_attributes,
 )
+from safetensors import safe_open
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.weights import LocalWeight, cut, local_weights
@@ -35,6 +36,7 @@ from milescli.checkpoint.base_mark import mark_of
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import (
     PEFT_PREFIX,
+    PEFT_WEIGHTS,
     A,
     B,
     LoraShape,
@@ -114,6 +116,16 @@ class Adapters:
             (sharding.dim, number, count),
             replica_id=(0, same_as if sharding.axis == "none" else 0, replica),
         )
+
+    @torch.no_grad()
+    def begin_with(self, folder: Path) -> None:
+        """The matrices of a PEFT folder of this shape and scaling."""
+        with safe_open(folder / PEFT_WEIGHTS, framework="pt") as tensors:
+            for weight in self.weights:
+                sharding = weight.entry.rule.sharding
+                count, number = cut(sharding, self._mesh)
+                whole = tensors.get_tensor(weight.entry.hf[0])
+                weight.parameter.copy_(whole.chunk(count, dim=sharding.dim)[number])
 
     def require_own(self, checkpoint: Path) -> None:
         """Raises CheckpointError where what lies there is no adapter of this shape and base."""

@@ -69,6 +69,8 @@ class TrainedModel(HeldModel):
                 seed=recipe.run.seed,
                 dropout=lora.dropout,
             )
+            if recipe.model.adapter is not None:
+                self.adapters.begin_with(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
             self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer

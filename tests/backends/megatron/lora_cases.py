@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from milescli.backends.sglang.ports import free_ports
+from milescli.export.adapter import write_adapter
 from milescli.export.trained_adapter import read_trained_adapter, write_merged
 from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
 from tests.backends.megatron.layouts import layout_case
@@ -46,9 +47,10 @@ def adapter_and_merged(
 ) -> dict[str, object]:
     """Steps with an adapter, and its checkpoint put into the model that it stands beside: the
     largest difference of log-probs between both, the smallest between the adapter's and the base's,
-    and whether the base stayed as it was."""
+    whether the base stayed as it was, and what one differs by that begins with the adapter."""
     world = {"rank": rank, "size": size, "port": port, "layout": layout}
-    made = trainer(model=model, train={"lora": {"rank": 4, "type": "rslora"}}, **world)
+    lora = {"rank": 4, "type": "rslora"}
+    made = trainer(model=model, train={"lora": lora}, **world)
     shard = policy_shard(made, 9)
     plain = scores_everywhere(made, shard)
     base = [weight.parameter.clone() for weight in made.policy.weights]
@@ -59,13 +61,22 @@ def adapter_and_merged(
         for weight, before in zip(made.policy.weights, base, strict=True)
     )
     learned = scores_everywhere(made, shard)
-    checkpoint, merged = Path(folder) / "checkpoint", Path(folder) / "merged"
+    checkpoint, merged, given = (Path(folder) / part for part in ("saved", "merged", "given"))
     made.save(str(checkpoint), False)
     made.finish_save()
     made.close()
     adapter = read_trained_adapter(checkpoint, base=Path(model))
     assert adapter is not None
     write_merged(merged, adapter, base=Path(model))
+    write_adapter(given, adapter)
+    again = trainer(
+        model=model,
+        train={"lora": lora},
+        adapter=str(given),
+        **{**world, "port": free_ports(1)[0]},
+    )
+    begun = scores_everywhere(again, shard)
+    again.close()
     whole = trainer(model=str(merged), train={}, **{**world, "port": free_ports(1)[0]})
     expected = scores_everywhere(whole, shard)
     whole.close()
@@ -73,6 +84,7 @@ def adapter_and_merged(
         "difference": _difference(learned, expected),
         "learned": _difference(learned, plain),
         "base_is_same": same,
+        "given": _difference(begun, learned),
     }
 
 
