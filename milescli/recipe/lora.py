@@ -22,7 +22,7 @@ class Lora(Section):
     """Last parts of module names, as folders have them (q_proj); all-linear: every matrix of the
     layers that can have an adapter."""
     exclude: list[str] = Field(default=[])
-    """Of those, the ones that have none; a part of the whole name, too (experts, layers.0)."""
+    """Of those, the ones that have none; a part of the whole name, too (experts)."""
     type: Literal["lora", "rslora"] = "lora"
 
     @property

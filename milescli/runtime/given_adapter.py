@@ -19,8 +19,8 @@ _TOLERANCE = 1e-6
 
 
 def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
-    """The facts as they are. Raises CheckpointError where `model.adapter` is no PEFT folder, RecipeError where it is not
-    of the shape that `train.lora` trains over this model."""
+    """The facts as they are. Raises CheckpointError where `model.adapter` is no PEFT folder,
+    RecipeError where it is not of the shape that `train.lora` trains over this model."""
     if recipe.model.adapter is None:
         return facts
     adapter, shape = read_adapter(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
@@ -38,7 +38,7 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
         leaves = ", ".join(_leaves(there))
         fix = f"--set 'train.lora.targets=[{leaves}]'"
         if _leaves(wanted) == _leaves(there):
-            fix = "--set train.lora.exclude=[]   # or the layers that it leaves out"
+            fix = "--set train.lora.exclude=[]   # or what it leaves out"
         differs.append((f"it has {len(there)} pairs, at {leaves}, and not {len(wanted)}", fix))
     elif adapter.rank == shape.rank and (odd := _misshapen(adapter, sizes)):
         differs.append((f"`{odd}` is of another size", "--set model.path=FOLDER   # its base"))

@@ -55,7 +55,7 @@ def test_one_of_the_same_shape_is_taken(given: Path) -> None:
         ({"alpha": 4}, "--set train.lora.alpha=8"),
         ({"type": "rslora"}, "--set train.lora.alpha=8"),
         ({"targets": ["q_proj"]}, "train.lora.targets=["),
-        ({"exclude": ["layers.0"]}, "train.lora.exclude=[]"),
+        ({"exclude": ["mlp"]}, "train.lora.targets=["),
     ],
 )
 def test_another_is_refused_with_what_to_set(
