@@ -23,8 +23,8 @@ from milescli.commands.options import (
     flags_of,
     here,
     planned_machine,
-    told,
     verb,
+    with_warnings,
 )
 from milescli.console.output import Output
 
@@ -74,7 +74,7 @@ def launch(
         run__seed=("--seed", seed),
         train__lora__rank=("--lora", lora),
     )
-    loaded = told(load(recipe, sets=sets or [], flags=flags, **here()), output=output)
+    loaded = with_warnings(load(recipe, sets=sets or [], flags=flags, **here()), output=output)
     if emit is not None:
         from milescli.commands.show_job import show_job
 

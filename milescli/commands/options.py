@@ -226,7 +226,7 @@ def here() -> dict[str, object]:
     return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}
 
 
-def told(loaded: LoadedRecipe, *, output: Output) -> LoadedRecipe:
+def with_warnings(loaded: LoadedRecipe, *, output: Output) -> LoadedRecipe:
     """The same recipe, of which the user has read what is legal and odd."""
     for warning in loaded.warnings:
         output.warn(warning)

@@ -21,11 +21,10 @@ from torch import Tensor
 from milescli.checkpoint.finite import require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.stored import Named
-from milescli.models.adapter import PEFT_WEIGHTS
+from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, peft_name
 
 CONFIG_FILE = "adapter_config.json"
-_PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+_A, _B = (f".{which}.weight" for which in (A, B))
 _UNKNOWN_FORMS = (
     "use_dora",
     "use_qalora",
@@ -78,7 +77,7 @@ def read_adapter(folder: Path) -> Adapter:
     pairs, saved = {}, {}
     for name, tensor in tensors.items():
         require_finite(tensor, name=name, where=str(folder / PEFT_WEIGHTS))
-        plain = name.removeprefix(_PREFIX)
+        plain = name.removeprefix(PEFT_PREFIX)
         if name.endswith(_A):
             pairs[plain.removesuffix(_A)] = (tensor, tensors[name.removesuffix(_A) + _B])
         elif "lora_" in name:
@@ -130,11 +129,11 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
     for module, (first, second) in adapter.pairs.items():
         padded = _padded(first, second, rank=adapter.rank)
         share = adapter.scaling(module) / scaling
-        tensors[_PREFIX + module + _A] = padded[0].contiguous()
-        tensors[_PREFIX + module + _B] = (
+        tensors[peft_name(module, A)] = padded[0].contiguous()
+        tensors[peft_name(module, B)] = (
             padded[1] if share == 1 else (padded[1].float() * share)
         ).contiguous()
-    tensors |= {_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
+    tensors |= {PEFT_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
     alpha = scaling * adapter.rank
     config = {
         "peft_type": "LORA",

@@ -16,11 +16,11 @@ from milescli.export.reading import read_folder
 from milescli.export.stored import Named
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
-    PEFT_PREFIX,
     A,
     B,
     adapter_table,
     modules_with_adapter,
+    peft_name,
     read_shape,
 )
 from milescli.models.base import WeightTable
@@ -40,10 +40,7 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
     pairs = {
-        module: (
-            tensors[f"{PEFT_PREFIX}{module}.{A}.weight"],
-            tensors[f"{PEFT_PREFIX}{module}.{B}.weight"],
-        )
+        module: (tensors[peft_name(module, A)], tensors[peft_name(module, B)])
         for module in modules_with_adapter(of_adapter)
     }
     return Adapter(

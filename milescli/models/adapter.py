@@ -22,6 +22,8 @@ from milescli.models.transforms import alone, same
 PEFT_PREFIX = "base_model.model."
 PEFT_WEIGHTS = "adapter_model.safetensors"
 A, B = "lora_A", "lora_B"
+ADAPTER_SLOTS = 2
+"""Adapters that an engine has room for: that of the policy, and none at all."""
 ALL_LINEAR = "all-linear"
 """Every matrix of the layers that an adapter can stand beside."""
 _WEIGHT = ".weight"
@@ -109,6 +111,11 @@ def modules_with_adapter(table: WeightTable) -> list[str]:
     ]
 
 
+def peft_name(module: str, which: str) -> str:
+    """Of `lora_A` or `lora_B` beside a module, as the base model's folder names it."""
+    return f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}"
+
+
 def checkpoint_key(entry: Entry) -> str:
     """Of an adapter's tensor in a checkpoint: experts by themselves, as Megatron names them."""
     return entry.megatron.replace(f".local_experts.{entry.expert}.", f".experts.{entry.expert}.")
@@ -147,7 +154,7 @@ def _pair(rule: Rule, number: int, rank: int) -> tuple[Rule, Rule]:
             return [(rank, columns) if of_a else (rows, rank)]
 
         return Rule(
-            hf=(f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}",),
+            hf=(peft_name(module, which),),
             megatron=f"{beside}.{which}.{leaf}",
             shapes=shapes,
             sharding=sharding,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
-from milescli.models.adapter import LoraShape, adapter_table
+from milescli.models.adapter import ADAPTER_SLOTS, LoraShape, adapter_table
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -37,8 +37,6 @@ STATES_PER_REQUEST = 3
 cache keeps."""
 SAMPLED_REQUESTS = 256
 """Requests whose float32 logits an engine has at once, with a copy for sampling. An estimate."""
-ADAPTER_SLOTS = 2
-"""Adapters that an engine has room for: that of the policy, and none at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,15 +126,16 @@ class MemoryModel:
     adapter: WeightTable | None = None
     """Of what is trained instead of the model's weights; None: these are."""
     counter: Counter = field(init=False)
-    _of_adapter: Counter | None = None
+    trained: Counter = field(init=False)
+    """Of what is trained."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
     _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _cache: CacheCost | None = None
 
     def __post_init__(self) -> None:
-        self.counter = Counter(self.table)
+        self.counter = self.trained = Counter(self.table)
         if self.adapter is not None:
-            self._of_adapter = Counter(self.adapter)
+            self.trained = Counter(self.adapter)
 
     def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
@@ -178,16 +177,14 @@ class MemoryModel:
                 if is_last
                 else 0
             )
-            trained = held[stage]
+            trained = self.trained.stage(layout, stage)
             static = static_bytes(trained, layout, size=load.size)
-            if self._of_adapter is not None:
-                trained = self._of_adapter.stage(layout, stage)
-                static = static_bytes(trained, layout, size=load.size)
+            if self.adapter is not None:
                 static = (static[0] + frozen_bytes(held[stage], size=load.size), *static[1:])
             copies = load.takes_copies * copies_bytes(
-                static_bytes(held[stage], on_device, size=load.size),
+                static_bytes(trained, on_device, size=load.size),
                 has_critic=load.critic != "none",
-                reference=load.keeps_reference * held[stage].total * load.size,
+                reference=load.keeps_reference * trained.total * load.size,
             )
             turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
             sizes.append(
@@ -307,8 +304,8 @@ class MemoryModel:
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
             self._engine[key] = self.counter.engine_total(**cut)
-            if self._of_adapter is not None:
-                self._engine[key] += ADAPTER_SLOTS * self._of_adapter.engine_total(**cut)
+            if self.adapter is not None:
+                self._engine[key] += ADAPTER_SLOTS * self.trained.engine_total(**cut)
         return self._engine[key] * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:

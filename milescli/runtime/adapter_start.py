@@ -9,38 +9,39 @@ import torch
 
 from milescli.export.adapter import Adapter, is_adapter, write_adapter
 from milescli.models import table
-from milescli.models.adapter import PEFT_PREFIX, A, B, adapter_table, modules_with_adapter
-from milescli.plan.adapters import shape_of
+from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
+from milescli.plan.adapters import trained_shape
 from milescli.runtime.spec import RunSpec
 
 FOLDER = "adapter_start"
 """In the run directory."""
 
 
-def blank_adapter(spec: RunSpec) -> Path | None:
-    """Its PEFT folder, written once; None: the run trains all weights."""
-    lora = spec.recipe.train.lora
-    if not lora.is_on:
-        return None
-    folder = spec.run.path / FOLDER
-    if not is_adapter(folder):
-        shape = shape_of(lora)
-        of_adapter = adapter_table(table(spec.inputs.facts), shape)
-        shapes = of_adapter.hf_shapes()
-        pairs = {
-            module: tuple(
-                torch.zeros(shapes[f"{PEFT_PREFIX}{module}.{which}.weight"]) for which in (A, B)
-            )
-            for module in modules_with_adapter(of_adapter)
-        }
-        write_adapter(
-            folder,
-            Adapter(
-                pairs=pairs,  # type: ignore[arg-type]
-                alpha=shape.alpha,
-                rank=shape.rank,
-                use_rslora=shape.kind == "rslora",
-                base_model=str(spec.inputs.model_dir),
-            ),
-        )
-    return folder
+def start_folder(spec: RunSpec) -> Path | None:
+    """Where it lies; None: nothing is trained, or all weights are."""
+    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
+    return spec.run.path / FOLDER if trains and spec.recipe.train.lora.is_on else None
+
+
+def write_start(spec: RunSpec) -> None:
+    """As a PEFT folder, once; nothing where there is none."""
+    folder, shape = start_folder(spec), trained_shape(spec.recipe)
+    if folder is None or shape is None or is_adapter(folder):
+        return
+    of_adapter = adapter_table(table(spec.inputs.facts), shape)
+    shapes = of_adapter.hf_shapes()
+
+    def zeros(module: str, which: str) -> torch.Tensor:
+        return torch.zeros(shapes[peft_name(module, which)])
+
+    pairs = {
+        module: (zeros(module, A), zeros(module, B)) for module in modules_with_adapter(of_adapter)
+    }
+    adapter = Adapter(
+        pairs=pairs,
+        alpha=shape.alpha,
+        rank=shape.rank,
+        use_rslora=shape.kind == "rslora",
+        base_model=str(spec.inputs.model_dir),
+    )
+    write_adapter(folder, adapter)

@@ -23,7 +23,7 @@ from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
-from milescli.runtime.adapter_start import blank_adapter
+from milescli.runtime.adapter_start import start_folder, write_start
 from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.spec import RunSpec
@@ -132,6 +132,7 @@ class Builder:
         """All engines at once, and the reward model if there is one, then the router if there is
         one, and the client. `engines` is filled as processes start, so that a failure half-way can
         still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
         starting = [
@@ -185,7 +186,7 @@ class Builder:
         serves_policy: bool = True,
     ) -> SglangFleet:
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
-        serves_adapter = serves_policy and self.recipe.train.lora.is_on and self._trains
+        serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
         return SglangFleet(
             router_url=router_url,
@@ -195,11 +196,6 @@ class Builder:
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
             adapter=ADAPTER_NAME if serves_adapter else None,
         )
-
-    @property
-    def _trains(self) -> bool:
-        """Else its engines alone are there, for an evaluation."""
-        return any(slot.trainer_rank is not None for slot in self.plan.slots)
 
     async def _start_scorer(self, engines: Engines) -> None:
         engines.scorer = await self.start_scorer()
@@ -336,7 +332,6 @@ class Builder:
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
     """What is equal on all nodes of an engine."""
     plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
-    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     return engine_spec(
         spec.recipe,
         spec.plan,
@@ -344,7 +339,7 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         port=port,
         model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
-        adapter_dir=blank_adapter(spec) if trains and not plays_role else None,
+        adapter_dir=None if plays_role else start_folder(spec),
     )
 
 

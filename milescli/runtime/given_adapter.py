@@ -9,7 +9,7 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.export.adapter import Adapter, read_adapter
 from milescli.models import table
-from milescli.models.adapter import PEFT_PREFIX, A, B, adapter_table, modules_with_adapter
+from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
 from milescli.models.facts import ModelFacts
 from milescli.plan.adapters import trained_shape
 from milescli.recipe.schema import Recipe
@@ -64,7 +64,7 @@ def _misshapen(adapter: Adapter, sizes: Mapping[str, tuple[int, ...]]) -> str | 
             module
             for module, pair in adapter.pairs.items()
             for which, tensor in zip((A, B), pair, strict=True)
-            if tuple(tensor.shape) != sizes[f"{PEFT_PREFIX}{module}.{which}.weight"]
+            if tuple(tensor.shape) != sizes[peft_name(module, which)]
         ),
         None,
     )

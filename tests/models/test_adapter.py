@@ -10,7 +10,6 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import parse_facts, table
 from milescli.models.adapter import (
     ALL_LINEAR,
-    PEFT_PREFIX,
     SHAPE_FILE,
     LoraShape,
     adapter_table,
@@ -34,7 +33,7 @@ def test_each_matrix_of_the_layers_has_a_pair_and_nothing_else() -> None:
 
 def test_shapes_follow_the_matrix() -> None:
     shapes = adapter_table(DENSE, ALL).hf_shapes()
-    module = f"{PEFT_PREFIX}model.layers.0.self_attn.k_proj"
+    module = "base_model.model.model.layers.0.self_attn.k_proj"
     assert shapes[f"{module}.lora_A.weight"] == (4, 64)
     assert shapes[f"{module}.lora_B.weight"] == (32, 4)
 

@@ -12,10 +12,10 @@ from milescli.export.adapter import Adapter, write_adapter
 from milescli.models import parse_facts, table
 from milescli.models.adapter import (
     ALL_LINEAR,
-    PEFT_PREFIX,
     LoraShape,
     adapter_table,
     modules_with_adapter,
+    peft_name,
 )
 from milescli.recipe.schema import Recipe
 from milescli.runtime.given_adapter import require_adapter
@@ -31,8 +31,8 @@ def given(tmp_path: Path) -> Path:
     shapes = of_adapter.hf_shapes()
     pairs = {
         module: (
-            torch.ones(shapes[f"{PEFT_PREFIX}{module}.lora_A.weight"]),
-            torch.ones(shapes[f"{PEFT_PREFIX}{module}.lora_B.weight"]),
+            torch.ones(shapes[peft_name(module, "lora_A")]),
+            torch.ones(shapes[peft_name(module, "lora_B")]),
         )
         for module in modules_with_adapter(of_adapter)
     }

@@ -122,10 +122,8 @@ class Adapters:
         """The matrices of a PEFT folder of this shape and scaling."""
         with safe_open(folder / PEFT_WEIGHTS, framework="pt") as tensors:
             for weight in self.weights:
-                sharding = weight.entry.rule.sharding
-                count, number = cut(sharding, self._mesh)
                 whole = tensors.get_tensor(weight.entry.hf[0])
-                weight.parameter.copy_(whole.chunk(count, dim=sharding.dim)[number])
+                weight.parameter.copy_(_own_part(whole, weight.entry, self._mesh))
 
     def require_own(self, checkpoint: Path) -> None:
         """Raises CheckpointError where what lies there is no adapter of this shape and base."""
@@ -212,12 +210,11 @@ class _Beside:
             if which == B:
                 held.zero_()
                 continue
-            count, number = cut(entry.rule.sharding, self._mesh)
             digest = hashlib.sha256(f"{seed} {entry.hf[0]}".encode()).digest()
             chance = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
             bound = 1 / math.sqrt(entry.shapes[0][1])
             whole = torch.empty(entry.shapes[0]).uniform_(-bound, bound, generator=chance)
-            held.copy_(whole.chunk(count, dim=entry.rule.sharding.dim)[number])
+            held.copy_(_own_part(whole, entry, self._mesh))
 
     def _add(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """A forward hook of the layer."""
@@ -303,6 +300,12 @@ def _rows_of(rule: Rule, facts: ModelFacts, size: int) -> _Rows | None:
     if len(shapes) == 1 and torch.equal(order[:, 0].long(), torch.arange(ends[-1])):
         return None
     return _Rows(lengths, order[:, 0].long())
+
+
+def _own_part(whole: torch.Tensor, entry: Entry, mesh: Mesh) -> torch.Tensor:
+    """That this rank holds."""
+    count, number = cut(entry.rule.sharding, mesh)
+    return whole.chunk(count, dim=entry.rule.sharding.dim)[number]
 
 
 def _is(entry: Entry, which: str) -> bool:

@@ -20,6 +20,7 @@ from milescli.backends.sglang.servable import (
 )
 from milescli.backends.sglang.spec import EngineSpec, check_servable, read_config
 from milescli.core.secret_names import without_secrets
+from milescli.models.adapter import ADAPTER_SLOTS
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -123,7 +124,7 @@ def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
     """With room for the model without any adapter, which nobody asks for."""
     return {
         "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
-        "max-loras-per-batch": 2,
+        "max-loras-per-batch": ADAPTER_SLOTS,
         "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
     }
 
