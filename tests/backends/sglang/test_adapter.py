@@ -25,13 +25,14 @@ from milescli.export.trained_adapter import write_merged
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
     ALL_LINEAR,
-    PEFT_PREFIX,
     LoraShape,
     adapter_table,
     modules_with_adapter,
+    peft_name,
 )
 from milescli.rollout.base import GenerateRequest
 from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.conftest import make_qwen3_moe
 
 pytestmark = pytest.mark.engine
 SHAPE = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,))
@@ -51,37 +52,12 @@ class Served:
         shapes, chance = of_adapter.hf_shapes(), torch.Generator().manual_seed(seed)
         pairs = {
             module: tuple(
-                0.1 * torch.randn(shapes[f"{PEFT_PREFIX}{module}.{which}.weight"], generator=chance)
+                0.1 * torch.randn(shapes[peft_name(module, which)], generator=chance)
                 for which in ("lora_A", "lora_B")
             )
             for module in modules_with_adapter(of_adapter)
         }
         return Adapter(pairs=pairs, alpha=SHAPE.alpha, rank=SHAPE.rank)  # type: ignore[arg-type]
-
-
-def _make_moe(folder: Path) -> Path:
-    """A tiny Qwen3-MoE whose distributions are not flat."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=131,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        max_position_embeddings=2048,
-        initializer_range=0.15,
-        tie_word_embeddings=False,
-    )
-    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @contextmanager
@@ -109,7 +85,8 @@ def _engine(folder: Path, model: Path, adapter: Path | None) -> Iterator[EngineA
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adapter")
-    model = _make_moe(folder / "moe")
+    model = folder / "moe"
+    make_qwen3_moe(model, moe_intermediate_size=32)  # as SGLang pads experts on a CPU
     blank = Served(model, EngineAddress(url="", name="", tp=1, sharing_ranks=[0])).adapter(0)
     write_adapter(folder / "start", blank)
     with _engine(folder, model, folder / "start") as engine:
@@ -118,7 +95,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def _bucket(adapter: Adapter) -> Bucket:
     return [
-        (f"{PEFT_PREFIX}{module}.{which}.weight", tensor)
+        (peft_name(module, which), tensor)
         for module, pair in adapter.pairs.items()
         for which, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
     ]
