@@ -180,7 +180,8 @@ def _moment(event: Record) -> str | None:
     if kind == "WorkerLost":
         return f"{event['what']}; started again (restart {event['restart']})"
     if kind == "WorkerReplaced":
-        return f"{event['worker']} was there again, after {event['seconds']:.1f} s"
+        source = f", {event['source']}" if event.get("source") else ""
+        return f"{event['worker']} was there again, after {event['seconds']:.1f} s{source}"
     if kind == "Notice" and event["level"] == "warning":
         return f"warning: {event['text']}"
     if kind == "RunEnded":

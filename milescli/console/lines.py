@@ -138,6 +138,7 @@ def milestone(event: Event) -> Text | None:
         return _line("lost", f"{event.what}; another is started in its place", theme.WARN)
     if isinstance(event, WorkerReplaced):
         text = f"{event.worker} is there again, after {format_duration(event.seconds)}"
+        text += f", {event.source}" if event.source else ""
         return _line("replaced", text, theme.GOOD)
     if isinstance(event, RunEnded):
         style = {"done": theme.GOOD, "stopped": theme.WARN}.get(event.outcome, theme.BAD)

@@ -207,6 +207,8 @@ class WorkerReplaced:
     """Steps done."""
     seconds: float
     """Since the loss was noticed."""
+    source: str = ""
+    """What trainer ranks began from, and what they did again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

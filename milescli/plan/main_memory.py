@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.adapters import trained_shape
+from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
     MemoryModel,
@@ -93,7 +95,8 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory, budget = memory_model(facts), int(USABLE * machine.nodes[0].memory_bytes)
+    memory = memory_model(facts, trained_shape(recipe))
+    budget = int(USABLE * machine.nodes[0].memory_bytes)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num
@@ -111,7 +114,7 @@ def fit_main_memory(
         raise _refusal(recipe, machine, node, least, budget)
     log.note("trainer.recompute", layout.recompute, _why_recompute(recipe, layout))
     if not engines.num:
-        _note_memory(node, 0, machine, log)
+        _note_memory(recipe, node, 0, machine, log)
         return Fitted(trainer=layout, engines=engines, cap=cap)
     tokens = _cache_tokens(
         recipe,
@@ -125,16 +128,17 @@ def fit_main_memory(
     cache = node.num_shards * memory.cache_bytes(
         engines, size=size, tokens=tokens, sequences=engines.max_running_requests
     )
-    _note_memory(node, cache, machine, log)
+    _note_memory(recipe, node, cache, machine, log)
     return Fitted(trainer=layout, engines=replace(engines, max_total_tokens=tokens), cap=cap)
 
 
-def _note_memory(node: _NodeLoad, cache: int, machine: Machine, log: Log) -> None:
+def _note_memory(recipe: Recipe, node: _NodeLoad, cache: int, machine: Machine, log: Log) -> None:
     log.note(
         "memory",
         f"{(node.total + cache) / GIB:.1f} GiB",
         f"{_sum(node, cache)}, of {_there(machine)}; an estimate",
     )
+    note_copies(recipe, size_bytes=node.ranks.copies, log=log)
 
 
 def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
@@ -168,6 +172,7 @@ def _load(
         critic="beside" if recipe.has_critic else "none",
         teachers=tuple(teachers),
         teachers_beside=True,
+        takes_copies=recipe.fault.copy_every > 0,
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),
@@ -194,7 +199,7 @@ def _fullest(
 
     def held(number: int) -> _NodeLoad:
         here = [(stages[stage], count) for (node, stage), count in ranks.items() if node == number]
-        parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace", "host")
+        parts = [each.name for each in fields(TrainerBytes) if each.name != "turn"]
         sums = {part: sum(count * getattr(stage, part) for stage, count in here) for part in parts}
         num_ranks = sum(count for _, count in here)
         sums["workspace"] -= num_ranks * load.reached.trainer_context
@@ -260,7 +265,7 @@ def _refusal(
         why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f} "
         f"({USABLE:.0%} of {_there(machine)}); "
         f"the cache is for one sequence of {longest_tokens(recipe):,} tokens",
-        fix=[],
+        fix=["--set fault.copy_every=0"] if node.ranks.copies else [],
     )
 
 
@@ -271,10 +276,13 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         "gradients": ranks.gradients,
         "optimizer": ranks.optimizer,
         "activations": ranks.activations + ranks.logits + ranks.workspace,
-        "other models": ranks.host,
+        "other models": ranks.host - ranks.copies,
+        "copies": ranks.copies,
     }
     trainer = " + ".join(
-        f"{name} {size / GIB:.1f}" for name, size in parts.items() if size or name != "other models"
+        f"{name} {size / GIB:.1f}"
+        for name, size in parts.items()
+        if size or name not in ("other models", "copies")
     )
     engines = (
         f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "

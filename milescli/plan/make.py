@@ -10,6 +10,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
+from milescli.plan.adapters import note_adapter
 from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
@@ -78,6 +79,7 @@ def _planned(
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
+    note_adapter(recipe, facts, log)
     if asked.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = beside_reward_model(

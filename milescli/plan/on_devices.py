@@ -10,6 +10,7 @@ from milescli import models
 from milescli.core.errors import FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
+from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.on_cpu import context_length
 from milescli.plan.pins import check_pins
@@ -55,7 +56,16 @@ class Pair:
     @property
     def host_bytes(self) -> int:
         """Of one node."""
-        return self.trainer.needs.host * min(self.space.devices_per_node, self.trainer_devices)
+        return self.trainer.needs.host * self._ranks_per_node
+
+    @property
+    def copies_bytes(self) -> int:
+        """The same, of what `fault.copy_every` takes alone."""
+        return self.trainer.needs.copies * self._ranks_per_node
+
+    @property
+    def _ranks_per_node(self) -> int:
+        return min(self.space.devices_per_node, self.trainer_devices)
 
 
 def plan_devices(
@@ -90,6 +100,7 @@ def plan_devices(
     reasons.explain(pair.space, pair.trainer, pair.trainers, beside=beside, recipe=recipe, log=log)
     if space.has_engines:
         reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
+    note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
     return pair
 
 

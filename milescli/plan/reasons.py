@@ -257,10 +257,13 @@ def refusal(
         f"the trainer keeps {format_bytes(host)} of a "
         f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
     )
+    copies = searched.fitting[0].needs.copies * min(space.devices_per_node, num_ranks)
+    if copies:
+        why += f", {format_bytes(copies)} of it for `fault.copy_every`"
     return FitError(
         f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}",
         why=why,
-        fix=[],
+        fix=["--set fault.copy_every=0"] if copies else [],
     )
 
 

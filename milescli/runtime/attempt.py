@@ -18,6 +18,8 @@ from milescli.core.errors import NodesJoined, Stopped
 from milescli.core.events import EventBus, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
+from milescli.runtime.buddies import buddies, start_keepers
+from milescli.runtime.copies import Copies
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
@@ -261,10 +263,30 @@ class Attempt:
             step=lambda: self.step,
             silence_s=self.spec.recipe.machine.silence_s,
             room=self._room if self.taking_turns else None,
+            copies=self._copies(),
         )
         self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         self.probes.append(trainer.probe)
         return trainer
+
+    def _copies(self) -> Copies | None:
+        """Of the ranks' state, where the recipe wants some. Their keepers start beside what
+        follows."""
+        every = self.spec.recipe.fault.copy_every
+        if not every:
+            return None
+        copies = Copies(
+            every=every,
+            start_keepers=partial(start_keepers, self.session.builder),
+            start_ranks=self._start_bare_ranks,
+            buddies=buddies(self.spec.plan),
+            bus=self.bus,
+            restarts=self.restarts,
+            step=lambda: self.step,
+            silence_s=self.spec.recipe.machine.silence_s,
+        )
+        copies.start()
+        return copies
 
     def _room(self) -> AbstractAsyncContextManager[None]:
         """Before there is a run, its engines sleep."""
@@ -274,11 +296,15 @@ class Attempt:
     async def _restart_ranks(self) -> RankGroup:
         """New ranks, with what the newest checkpoint of this past has, or the model where there is
         none yet."""
-        await self.saver.completed()
-        ranks = await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
+        ranks = await self._start_bare_ranks()
         if (step := self.saver.newest_step) is not None:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
         return ranks
+
+    async def _start_bare_ranks(self) -> RankGroup:
+        """As the model is. A checkpoint whose manifest is being written counts by then."""
+        await self.saver.completed()
+        return await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
 
     async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
         """Weights, optimizer and RNG of a checkpoint, and the reference that it had."""

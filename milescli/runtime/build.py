@@ -11,6 +11,7 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
@@ -22,6 +23,7 @@ from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
+from milescli.runtime.adapter_start import start_folder, write_start
 from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.spec import RunSpec
@@ -70,10 +72,7 @@ class Builder:
         """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
         any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
-        slots = sorted(
-            (slot for slot in self.plan.slots if slot.trainer_rank is not None),
-            key=lambda slot: slot.trainer_rank or 0,
-        )
+        slots = trainer_slots(self.plan)
         master = slots[0].node
         port = (await resources.free_ports(1, node=master))[0]
         for slot in slots:
@@ -133,6 +132,7 @@ class Builder:
         """All engines at once, and the reward model if there is one, then the router if there is
         one, and the client. `engines` is filled as processes start, so that a failure half-way can
         still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
         starting = [
@@ -147,7 +147,8 @@ class Builder:
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         for name in self.recipe.rollout.policies:
-            engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
+            served = self.engine_addresses(engines, name)
+            engines.policies[name] = self._fleet(served, None, serves_policy=False)
         return engines.fleet
 
     async def end_engine(self, dead: EngineActors) -> None:
@@ -177,8 +178,15 @@ class Builder:
         await new.wait_ready(timeout_s=timeout_s)
         return self._address(new.specs[0], dead.index)
 
-    def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
+    def _fleet(
+        self,
+        engines: list[EngineAddress],
+        router_url: str | None,
+        *,
+        serves_policy: bool = True,
+    ) -> SglangFleet:
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
+        serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
         return SglangFleet(
             router_url=router_url,
@@ -186,6 +194,7 @@ class Builder:
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
+            adapter=ADAPTER_NAME if serves_adapter else None,
         )
 
     async def _start_scorer(self, engines: Engines) -> None:
@@ -322,8 +331,9 @@ class Builder:
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """What is equal on all nodes of an engine. One that plays a role guesses nothing: what guesses
-    is there for the policy."""
+    """What is equal on all nodes of an engine. One that plays a role has no adapter, and guesses
+    nothing: both are the policy's."""
+    plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
     made = engine_spec(
         spec.recipe,
         spec.plan,
@@ -332,9 +342,9 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
         draft_dir=spec.inputs.draft_dir,
+        adapter_dir=None if plays_role else start_folder(spec),
     )
-    is_policy = made.model_dir == spec.inputs.model_dir
-    return made if is_policy else replace(made, speculation=None)
+    return replace(made, speculation=None) if plays_role else made
 
 
 def check_engines(spec: RunSpec) -> None:
@@ -359,6 +369,12 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
     asyncio.run(cluster.place(plan, timeout_s=PLACE_TIMEOUT_S))
     for rank in sorted(slot.trainer_rank for slot in plan.slots if slot.trainer_rank is not None):
         cluster.spawn_ahead(rank_name(rank), TRAINER_TARGET, environment=trainer_environment(plan))
+
+
+def trainer_slots(plan: Plan) -> list[Slot]:
+    """In the order of their ranks."""
+    slots = [slot for slot in plan.slots if slot.trainer_rank is not None]
+    return sorted(slots, key=lambda slot: slot.trainer_rank or 0)
 
 
 def rank_name(rank: int) -> str:

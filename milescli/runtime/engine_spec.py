@@ -21,9 +21,10 @@ def engine_spec(
     model_dir: Path,
     log_dir: Path,
     draft_dir: Path | None = None,
+    adapter_dir: Path | None = None,
 ) -> EngineSpec:
     """What is equal on all nodes of engine `index`. `draft_dir`: of the model that guesses ahead,
-    where it is there."""
+    where it is there; `adapter_dir`: that it begins with, where the policy is an adapter."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
@@ -47,6 +48,7 @@ def engine_spec(
         prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
         speculation=_speculation(recipe, plan, draft_dir),
+        adapter_dir=adapter_dir,
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,
         extra_args=tuple(recipe.engines.extra),

@@ -1,15 +1,14 @@
 """The trainer of a run, whose ranks may die: others are started on the same slots, take the newest
-checkpoint, and do again what was done since, by the batches that were kept. The engines stay up,
-and nothing is sampled twice."""
+copy of the state or checkpoint, and do again what was done since, by the batches that were kept.
+The engines stay up, and nothing is sampled twice."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,12 @@ from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerD
 from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_bytes
+from milescli.runtime.copies import Copies
+from milescli.runtime.kept_calls import Call, KeptCalls, num_steps
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Restarts, lost
-from milescli.runtime.trainer import RankGroup
+from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
 from milescli.train.base import TrainBatch
-
-DEATH_GRACE_S = 5.0
-"""A rank's death is the cause of what others say; so long it is looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Something that the ranks were asked, and that changed them."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    fleet: str | None = None
-    """Whose channel must be open."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of its batch, where it has one."""
-        batches = [value for value in self.args if isinstance(value, TrainBatch)]
-        return sum(shard.size_bytes for batch in batches for shard in batch.shards)
-
-    async def of(self, ranks: RankGroup) -> Any:
-        """Ask it."""
-        return await getattr(ranks, self.method)(*self.args, **self.kwargs)
 
 
 class HealingTrainer:
@@ -64,33 +41,30 @@ class HealingTrainer:
         silence_s: float,
         name: str = "trainer",
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
         where there is none; `step`: steps done; `silence_s`: see MachineSettings; `name`: of all
         ranks together, as errors and events call them. `room`: within it new ranks have the devices
         that they take turns on; None: they have devices of their own, and start as soon as the dead
-        ones are missed."""
+        ones are missed. `copies`: of their state, taken after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=bus, step=step)
         self._name = name
         self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
         self._turn = asyncio.Lock()
-        self._since = list[_Call]()
-        """What changed the ranks since the newest checkpoint, or since they began."""
-        self._kept_bytes = 0
-        """Of the batches there."""
-        self._is_whole = True
-        """Nothing is missing there, as it would have been too much."""
-        self._saving: Path | None = None
-        """The folder that is being written, and `_num_saved` of `_since` are in it."""
-        self._num_saved = 0
+        self._kept = KeptCalls(limit_bytes=restarts.limits.kept_gib * 1024**3)
+        self._copies = copies
+        self._is_warned = False
+        """That a death would end the run, as too much would have to be kept."""
+        self._saving: tuple[Path, int] | None = None
+        """The folder that is being written, and the mark of what is in it. No copy is taken
+        meanwhile: new ranks that write it anew must begin before it."""
         self._failed_save: CheckpointError | None = None
         """Why new ranks could not write that folder."""
-        self._is_whole_after = True
-        """As `_is_whole`, once that folder is complete."""
-        self._lasting = list[_Call]()
+        self._lasting = list[Call]()
         """What no checkpoint keeps."""
-        self._room, self._posture = room, _Call("wake")
+        self._room, self._posture = room, Call("wake")
         """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
@@ -102,15 +76,20 @@ class HealingTrainer:
     def is_saved(self) -> None:
         """The checkpoint that was written last is complete, or the ranks hold one that is: what was
         done before it need never be done again."""
-        del self._since[: None if self._saving is None else self._num_saved]
-        self._is_whole = self._saving is None or self._is_whole_after
-        self._kept_bytes = sum(call.size_bytes for call in self._since)
-        self._num_saved, self._saving = 0, None
+        self._kept.checkpoint = self._kept.done if self._saving is None else self._saving[1]
+        self._kept.let_go(self._kept.checkpoint)
+        self._saving = None
 
     def is_given_up(self) -> None:
         """The checkpoint that was written last will never be complete: what was done since the one
         before it is kept on."""
-        self._num_saved, self._saving, self._failed_save = 0, None, None
+        self._saving, self._failed_save = None, None
+
+    @property
+    def _is_whole(self) -> bool:
+        """All is there that new ranks would have to do again."""
+        copy = self._copies.mark if self._copies is not None else None
+        return self._kept.reaches(self._kept.checkpoint) or self._kept.reaches(copy)
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
@@ -118,6 +97,9 @@ class HealingTrainer:
         if self._healing is not None and self._healing.done():
             healed, self._healing = self._healing, None
             healed.result()
+        if self._copies is not None:
+            await self._copies.probe()
+            self._warn("the copy is lost, and fault.kept_gib let batches before it go")
         is_idle = self._healing is None and not self._turn.locked() and self._room is None
         if self._death is not None and not is_idle:
             return  # they are being replaced, or will be when it is their turn
@@ -137,6 +119,8 @@ class HealingTrainer:
         if self._healing is not None:
             self._healing.cancel()
             await asyncio.gather(self._healing, return_exceptions=True)
+        if self._copies is not None:
+            await self._copies.close()
 
     async def _heal_idle(self, error: WorkerDied) -> None:
         """Where nobody asks the ranks just now, who would find it."""
@@ -145,7 +129,7 @@ class HealingTrainer:
             if self._ranks is dead:
                 await self._recover(error)
 
-    async def _ask(self, call: _Call, *, changes: bool = False) -> Any:
+    async def _ask(self, call: Call, *, changes: bool = False) -> Any:
         async with self._turn:
             while True:
                 try:
@@ -155,9 +139,19 @@ class HealingTrainer:
                     await self._recover(await self._cause(error))
             if changes:
                 self._keep(call)
+            if call.method == "step" and self._copies is not None:
+                await self._copy(self._copies)
             return result
 
-    async def _once(self, call: _Call) -> Any:
+    async def _copy(self, copies: Copies) -> None:
+        """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
+        them next."""
+        copies.count_step()
+        if self._saving is None:
+            with suppress(WorkerDied, WaitTimeout):
+                await copies.take(self._ranks, self._kept.done)
+
+    async def _once(self, call: Call) -> Any:
         if call.fleet is not None and call.fleet not in self._open:
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
@@ -175,39 +169,40 @@ class HealingTrainer:
             raise error
         return dead
 
-    def _keep(self, call: _Call) -> None:
-        """It changed the ranks. Where too much is kept, all of it is let go: until the next
-        checkpoint a rank's death ends the run."""
-        self._since.append(call)
-        self._kept_bytes += call.size_bytes
-        if self._kept_bytes <= self._restarts.limits.kept_gib * 1024**3:
-            return
-        if self._is_whole:
-            told = format_bytes(self._kept_bytes)
-            self._bus.emit(
-                Notice(
-                    text=f"until the next checkpoint a trainer rank's death ends the run: {told} "
-                    "of batches since the last one are more than fault.kept_gib",
-                    level="warning",
-                )
-            )
-        self._since.clear()
-        self._kept_bytes = self._num_saved = 0
-        self._is_whole = self._is_whole_after = False
+    def _keep(self, call: Call) -> None:
+        """It changed the ranks. Where too much is kept, what no copy needs is let go, then all of
+        it: until the next checkpoint or copy a rank's death ends the run."""
+        kept = self._kept
+        kept.add(call)
+        if kept.is_too_much and self._copies is not None and kept.reaches(self._copies.mark):
+            kept.let_go(self._copies.mark)
+        size = format_bytes(kept.size_bytes)
+        if kept.is_too_much:
+            kept.let_go(kept.done)
+        self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
+
+    def _warn(self, why: str) -> None:
+        """That a rank's death would end the run now; once, until all is there again."""
+        if not self._is_whole and not self._is_warned:
+            until = "checkpoint" if self._copies is None else "checkpoint or copy"
+            text = f"until the next {until} a trainer rank's death ends the run: {why}"
+            self._bus.emit(Notice(text=text, level="warning"))
+        self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
-        """New ranks, as far as the dead ones were. Raises the error where bounds are met."""
+        """New ranks, as far as the dead ones were. Raises the error where bounds are met, or what
+        they would have to do again is not there."""
         began = time.monotonic()
         while True:
+            if not self._is_whole:
+                raise error
             if refusal := self._restarts.refusal(self._name, self._step()):
                 raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
             self._bus.emit(lost(self._name, error, self._step(), self._restarts))
             try:
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
-                    self._ranks, self._death = await self._restart(), None
-                    self._open.clear()
-                    await self._do_again()
+                    source = await self._begin_again(error)
                     if self._posture.method != "wake":  # as new ranks are
                         await self._posture.of(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
@@ -216,32 +211,62 @@ class HealingTrainer:
                 error = dead if isinstance(another, WaitTimeout) else another
                 continue
             break
-        seconds = time.monotonic() - began
-        self._bus.emit(WorkerReplaced(worker=self._name, step=self._step(), seconds=seconds))
+        self._bus.emit(
+            WorkerReplaced(
+                worker=self._name,
+                step=self._step(),
+                seconds=time.monotonic() - began,
+                source=source,
+            )
+        )
 
-    async def _do_again(self) -> None:
-        """What was done since the newest checkpoint; one that was being written is written where it
-        was."""
+    async def _begin_again(self, error: WorkerDied) -> str:
+        """New ranks, and what was done since the newer of copy and checkpoint; which that was, in
+        words. Raises the error where the copy is lost and the checkpoint is not enough."""
+        kept, copies = self._kept, self._copies
+        mark = copies.mark if copies is not None else None
+        if copies is not None and mark is not None and mark >= kept.checkpoint:
+            calls = kept.since(mark)
+            self._ranks, self._death = await copies.start_ranks(), None
+            self._open.clear()
+            if await copies.restore(self._ranks):
+                await self._do_again(calls, mark)
+                return f"from the copy in memory, {_told_again(calls)}"
+            await self._ranks.kill()
+        if not kept.reaches(kept.checkpoint):
+            raise error
+        self._ranks, self._death = await self._restart(), None
+        self._open.clear()
+        calls = kept.since(kept.checkpoint)
+        await self._do_again(calls, kept.checkpoint)
+        if not num_steps(calls):
+            return ""
+        begun = "the newest checkpoint" if kept.checkpoint else "the beginning"
+        return f"from {begun}, {_told_again(calls)}"
+
+    async def _do_again(self, calls: Sequence[Call], mark: int) -> None:
+        """What was done since `mark`, which new ranks are as; a checkpoint that was being written
+        is written where it was."""
         for call in self._lasting:
             await call.of(self._ranks)
-        for number, call in enumerate([*self._since, None]):
-            if self._saving is not None and number == self._num_saved:
+        for number, call in enumerate([*calls, None], start=mark):
+            if self._saving is not None and number == self._saving[1]:
                 try:
-                    _empty(self._saving)
-                    await self._ranks.save(self._saving)
+                    _empty(self._saving[0])
+                    await self._ranks.save(self._saving[0])
                     await self._ranks.finish_save()
                 except CheckpointError as error:
                     self._failed_save = error
             if call is not None:
                 await call.of(self._ranks)
 
-    async def _take(self, posture: _Call) -> None:
+    async def _take(self, posture: Call) -> None:
         await self._ask(posture)
         self._posture = posture
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._ask(_Call("connect_engines", (engines, fleet)))
+        await self._ask(Call("connect_engines", (engines, fleet)))
         self._fleets[fleet] = engines
         self._open.add(fleet)
 
@@ -249,68 +274,67 @@ class HealingTrainer:
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
     ) -> StepReport:
         """See Trainer."""
-        call = _Call("step", (batch,), {"lr": lr, "critic_lr": critic_lr})
+        call = Call("step", (batch,), {"lr": lr, "critic_lr": critic_lr})
         return await self._ask(call, changes=True)
 
     async def start_critic(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("start_critic"), changes=True)
+        await self._ask(Call("start_critic"), changes=True)
 
     async def measure(self, batch: TrainBatch) -> StepReport:
         """See Trainer."""
-        return await self._ask(_Call("measure", (batch,)))
+        return await self._ask(Call("measure", (batch,)))
 
     async def score(self, batch: TrainBatch) -> list[np.ndarray]:
         """See Trainer."""
-        return await self._ask(_Call("score", (batch,)))
+        return await self._ask(Call("score", (batch,)))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """See Trainer."""
-        return await self._ask(_Call("ask_teachers", (batch,)))
+        return await self._ask(Call("ask_teachers", (batch,)))
 
     async def dismiss_teachers(self) -> None:
         """See Trainer."""
-        call = _Call("dismiss_teachers")
+        call = Call("dismiss_teachers")
         await self._ask(call)
         self._lasting.append(call)
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._ask(_Call("publish", (version, fleet), fleet=fleet))
+        await self._ask(Call("publish", (version, fleet), fleet=fleet))
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
         """See Trainer."""
-        await self._ask(_Call("verify", (fleet,), fleet=fleet))
+        await self._ask(Call("verify", (fleet,), fleet=fleet))
 
     async def reset_optimizer(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("reset_optimizer"), changes=True)
+        await self._ask(Call("reset_optimizer"), changes=True)
 
     async def freeze_reference(self) -> None:
         """See Trainer."""
-        await self._ask(_Call("freeze_reference"), changes=True)
+        await self._ask(Call("freeze_reference"), changes=True)
 
     async def silence_layers(self, first: int) -> None:
         """See Trainer."""
-        await self._ask(_Call("silence_layers", (first,)))
+        await self._ask(Call("silence_layers", (first,)))
 
     async def shed(self) -> None:
         """See Trainer."""
-        await self._take(_Call("shed"))
+        await self._take(Call("shed"))
 
     async def sleep(self) -> None:
         """See Trainer."""
-        await self._take(_Call("sleep"))
+        await self._take(Call("sleep"))
 
     async def wake(self) -> None:
         """See Trainer."""
-        await self._take(_Call("wake"))
+        await self._take(Call("wake"))
 
     async def save(self, folder: Path) -> None:
         """See Trainer."""
-        await self._ask(_Call("save", (folder,)))
-        self._saving, self._num_saved = folder, len(self._since)
-        self._is_whole_after = True
+        await self._ask(Call("save", (folder,)))
+        self._saving = folder, self._kept.done
 
     async def is_written(self) -> bool:
         """See Trainer. Of dead ranks: not yet."""
@@ -322,14 +346,19 @@ class HealingTrainer:
 
     async def finish_save(self) -> dict[str, str]:
         """See Trainer."""
-        sha256 = await self._ask(_Call("finish_save"))
+        sha256 = await self._ask(Call("finish_save"))
         if self._failed_save is not None:
             raise self._failed_save
         return sha256
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See Trainer."""
-        await self._ask(_Call("load", (folder,), {"weights_only": weights_only}), changes=True)
+        await self._ask(Call("load", (folder,), {"weights_only": weights_only}), changes=True)
+
+
+def _told_again(calls: Sequence[Call]) -> str:
+    num = num_steps(calls)
+    return f"{num} step{'s'[: num != 1]} done again"
 
 
 def _empty(folder: Path) -> None:

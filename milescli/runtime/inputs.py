@@ -51,6 +51,7 @@ from milescli.runtime.data_inputs import (
 )
 from milescli.runtime.draft_model import draft_folder
 from milescli.runtime.foreign_tasks import with_foreign_tasks
+from milescli.runtime.given_adapter import require_adapter
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.role_policies import policy_folders
 from milescli.runtime.scorers import rollout_of_source
@@ -165,7 +166,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         model_dir = score_model(
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
-    facts = load_facts(model_dir)
+    facts = require_adapter(recipe, load_facts(model_dir))
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)

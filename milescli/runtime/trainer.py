@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
 
 CHECK_EVERY_S = 0.2
+DEATH_GRACE_S = 5.0
+"""A process's death is the cause of what others say; so long it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,20 @@ class RankGroup:
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """See Trainer."""
         await self._all("load", str(folder), weights_only)
+
+    async def take_copy(self) -> list[list[int]]:
+        """Each rank copies its state to its host memory. [ranks][sections] bytes."""
+        return await self._all("take_copy")
+
+    async def expect_copy(self, sizes: Sequence[list[int]]) -> None:
+        """Each rank makes room for a copy of `sizes`, as `take_copy` returned them."""
+        arguments = [(own,) for own in sizes]
+        async with self._turn:
+            await run_each(self.ranks, "expect_copy", arguments, timeout_s=self.step_timeout_s)
+
+    async def take_over(self) -> None:
+        """The ranks go on from the copy that was written to them."""
+        await self._all("take_over")
 
     async def silence_layers(self, first: int) -> None:
         """See Trainer."""

@@ -74,7 +74,8 @@ def test_the_first_that_was_not_replaced_is_named_with_the_end_of_its_log(tmp_pa
     assert why.next == ["less log", f"miles resume {run.shown}   # goes on from step 2"]
     text = page(why)
     assert text.index("cause") < text.index("engine 1, ") < text.index("next")
-    assert max(len(line) for line in text.splitlines()) < 200
+    # the kernel's lines, where this machine has some to tell, are cut at 200
+    assert max(len(line) for line in text.splitlines()) <= 200
 
 
 @pytest.mark.parametrize(

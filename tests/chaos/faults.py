@@ -213,6 +213,7 @@ FAULTS: tuple[Fault, ...] = (
     *_both("engine-actor", **_ENGINE),
     *_both("one-of-two", victim="scheduler", sets=("engines.num=2",), **_ENGINE),
     *_both("rank", **_RANK),
+    *_both("rank-copied", victim="rank", sets=("fault.copy_every=2",), **_RANK),
     *_both("rank-of-two", victim="rank", sets=("parallel.dp=2",), **_RANK),
     *_both("raylet", **_RAY),
     *_both("gcs", **_RAY),

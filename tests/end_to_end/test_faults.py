@@ -165,10 +165,12 @@ ENGINES = [
     ("engine-1-server.log", "sglang::scheduler"),
 ]
 RANK = ("trainer-rank-0.log", "ray::")
+KEEPER = ("copy-keeper-0.log", "ray::")
 """(log, mark of the command line) of whoever is hurt."""
 HARMS = (
     (ENGINES[1:], signal.SIGKILL),
     (ENGINES, signal.SIGKILL),
+    ([KEEPER], signal.SIGKILL),
     ([RANK], signal.SIGKILL),
     (ENGINES[:1], signal.SIGSTOP),
     ([RANK], signal.SIGSTOP),
@@ -179,11 +181,12 @@ HARMS = (
 def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt(
     workplace: Workplace, resumed, request: pytest.FixtureRequest
 ) -> None:
-    """One engine of two; both, so that requests wait for new ones; the trainer, whose steps since
-    the checkpoint are done again; an engine and the trainer that hang; and the driver, which is
-    started again."""
+    """One engine of two; both, so that requests wait for new ones; who keeps copies of the state of
+    the trainer; the trainer, which goes on from one; an engine and the trainer that hang; and the
+    driver, which is started again."""
     name = request.node.name
-    with resumed("--supervised", "--set", "machine.silence_s=4") as attempt:
+    sets = ("--set", "machine.silence_s=4", "--set", "fault.copy_every=1")
+    with resumed("--supervised", *sets) as attempt:
         for victims, harm in HARMS:
             attempt.processes = processes_of_run(attempt.driver)
             for log, mark in victims:
@@ -211,7 +214,11 @@ def test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt
     ended = [event["outcome"] for event in _of(workplace, name, "RunEnded")]
     assert ended[-2:] == ["killed", "stopped"]
     lost = [event["worker"] for event in _of(workplace, name, "WorkerLost")]
-    assert [lost[0], lost[-1], len(lost)] == ["engine 1", "trainer", 6]
+    assert [lost[0], lost[-1], len(lost)] == ["engine 1", "trainer", 7]
+    back = _of(workplace, name, "WorkerReplaced")
+    assert "copy keeper" in {event["worker"] for event in back}
+    sources = [event["source"] for event in back if event["worker"] == "trainer"]
+    assert len(sources) == 2 and any("from the copy in memory" in source for source in sources)
     silent = {event["worker"] for event in _of(workplace, name, "WorkerSilent")}
     assert {"engine 0", "trainer rank 0"} <= silent
     assert "lost      engine 1" in attempt.finished.err

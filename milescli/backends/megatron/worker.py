@@ -95,6 +95,7 @@ class TrainerRank:
     def _build(self) -> None:
         from milescli.backends.megatron.learner import Learner
         from milescli.backends.megatron.reference import Reference
+        from milescli.backends.megatron.snapshot import Snapshot
         from milescli.backends.megatron.trained import TrainedModel
 
         settings, made = (
@@ -106,7 +107,8 @@ class TrainerRank:
         self.critic = None
         if self.critic_dir is not None:
             self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
-        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, **made)
+        lora = settings.lora if settings.lora.is_on else None
+        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, lora=lora, **made)
         self.reference = Reference(self.policy.model)
         self.learner = Learner(
             recipe=self.recipe,
@@ -118,6 +120,12 @@ class TrainerRank:
         )
         if self.critic is not None and self.device.type != "cpu":
             self.critic.sleeper.sleep()
+        self.snapshot = Snapshot(
+            [model for model, _ in self._kept(Path())],
+            self.reference,
+            awake=self._awake,
+            device=self.device,
+        )
 
     def _teacher(self, folder: Path) -> HeldModel:
         """In host memory, where the device is another."""
@@ -228,6 +236,27 @@ class TrainerRank:
                 if model is self.policy or not weights_only:
                     with self._awake(model):
                         model.checkpoints.load(part, weights_only=weights_only)
+
+    def take_copy(self) -> list[int]:
+        """Copy all that a rank needs to go on from here to host memory, where it stays until the
+        next one. Returns the bytes of its sections."""
+        return self.snapshot.take()
+
+    def read_copy(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
+        """A part of it; may be called while the rank does something else."""
+        return self.snapshot.read(section, offset, size_bytes)
+
+    def expect_copy(self, sizes: list[int]) -> None:
+        """One that this rank's predecessor took, of sections of so many bytes, will be written."""
+        self.snapshot.make_room(sizes)
+
+    def write_copy(self, section: int, offset: int, part: np.ndarray) -> None:
+        """A part of it."""
+        self.snapshot.write(section, offset, part)
+
+    def take_over(self) -> None:
+        """Go on from the copy that was written."""
+        self.snapshot.put_back()
 
     def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
         """It is on the device within."""

@@ -48,6 +48,11 @@ class ActorHandle:
         is_done = await _is_done(asked, timeout_s)
         return await _result(self, asked, method or "status") if is_done else None
 
+    def hand_over(self, method: str, *args: Any) -> Any:
+        """A reference to what a quick method says, which `run` of another process takes as an
+        argument: it does not pass through this one."""
+        return self.actor.peek.remote(method, *args)
+
     async def phase(self, *, timeout_s: float = LOOK_TIMEOUT_S) -> str:
         """What it does now, for messages; never raises."""
         try:

@@ -25,7 +25,7 @@ async def run_all(
         asyncio.ensure_future(handle.run(method, *args, timeout_s=timeout_s, **kwargs))
         for handle in handles
     ]
-    return await _gather(tasks)
+    return await gather_all(tasks)
 
 
 async def run_each(
@@ -40,17 +40,19 @@ async def run_each(
         asyncio.ensure_future(handle.run(method, *own, timeout_s=timeout_s))
         for handle, own in zip(handles, arguments, strict=True)
     ]
-    return await _gather(tasks)
+    return await gather_all(tasks)
 
 
 async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list[int]:
     """Build all hosted objects at once; pids by rank."""
-    return await _gather(
+    return await gather_all(
         [asyncio.ensure_future(handle.start(timeout_s=timeout_s)) for handle in handles]
     )
 
 
-async def _gather(tasks: list[asyncio.Task[Any]]) -> list[Any]:
+async def gather_all(tasks: Sequence[asyncio.Future[Any]]) -> list[Any]:
+    """Their results; the error that best names the first cause where one fails. None runs on
+    afterwards."""
     if not tasks:
         return []
     try:

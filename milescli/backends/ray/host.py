@@ -70,9 +70,9 @@ class Host:
             return await function(*args, **kwargs)
         return await self._on_work_thread(method, lambda: function(*args, **kwargs))
 
-    async def peek(self, method: str) -> Any:
+    async def peek(self, method: str, *args: Any) -> Any:
         """Call a quick, thread-safe method of the target object beside the work thread."""
-        return getattr(self._object, method)() if self._object is not None else None
+        return getattr(self._object, method)(*args) if self._object is not None else None
 
     async def status(self) -> tuple[str, float]:
         """(what the work thread does now, seconds since it began)."""

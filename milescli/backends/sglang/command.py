@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from milescli.backends.sglang.adapter import ADAPTER_NAME, ADAPTER_VARIABLE
 from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
@@ -25,6 +26,7 @@ from milescli.backends.sglang.spec import (
 )
 from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
 from milescli.core.secret_names import without_secrets
+from milescli.models.adapter import ADAPTER_SLOTS
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -74,6 +76,8 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches.append("enable-return-routed-experts")
     if spec.speculation is not None:
         arguments |= speculation_arguments(spec.speculation)
+    if spec.adapter_dir is not None:
+        arguments |= _adapter_arguments(spec)
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:
@@ -131,6 +135,15 @@ def _of_nodes(spec: EngineSpec) -> dict[str, object]:
     }
 
 
+def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
+    """With room for the model without any adapter, which nobody asks for."""
+    return {
+        "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
+        "max-loras-per-batch": ADAPTER_SLOTS,
+        "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
+    }
+
+
 def _attention_backend(spec: EngineSpec) -> str | None:
     """None: SGLang chooses by the device's architecture. Not on ROCm, where it would take CUDA's
     `fa3` for deterministic inference, and refuses AITER there; nor where `fa3` is left out of the
@@ -162,6 +175,8 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
         env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
+    if spec.adapter_dir is not None:
+        env[ADAPTER_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
     elif spec.visible_devices:
@@ -189,13 +204,15 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
-    modules, pieces = {family.module}, family.pieces
+    modules, pieces = {family.module}, [*family.pieces]
     if spec.speculation is not None:
         drafted = draft_config(spec)
         modules |= cpu_modules(spec.speculation, family, drafted)
-        pieces = tuple(dict.fromkeys((*pieces, *cpu_pieces(drafted))))
+        pieces += cpu_pieces(drafted)
+    if spec.adapter_dir is not None:
+        pieces.append("adapter")
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
-    env[PIECES_VARIABLE] = ",".join(pieces)
+    env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))
     if spec.tp > 1:
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
     return env

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang
+from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_adapter, fault_of_sglang
 from milescli.backends.sglang.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
@@ -60,6 +60,9 @@ class EngineSpec:
     return_routed_experts: bool = False
     speculation: Speculation | None = None
     """None: one token a pass."""
+    adapter_dir: Path | None = None
+    """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
+    same shape; None: it serves the model itself, and is sent all weights."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
@@ -110,6 +113,13 @@ def check_servable(spec: EngineSpec) -> str:
             f"SGLang cannot serve this `{model_type}` model",
             why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
             fix="choose another model: --set model.path=FOLDER",
+        )
+    on_cpu = spec.device_kind == "cpu"
+    if spec.adapter_dir is not None and on_cpu and (fault := fault_of_adapter(parse_facts(config))):
+        raise MachineError(
+            f"an adapter over this `{model_type}` model cannot be served on a CPU",
+            why=fault,
+            fix=["--set train.lora.rank=null", "run it on a GPU"],
         )
     return model_type
 

@@ -22,11 +22,13 @@ from tests.backends.megatron.harness import (
     scores_everywhere,
     trainer,
 )
+from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
 from tests.backends.megatron.saving_cases import saves_fail  # noqa: F401
+from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.mesh import Mesh
@@ -122,6 +124,7 @@ def train_and_save(
     last: int,
     save: str = "",
     load: str = "",
+    train: dict | None = None,
 ) -> dict:
     """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where
     asked."""
@@ -131,7 +134,7 @@ def train_and_save(
         port=port,
         model=model,
         layout=layout,
-        train={"optimizer": {"eps": 1e-8}},
+        train={"optimizer": {"eps": 1e-8}, **(train or {})},
     )
     if load:
         made.load(load)

@@ -37,7 +37,10 @@ def pair(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> di
 @pytest.fixture(scope="module")
 def one(pair: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> world.Results:
     """What one process says."""
-    return world.run_world(1, ppo_cases("one", **pair), tmp_path_factory.mktemp("ppo") / "one")
+    copied = {"name": "copy", "call": "goes_on_from_copy", "layout": {}}
+    folders = {"model": pair["policy"], "critic": pair["critic"]}
+    cases = [*ppo_cases("one", **pair), {**copied, **folders}]
+    return world.run_world(1, cases, tmp_path_factory.mktemp("ppo") / "one")
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,10 @@ def test_every_layout_learns_what_one_process_does(
         assert many.loss == pytest.approx(alone.loss, abs=LAYOUT_BOUND)
         assert many.figures == pytest.approx(alone.figures, abs=LAYOUT_BOUND, rel=1e-5)
         assert many.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
+
+
+def test_a_copy_of_the_state_has_the_critic_too(one: world.Results) -> None:
+    told = one["copy"]
+    assert told["restored"] == told["went on"]
+    assert len(told["sizes"]) == 4, "policy, critic, random numbers, reference"
+    assert "value_loss" in told["restored"][0]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
+
+import numpy as np
 
 from milescli.core.errors import DataError, WaitTimeout
 
@@ -52,3 +55,24 @@ class Toy:
     def environment(self, name: str) -> str | None:
         """What a variable is here."""
         return os.environ.get(name)
+
+
+class Bytes:
+    """Holds a million of them, of its own, and room for as many of another's."""
+
+    def __init__(self, *, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        own = rng.integers(0, 256, 1_000_001, dtype=np.uint8)
+        self.held = {"own": own, "theirs": np.zeros_like(own)}
+
+    def read(self, which: str, offset: int, size_bytes: int) -> np.ndarray:
+        """A part."""
+        return self.held[which][offset : offset + size_bytes]
+
+    def write(self, which: str, offset: int, part: np.ndarray) -> None:
+        """A part."""
+        self.held[which][offset : offset + part.size] = part
+
+    def sha256(self, which: str) -> str:
+        """Of all."""
+        return hashlib.sha256(self.held[which].tobytes()).hexdigest()

@@ -74,6 +74,36 @@ def make_qwen3(folder: Path, *, seed: int = 0):
     return model
 
 
+def make_qwen3_moe(folder: Path, **changed: object):
+    """The same with experts, but for what is `changed` in its config; without a tokenizer."""
+    import transformers
+
+    torch.manual_seed(1)
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+        "pad_token_id": 0,
+        "initializer_range": 0.15,
+        **changed,
+    }
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**settings)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What the tests hold."""

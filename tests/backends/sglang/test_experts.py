@@ -14,8 +14,8 @@ from milescli.backends.sglang.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import (
-    VOCAB,
     Service,
+    make_qwen3_moe,
     start_service,
     write_tokenizer,
 )
@@ -27,30 +27,7 @@ LAYERS, TOPK = 2, 2
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("qwen3_moe")
-    import transformers
-
-    torch.manual_seed(1)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=48,
-        num_hidden_layers=LAYERS,
-        num_experts=6,
-        num_experts_per_tok=TOPK,
-        norm_topk_prob=True,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-        initializer_range=0.15,
-    )
-    model = transformers.Qwen3MoeForCausalLM(config).eval()
-    model.save_pretrained(folder)
+    model = make_qwen3_moe(folder, num_hidden_layers=LAYERS, num_experts_per_tok=TOPK)
     write_tokenizer(folder)
     running = start_service(folder, model, return_routed_experts=True)
     yield running

@@ -9,6 +9,7 @@ import pytest
 from milescli.backends.sglang.servable import (
     CPU_FAMILIES,
     architectures,
+    fault_of_adapter,
     missing_fields,
     model_zoo,
     servable_on_cpu,
@@ -18,6 +19,19 @@ from milescli.models.facts import Layer, Rope, RopeScaling
 from tests.backends.sglang.test_server import CONFIG
 
 QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": False})
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (replace(QWEN3, ffn_hidden_size=64), None),
+        (replace(QWEN3, family="deepseek_v3"), "compared"),
+        (replace(QWEN3, ffn_hidden_size=44), "inner size of 44"),
+    ],
+)
+def test_adapters_are_served_where_they_were_compared(facts, says):
+    fault = fault_of_adapter(facts)
+    assert says in fault if says else fault is None
 
 
 def test_a_plain_model_is_served():
