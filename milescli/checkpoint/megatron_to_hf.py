@@ -31,6 +31,7 @@ from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models import load_facts
 from milescli.models import table as table_of
+from milescli.models.adapter import read_shape
 from milescli.models.base import Entry, WeightTable
 
 _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
@@ -107,6 +108,12 @@ def plan_hf(
     (or the record of them) that the checkpoint began from. `dtype` of all floating-point weights;
     None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as the
     model had them. Raises CheckpointError where checkpoint and model do not belong together."""
+    if read_shape(checkpoint) is not None:
+        raise CheckpointError(
+            f"`{checkpoint}` holds an adapter alone",
+            why="a run with train.lora.rank saves nothing of its base model",
+            fix=["miles export RUN --to DIR   # a PEFT folder", "--merge   # in its base model"],
+        )
     resources = ExitStack()
     try:
         return _plan(

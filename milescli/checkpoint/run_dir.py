@@ -130,6 +130,12 @@ class RunDir:
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"reward-model-{mark}"
 
+    def draft_model_dir(self, source: str) -> Path:
+        """The model that guesses ahead, where it is the checkpoint of another run: `source`, as the
+        recipe names it."""
+        mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
+        return self.path / f"draft-model-{mark}"
+
     def role_model_dir(self, source: str) -> Path:
         """An older policy that plays a role, where it is the checkpoint of another run: `source`,
         as the recipe names it."""

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.core.secret_names import without_secrets
+from milescli.core.stacks import is_stopped_process
 from milescli.platform.memory_record import MemoryRecord, pids_noted
 
 LOOK_EVERY_S = 2.0
@@ -35,8 +36,6 @@ REPORT_WITHIN_S = 60.0
 """For the report of `miles why` on a driver that was killed."""
 KEPT_EVERY_S = 0.5
 """How often whoever started it looks whether it lives."""
-HELD = ("T", "t")
-"""States of a process that the system holds."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
@@ -100,7 +99,7 @@ class Watchdog:
         was_held = False
         while not self._released.wait(KEPT_EVERY_S):
             with self._lock:
-                is_held = state_of(self._pid) in HELD
+                is_held = is_stopped_process(self._pid)
                 if not self._released.is_set() and (not is_held or was_held):
                     self._replace_if_gone()
                 was_held = is_held
@@ -114,7 +113,7 @@ class Watchdog:
             self._begin()
 
     def _end_if_held(self) -> bool:
-        if is_held := state_of(self._pid) in HELD:
+        if is_held := is_stopped_process(self._pid):
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         return is_held
@@ -169,7 +168,7 @@ def is_on_duty(pid: int) -> bool:
     """Whether this process is a watchdog, lives, and is not held."""
     with suppress(OSError):
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"milescli.cluster.watchdog" in line and state_of(pid) not in HELD
+        return b"milescli.cluster.watchdog" in line and not is_stopped_process(pid)
     return False
 
 
@@ -178,7 +177,7 @@ def clean_up_instead(
 ) -> None:
     """What the watchdog of a dead driver would have done, which died too, or is held. Raises
     TimeoutError."""
-    if state_of(watchdog) in HELD:
+    if is_stopped_process(watchdog):
         os.kill(watchdog, signal.SIGKILL)
     instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
     if verdict is not None:

@@ -10,6 +10,7 @@ from milescli.commands.options import (
     DryRunOption,
     EmitOption,
     GpusOption,
+    LoraOption,
     NameOption,
     NodesOption,
     OnOption,
@@ -23,14 +24,14 @@ from milescli.commands.options import (
     here,
     planned_machine,
     verb,
+    with_warnings,
 )
 from milescli.console.output import Output
 
 EXAMPLES = [
     "miles launch --recipe quickstart",
     "miles launch --recipe quickstart --supervised --steps 80 --set rollout.samples_per_prompt=16",
-    "miles launch --recipe my.yaml --gpus 8 --dry-run -v",
-    "miles launch --recipe my.yaml --dry-run --on 16x8xMI355X --price-per-gpu-hour 2.5",
+    "miles launch --recipe my.yaml --gpus 8 --lora 32 --dry-run -v",
     "miles launch --recipe qwen3.6 --on 4x8xH200 --emit slurm > job.sh",
 ]
 
@@ -51,6 +52,7 @@ def launch(
     address: AddressOption = None,
     steps: StepsOption = None,
     seed: SeedOption = None,
+    lora: LoraOption = None,
     dry_run: DryRunOption = False,
     on: OnOption = None,
     emit: EmitOption = None,
@@ -70,10 +72,9 @@ def launch(
         machine__address=("--address", address),
         train__steps=("--steps", steps),
         run__seed=("--seed", seed),
+        train__lora__rank=("--lora", lora),
     )
-    loaded = load(recipe, sets=sets or [], flags=flags, **here())
-    for warning in loaded.warnings:
-        output.warn(warning)
+    loaded = with_warnings(load(recipe, sets=sets or [], flags=flags, **here()), output=output)
     if emit is not None:
         from milescli.commands.show_job import show_job
 

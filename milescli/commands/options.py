@@ -15,7 +15,9 @@ import typer
 from milescli.commands import suggest
 
 if TYPE_CHECKING:
+    from milescli.console.output import Output
     from milescli.platform.machine import Machine
+    from milescli.recipe.load import LoadedRecipe
 
 JsonOption = Annotated[
     bool,
@@ -88,6 +90,12 @@ AddressOption = Annotated[
 ]
 CheckpointStepOption = Annotated[
     int | None, typer.Option("--step", min=0, help="Which checkpoint; the newest by default.")
+]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora", min=1, metavar="RANK", help="Train an adapter of this rank (train.lora.rank)."
+    ),
 ]
 OnOption = Annotated[
     str | None,
@@ -216,3 +224,10 @@ def here() -> dict[str, object]:
     import os
 
     return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}
+
+
+def with_warnings(loaded: LoadedRecipe, *, output: Output) -> LoadedRecipe:
+    """The same recipe, of which the user has read what is legal and odd."""
+    for warning in loaded.warnings:
+        output.warn(warning)
+    return loaded

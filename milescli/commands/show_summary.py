@@ -35,9 +35,9 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
     if not any("refuses to serve" in note for note in getattr(summary, "notes", [])):
-        output.next_steps(
-            {f"python -m sglang.launch_server --model-path {shlex.quote(str(to))}": "serve it"}
-        )
+        folder, is_adapter = shlex.quote(str(to)), fields.get("format") == "adapter"
+        what = f"BASE --lora-paths policy={folder}" if is_adapter else folder
+        output.next_steps({f"python -m sglang.launch_server --model-path {what}": "serve it"})
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:

@@ -79,12 +79,19 @@ def _step(done: StepDone) -> str:
         f"logprob_diff_max {number(report.logprob_diff_max, '.1e')}",
         f"response_tokens {number(done.rollout.response_tokens_mean, '5.1f')}",
         f"staleness {number(done.rollout.staleness_mean, '.1f')}",
+        *_guesses(done),
         f"tokens/s rollout {rate(done.rollout_tokens_per_s):>5} train "
         f"{rate(done.train_tokens_per_s):>5}",
         f"s rollout {number(seconds.rollout_s, '.2f')} train {number(seconds.train_s, '.2f')}"
         f" publish {number(seconds.publish_s, '.2f')} step {number(seconds.step_s, '.2f')}",
     ]
     return "  ".join(parts)
+
+
+def _guesses(done: StepDone) -> list[str]:
+    """Nothing where nothing is guessed."""
+    length = done.rollout.accept_length
+    return [] if length is None else [f"accept_length {number(length, '.2f')}"]
 
 
 def milestone(event: Event) -> Text | None:

@@ -9,15 +9,20 @@ from milescli.checkpoint.journal import PartFolder
 from milescli.checkpoint.megatron_to_hf import plan_hf
 from milescli.conversion.base import fingerprint
 from milescli.conversion.writing import write_files
+from milescli.export.trained_adapter import read_trained_adapter, write_merged
 
 
 def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool = True) -> None:
-    """Write `target`, which must not exist or be empty. `model_dir`: the folder of config,
-    tokenizer and what Megatron has no place for. `read_back`: compare what lies on the disk.
+    """Write `target`, which must not exist or be empty; an adapter within its base. `model_dir`:
+    the folder of config, tokenizer and what Megatron has no place for. `read_back`: compare what
+    lies on the disk.
 
     Raises CheckpointError where the checkpoint is torn or of another model, or the disk is full.
     What Ctrl-C leaves is gone on with by the next call.
     """
+    if (adapter := read_trained_adapter(checkpoint, base=model_dir)) is not None:
+        write_merged(target, adapter, base=model_dir)
+        return
     with plan_hf(checkpoint, model_dir, dtype=None, shard_bytes=None) as plan:
         mark = fingerprint(checkpoint, {"to": "hf", "model": fingerprint(model_dir, {})})
         with PartFolder(target, fingerprint=mark, read_back=read_back) as part:

@@ -61,6 +61,11 @@ class RolloutStats:
     """Where `rollout.reward` names several: the mean of each, before its weight."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """What agents tell of their episodes (turns, tool calls, seconds, ...): the mean of each."""
+    accept_length: float | None = None
+    """Tokens that one pass of the model makes over what was guessed (`rollout.speculative`), of
+    all passes; None: nothing is guessed."""
+    accept_rate: float | None = None
+    """Share of the guesses that are right."""
     skipped_prompts: int = 0
     """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
     files too large to be tokenised at the start."""

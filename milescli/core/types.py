@@ -150,6 +150,26 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """What engines guessed ahead, and what came of it."""
+
+    num_passes: int = 0
+    """Of the model over guesses; each makes one token more than were right."""
+    num_guessed: int = 0
+    num_right: int = 0
+
+    def __add__(self, other: Guesses) -> Guesses:
+        return Guesses(
+            num_passes=self.num_passes + other.num_passes,
+            num_guessed=self.num_guessed + other.num_guessed,
+            num_right=self.num_right + other.num_right,
+        )
+
+
+NO_GUESSES = Guesses()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One attempt at a prompt: one or more trajectories that share a reward. Counts once in every
     mean over samples."""
@@ -178,6 +198,8 @@ class Sample:
     """Episodes in its place that failed before it."""
     num_counted_tokens: int = 0
     """Where the tokens themselves are not known: how many an endpoint says that it sampled."""
+    guesses: Guesses = NO_GUESSES
+    """Over all turns; none where engines guess nothing."""
     is_learned: bool = True
     """False: it counts for the others of its group, and its own tokens teach nothing."""
 
@@ -280,6 +302,8 @@ class EngineAddress:
     """What requests must bear. Equal for all engines behind one router, which asks for it too."""
     log_path: Path | None = None
     """Where its last words are; None: errors do without."""
+    has_own_draft: bool = False
+    """It guesses by a model of its own, which keeps its weights when those of the policy come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,10 +21,10 @@ from torch import Tensor
 from milescli.checkpoint.finite import require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.stored import Named
+from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, peft_name
 
-CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+CONFIG_FILE = "adapter_config.json"
+_A, _B = (f".{which}.weight" for which in (A, B))
 _UNKNOWN_FORMS = (
     "use_dora",
     "use_qalora",
@@ -76,8 +76,8 @@ def read_adapter(folder: Path) -> Adapter:
         raise _unusable(folder, why=f"`{odd[0]}` has only one of lora_A and lora_B")
     pairs, saved = {}, {}
     for name, tensor in tensors.items():
-        require_finite(tensor, name=name, where=str(folder / WEIGHTS_FILE))
-        plain = name.removeprefix(_PREFIX)
+        require_finite(tensor, name=name, where=str(folder / PEFT_WEIGHTS))
+        plain = name.removeprefix(PEFT_PREFIX)
         if name.endswith(_A):
             pairs[plain.removesuffix(_A)] = (tensor, tensors[name.removesuffix(_A) + _B])
         elif "lora_" in name:
@@ -129,11 +129,11 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
     for module, (first, second) in adapter.pairs.items():
         padded = _padded(first, second, rank=adapter.rank)
         share = adapter.scaling(module) / scaling
-        tensors[_PREFIX + module + _A] = padded[0].contiguous()
-        tensors[_PREFIX + module + _B] = (
+        tensors[peft_name(module, A)] = padded[0].contiguous()
+        tensors[peft_name(module, B)] = (
             padded[1] if share == 1 else (padded[1].float() * share)
         ).contiguous()
-    tensors |= {_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
+    tensors |= {PEFT_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
     alpha = scaling * adapter.rank
     config = {
         "peft_type": "LORA",
@@ -152,7 +152,7 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         or None,
         "use_rslora": False,
     }
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    save_file(tensors, folder / PEFT_WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -236,18 +236,18 @@ def _read_config(folder: Path) -> dict[str, object]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    if not (folder / WEIGHTS_FILE).is_file():
+    if not (folder / PEFT_WEIGHTS).is_file():
         pickled = (folder / "adapter_model.bin").is_file()
         why = (
             "it holds a pickle (adapter_model.bin), and reading one could run foreign code"
             if pickled
-            else f"it has no {WEIGHTS_FILE}"
+            else f"it has no {PEFT_WEIGHTS}"
         )
         raise _unusable(folder, why=why)
     try:
-        return load_file(folder / WEIGHTS_FILE)
+        return load_file(folder / PEFT_WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise _unusable(folder, why=f"{WEIGHTS_FILE}: {error}") from error
+        raise _unusable(folder, why=f"{PEFT_WEIGHTS}: {error}") from error
 
 
 def _unusable(folder: Path, *, why: str) -> CheckpointError:

@@ -13,6 +13,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
+from milescli.plan.adapters import trained_shape
 from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
@@ -94,7 +95,8 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory, budget = memory_model(facts), int(USABLE * machine.nodes[0].memory_bytes)
+    memory = memory_model(facts, trained_shape(recipe))
+    budget = int(USABLE * machine.nodes[0].memory_bytes)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num

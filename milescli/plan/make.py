@@ -10,6 +10,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
+from milescli.plan.adapters import note_adapter
 from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
@@ -33,6 +34,7 @@ from milescli.plan.roles import (
     roles_of,
     teacher_roles,
 )
+from milescli.plan.speculation import note_speculation
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
@@ -77,6 +79,7 @@ def _planned(
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
+    note_adapter(recipe, facts, log)
     if asked.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = beside_reward_model(
@@ -261,6 +264,7 @@ def _assembled(
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
+    note_speculation(recipe, on_cpu=not num_devices, log=log)
     channel = choose_channel(recipe, slots, colocated, log) if engines.num else "tensor"
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(

@@ -4,7 +4,6 @@ with real ranks in tests; what is marked an estimate is not."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
+from milescli.models.adapter import ADAPTER_SLOTS, LoraShape, adapter_table
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -21,6 +21,7 @@ from milescli.plan.copies import copies_bytes
 from milescli.plan.measured import Reached
 from milescli.plan.parameters import Counter, Held
 from milescli.plan.stages import microbatches_in_flight, stage_ends
+from milescli.plan.static_memory import frozen_bytes, static_bytes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 FRAGMENTS = 0.04
@@ -36,8 +37,6 @@ STATES_PER_REQUEST = 3
 cache keeps."""
 SAMPLED_REQUESTS = 256
 """Requests whose float32 logits an engine has at once, with a copy for sampling. An estimate."""
-_PAD = 128
-"""Megatron pads flat memory to a multiple of this and of the ranks that share it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +123,19 @@ class MemoryModel:
     """Of one model; remembers sums over layers, since a search asks for many layouts."""
 
     table: WeightTable
+    adapter: WeightTable | None = None
+    """Of what is trained instead of the model's weights; None: these are."""
     counter: Counter = field(init=False)
+    trained: Counter = field(init=False)
+    """Of what is trained."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
     _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _cache: CacheCost | None = None
 
     def __post_init__(self) -> None:
-        self.counter = Counter(self.table)
+        self.counter = self.trained = Counter(self.table)
+        if self.adapter is not None:
+            self.trained = Counter(self.adapter)
 
     def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
@@ -172,11 +177,14 @@ class MemoryModel:
                 if is_last
                 else 0
             )
-            static = static_bytes(held[stage], layout, size=load.size)
+            trained = self.trained.stage(layout, stage)
+            static = static_bytes(trained, layout, size=load.size)
+            if self.adapter is not None:
+                static = (static[0] + frozen_bytes(held[stage], size=load.size), *static[1:])
             copies = load.takes_copies * copies_bytes(
-                static_bytes(held[stage], on_device, size=load.size),
+                static_bytes(trained, on_device, size=load.size),
                 has_critic=load.critic != "none",
-                reference=load.keeps_reference * held[stage].total * load.size,
+                reference=load.keeps_reference * trained.total * load.size,
             )
             turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
             sizes.append(
@@ -188,7 +196,7 @@ class MemoryModel:
                     logits=int(head),
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
-                    host=self._host_bytes(held[stage], layout, load, static)
+                    host=self._host_bytes(trained, layout, load, static)
                     + sum(weights + load.teachers_beside * used for weights, used in turns)
                     + copies,
                     copies=copies,
@@ -221,7 +229,7 @@ class MemoryModel:
         """(weights, what a pass without gradients over a microbatch takes beside them: the widest
         layer with input and output, and logits) of one rank of `stage`, where it is not trained."""
         facts, held = self.table.facts, self.counter.stage(layout, stage)
-        weights = held.total * load.size + held.wide.plain * (4 - load.size)
+        weights = frozen_bytes(held, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
         head = sum(head_bytes(facts, layout, size=load.size))
         chunk = 3 * 4 * min(LOGITS_CHUNK, load.row_tokens) * facts.vocab_size / layout.tp
@@ -294,9 +302,10 @@ class MemoryModel:
         """Of one rank."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
-            self._engine[key] = self.counter.engine_total(
-                tp=layout.tp, ep=layout.ep, attention_dp=layout.attention_dp
-            )
+            cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
+            self._engine[key] = self.counter.engine_total(**cut)
+            if self.adapter is not None:
+                self._engine[key] += ADAPTER_SLOTS * self.trained.engine_total(**cut)
         return self._engine[key] * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
@@ -336,9 +345,11 @@ class MemoryModel:
 
 
 @lru_cache(maxsize=8)
-def memory_model(facts: ModelFacts) -> MemoryModel:
-    """One for each model: what it has summed up serves the next plan as well."""
-    return MemoryModel(models.table(facts))
+def memory_model(facts: ModelFacts, shape: LoraShape | None = None) -> MemoryModel:
+    """One for each model: what it has summed up serves the next plan as well. `shape`: of the
+    adapter that is trained instead of it. Raises RecipeError where that fits nowhere."""
+    table = models.table(facts)
+    return MemoryModel(table, adapter_table(table, shape) if shape is not None else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,31 +378,6 @@ class _LayerSums:
 
     def most_between(self, start: int, end: int) -> float:
         return max(self.layers[start:end])
-
-
-def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
-    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron
-    allocate them: gradients in float32; Adam's two moments in float32, and float32 weights beside
-    bfloat16 ones, spread over the data- and context-parallel ranks, those of experts over the ranks
-    that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
-    shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
-    dense, wide = _padded(held.dense.aligned, shards), _padded(held.wide.aligned, shards)
-    experts = _padded(held.experts.aligned, expert_shards)
-    weights = (dense + experts + held.frozen.plain) * size + 4 * wide
-    gradients = 4 * (dense + experts + wide)
-    copies, moments = (0 if size == 4 else 4), 8
-    shared = held.dense.plain / shards + held.experts.plain / expert_shards
-    optimizer = (
-        0.0
-        if layout.offload_optimizer
-        else (copies + moments) * shared + moments * held.wide.plain / shards
-    )
-    return weights, gradients, int(optimizer)
-
-
-def _padded(numbers: int, shards: int) -> int:
-    unit = math.lcm(_PAD, shards)
-    return -(-numbers // unit) * unit
 
 
 def bucket_bytes(bucket_mib: int) -> int:

@@ -285,7 +285,7 @@ class TimeModel:
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Reduce-scatter of float32 gradients and all-gather of weights, once an update."""
-        held = self.memory.counter.fullest(layout)
+        held = self.memory.trained.fullest(layout)
         seconds = 0.0
         for numbers, ranks, stride in (
             (held.dense.plain + held.wide.plain, layout.dp * layout.cp, layout.tp),
@@ -299,7 +299,7 @@ class TimeModel:
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Adam reads and writes weights, moments and gradients once; on the host where they are
         there."""
-        held = self.memory.counter.fullest(layout)
+        held = self.memory.trained.fullest(layout)
         own = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
             return (
@@ -374,10 +374,10 @@ class TimeModel:
         )
 
     def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Every trainer rank gathers the whole model bucket by bucket, and hands it on within its
-        device (None), or rank 0 sends it to `num_receivers` devices of engines; see
+        """Every trainer rank gathers all that is trained bucket by bucket, and hands it on within
+        its device (None), or rank 0 sends it to `num_receivers` devices of engines; see
         `weights.base`."""
-        model = self.table.num_parameters * work.size
+        model = self.memory.trained.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (
             self.device.memory_bandwidth * self.reached.decode_share

@@ -13,9 +13,11 @@ from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
 from milescli.recipe.check_keys import doubts_about_keys
+from milescli.recipe.check_lora import check_lora
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
+from milescli.recipe.check_speculative import check_speculative
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -35,7 +37,9 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_agents(recipe)
     check_rows(recipe)
     check_distill(recipe)
+    check_speculative(recipe)
     check_algorithm(recipe)
+    check_lora(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     return [*doubts, *doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
 

@@ -86,6 +86,9 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
     fuller = [
         sibling for sibling in siblings if len(words) > 1 and words <= set(sibling.split("_"))
     ]
+    below = [key for key in known if head and _is_below(key, head, tail)]
+    if below and not fuller:
+        return below[0]
     guess = fuller[0] if fuller else nearest(tail, siblings)
     if guess:
         return siblings[guess]
@@ -94,6 +97,14 @@ def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
         return by_tail[tail]
     guess = nearest(name, known) if head else nearest(tail, by_tail)
     return by_tail.get(guess, guess) if guess else None
+
+
+def _is_below(key: str, head: str, tail: str) -> bool:
+    """It is called so, in a section of that one."""
+    parts = key.split(".")
+    return (
+        len(parts) == len(head.split(".")) + 2 and key.startswith(head + ".") and parts[-1] == tail
+    )
 
 
 def _walk(section: type[Section], prefix: str) -> list[RecipeKey | SectionInfo]:

@@ -43,6 +43,9 @@ class Model(Section):
     """Hub revision (branch, tag or commit)."""
     scratch: ScratchModel | None = None
     """Make a small model instead. Exactly one of `path` and `scratch` is given."""
+    adapter: str | None = None
+    """A PEFT folder (safetensors) of a plain LoRA adapter over this model, which `train.lora`
+    begins with; null: a new one."""
     layer_spec: str = "default"
     """What the trainer's layers are made of: default, or an import path to a function that changes
     Megatron's spec of a layer. The engines know nothing of it."""

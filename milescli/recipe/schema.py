@@ -32,6 +32,7 @@ from milescli.recipe.rewards import (
 )
 from milescli.recipe.search import SearchSettings
 from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.speculative import SpeculativeSettings
 from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Teacher, Train
 
 
@@ -47,6 +48,7 @@ class Rollout(Section):
     """-1: the whole vocabulary."""
     stop: list[str] = Field(default=[])
     """Strings that end a response, beside the end-of-sequence token."""
+    speculative: SpeculativeSettings = SpeculativeSettings()
     agent: str = "single_turn"
     """How a prompt becomes a sample: single_turn (one response); tools (turns of the model and of
     `tools`, until it calls none); environment (turns in `environment`, which says the reward);

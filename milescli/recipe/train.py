@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.lora import Lora
 from milescli.recipe.rewards import Requests
 from milescli.recipe.section import (
     Fraction,
@@ -316,3 +317,4 @@ class Train(Section):
     preference: Preference = Preference()
     reward_model: RewardModelSettings = RewardModelSettings()
     distill: Distill = Distill()
+    lora: Lora = Lora()

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from milescli.core.types import (
+    NO_GUESSES,
     EngineAddress,
+    Guesses,
     Prompt,
     RoutedExperts,
     StopReason,
@@ -53,6 +55,8 @@ class Completion:
     """Relative to the response."""
     routed_experts: RoutedExperts | None = None
     """Of prompt and response, without the first `num_known_routes` tokens."""
+    guesses: Guesses = NO_GUESSES
+    """What the engine guessed ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

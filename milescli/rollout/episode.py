@@ -176,6 +176,7 @@ class Episodes:
             reward=reward_of(outcome),
             role_texts=outcome.role_texts,
             figures={**session.figures, **outcome.figures},
+            guesses=session.guesses,
         )
         sample = with_role_rewards(sample, outcome.role_rewards)
         sample = await score_roles_alone(self.scorer, prompt, sample)

@@ -10,6 +10,7 @@ from typing import Any
 
 from milescli.core.types import (
     Group,
+    Guesses,
     Prompt,
     RoutedExperts,
     Sample,
@@ -20,7 +21,8 @@ from milescli.core.types import (
 )
 
 _TYPES = {
-    kind.__name__: kind for kind in (Sample, Trajectory, VersionSpan, RoutedExperts, TeacherTokens)
+    kind.__name__: kind
+    for kind in (Sample, Guesses, Trajectory, VersionSpan, RoutedExperts, TeacherTokens)
 }
 FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
 """What records hold: those of a version of miles that knows others cannot be read by this one."""

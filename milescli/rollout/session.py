@@ -11,7 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.core.errors import AgentError, ContextFull, WorkerDied
-from milescli.core.types import RoutedExperts, StopReason, Trajectory, VersionSpan
+from milescli.core.types import (
+    NO_GUESSES,
+    Guesses,
+    RoutedExperts,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+)
 from milescli.rollout.base import (
     Completion,
     Doors,
@@ -300,6 +307,12 @@ class RecordingSession(Served):
             "malformed_calls": self._num_malformed,
             "rewritten_histories": self._num_rewritten,
         }
+
+    @property
+    def guesses(self) -> Guesses:
+        """What engines guessed ahead, over all turns."""
+        done = (call.completion for call in self._calls if call.completion is not None)
+        return sum((completion.guesses for completion in done), NO_GUESSES)
 
     def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
         """A copy that the agent cannot change. Raises AgentError where nothing can be sampled."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
 
 from milescli.core.events import RolloutStats
-from milescli.core.types import Group, Sample, StopReason, WeightVersion
+from milescli.core.types import NO_GUESSES, Group, Sample, StopReason, WeightVersion
 from milescli.rollout.filters import has_zero_variance
 
 
@@ -29,6 +29,7 @@ def summarise(
     rewards = [reward for group in seen for reward in group.rewards]
     lengths = [sample.num_loss_tokens for sample in samples]
     ages = [staleness_of(group, version) for group in kept]
+    guesses = sum((sample.guesses for sample in samples), NO_GUESSES)
     return RolloutStats(
         num_groups=len(kept),
         num_samples=sum(len(group.samples) for group in kept),
@@ -45,6 +46,8 @@ def summarise(
         generated_tokens=sum(lengths),
         reward_parts=mean_parts(samples),
         figures=mean_figures(samples),
+        accept_length=1 + guesses.num_right / guesses.num_passes if guesses.num_passes else None,
+        accept_rate=guesses.num_right / guesses.num_guessed if guesses.num_guessed else None,
     )
 
 

@@ -12,7 +12,17 @@ from milescli.recipe.section import Section
 from milescli.rollout.source import file_named
 
 _KEYS = frozenset(
-    ("path", "prompts", "demonstrations", "train", "validation", "eval", "vocabulary", "corpus")
+    (
+        "path",
+        "adapter",
+        "prompts",
+        "demonstrations",
+        "train",
+        "validation",
+        "eval",
+        "vocabulary",
+        "corpus",
+    )
 )
 """Last parts of the keys that may name a file or a folder of this computer."""
 

@@ -11,17 +11,19 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.spec import EngineSpec, check_servable
+from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
-from milescli.core.errors import WorkerKilled
+from milescli.core.errors import FitError, WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
+from milescli.runtime.adapter_start import start_folder, write_start
 from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.spec import RunSpec
@@ -130,6 +132,7 @@ class Builder:
         """All engines at once, and the reward model if there is one, then the router if there is
         one, and the client. `engines` is filled as processes start, so that a failure half-way can
         still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
         starting = [
@@ -144,7 +147,8 @@ class Builder:
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         for name in self.recipe.rollout.policies:
-            engines.policies[name] = self._fleet(self.engine_addresses(engines, name), None)
+            served = self.engine_addresses(engines, name)
+            engines.policies[name] = self._fleet(served, None, serves_policy=False)
         return engines.fleet
 
     async def end_engine(self, dead: EngineActors) -> None:
@@ -174,8 +178,15 @@ class Builder:
         await new.wait_ready(timeout_s=timeout_s)
         return self._address(new.specs[0], dead.index)
 
-    def _fleet(self, engines: list[EngineAddress], router_url: str | None) -> SglangFleet:
+    def _fleet(
+        self,
+        engines: list[EngineAddress],
+        router_url: str | None,
+        *,
+        serves_policy: bool = True,
+    ) -> SglangFleet:
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
+        serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
         return SglangFleet(
             router_url=router_url,
@@ -183,6 +194,7 @@ class Builder:
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
+            adapter=ADAPTER_NAME if serves_adapter else None,
         )
 
     async def _start_scorer(self, engines: Engines) -> None:
@@ -314,19 +326,25 @@ class Builder:
             sharing_ranks=sharing_ranks(self.plan.slots, index, on_cpu=on_cpu),
             api_key=spec.api_key,
             log_path=spec.log_path,
+            has_own_draft=spec.speculation is not None and spec.speculation.has_own_weights,
         )
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """What is equal on all nodes of an engine."""
-    return engine_spec(
+    """What is equal on all nodes of an engine. One that plays a role has no adapter, and guesses
+    nothing: both are the policy's."""
+    plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
+    made = engine_spec(
         spec.recipe,
         spec.plan,
         index=index,
         port=port,
         model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
+        draft_dir=spec.inputs.draft_dir,
+        adapter_dir=None if plays_role else start_folder(spec),
     )
+    return replace(made, speculation=None) if plays_role else made
 
 
 def check_engines(spec: RunSpec) -> None:
@@ -334,6 +352,14 @@ def check_engines(spec: RunSpec) -> None:
     called before any is started."""
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
+    check_speculates(engine)
+    if spec.plan.channel == "distributed" and spec.recipe.rollout.speculative.kind == "mtp":
+        raise FitError(
+            "new weights would not reach the layer that guesses",
+            why="they go to engines on other devices, by a way on which SGLang updates the model "
+            "alone, without its MTP layer",
+            fix=["--set engines.placement=colocated", "--set rollout.speculative.kind=ngram"],
+        )
     check_extra(engine)
 
 

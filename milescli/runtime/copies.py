@@ -16,11 +16,9 @@ from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import EventBus, Notice, WorkerReplaced
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Restarts, lost
-from milescli.runtime.trainer import RankGroup
+from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
 
 NAME = "copy keeper"
-DEATH_GRACE_S = 5.0
-"""A keeper's death is the cause of what a rank says; so long it is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "engines",
     "weights",
     "checkpoint",
+    "rollout.speculative",
     "train.steps",
 )
 """Where and how far it runs may change; what it learns may not."""

@@ -6,14 +6,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from milescli.backends.sglang.spec import EngineSpec
+from milescli.backends.sglang.speculation import Speculation
+from milescli.plan.speculation import guesses
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 
 
 def engine_spec(
-    recipe: Recipe, plan: Plan, *, index: int, port: int, model_dir: Path, log_dir: Path
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    index: int,
+    port: int,
+    model_dir: Path,
+    log_dir: Path,
+    draft_dir: Path | None = None,
+    adapter_dir: Path | None = None,
 ) -> EngineSpec:
-    """What is equal on all nodes of engine `index`."""
+    """What is equal on all nodes of engine `index`. `draft_dir`: of the model that guesses ahead,
+    where it is there; `adapter_dir`: that it begins with, where the policy is an adapter."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
@@ -36,7 +47,22 @@ def engine_spec(
         seed=recipe.run.seed,
         prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
+        speculation=_speculation(recipe, plan, draft_dir),
+        adapter_dir=adapter_dir,
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,
         extra_args=tuple(recipe.engines.extra),
+    )
+
+
+def _speculation(recipe: Recipe, plan: Plan, draft_dir: Path | None) -> Speculation | None:
+    settings = recipe.rollout.speculative
+    if settings.kind == "none":
+        return None
+    return Speculation(
+        kind=settings.kind,
+        num_guesses=guesses(recipe, on_cpu=plan.device_kind == "cpu")[0],
+        draft_dir=draft_dir,
+        ngram_breadth=settings.ngram_breadth,
+        ngram_length=settings.ngram_length,
     )

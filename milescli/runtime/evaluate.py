@@ -21,6 +21,7 @@ from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import Episodes, evaluation_episodes
 from milescli.runtime.chat_forms import chat_form_of
+from milescli.runtime.draft_model import without_speculation
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_result import measured
 from milescli.runtime.eval_sets import (
@@ -99,7 +100,7 @@ def evaluate_run(
     kept = load_resolved(run.recipe_file)
     loaded = override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
     sets = sets_of(untaught(loaded.recipe), wish)
-    recipe = asking_reward_model(sets)
+    recipe = without_speculation(asking_reward_model(sets))
     reward_facts(recipe)
     checkpoints = chosen_checkpoints(CheckpointStore(run.checkpoints), steps)
     facts = planned_facts(recipe)
@@ -151,7 +152,7 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 def _trained_on(recipe: Recipe) -> Recipe:
     """What is read of the run beside the sets; nobody is taught or scored by it here, and who did
     may be gone."""
-    recipe = without_policies(unscored(untaught(recipe)))
+    recipe = without_speculation(without_policies(unscored(untaught(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 

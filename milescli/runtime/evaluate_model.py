@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.plan.on_cpu import longest_tokens
+from milescli.runtime.draft_model import without_speculation
 from milescli.runtime.eval_records import SetResult
 from milescli.runtime.eval_sets import EvalWish, asking_reward_model, load_set, sets_of_model
 from milescli.runtime.evaluate import Ask, Subject, serve_and_evaluate, with_room
@@ -43,7 +44,7 @@ def evaluate_model(
     from milescli.runtime.spec import RunSpec
 
     loaded, sets = sets_of_model(model, wish, environ=environ)
-    recipe = max((one.recipe for one in sets), key=longest_tokens)
+    recipe = without_speculation(max((one.recipe for one in sets), key=longest_tokens))
     facts = facts_of_recipe(recipe.model)
     nodes = find_nodes(loaded, output=output)
     reward = reward_facts(asking_reward_model(sets))

@@ -20,12 +20,13 @@ from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
-from milescli.export.adapter import is_adapter, merge_into, read_adapter
+from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
 from milescli.export.reading import read_folder
 from milescli.export.story import Story, hub_name, read_story
+from milescli.export.trained_adapter import PLAIN_OF, read_merged, read_trained_adapter
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
@@ -35,8 +36,6 @@ from milescli.rollout.tokenizer import own_template
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
-
-_PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +77,8 @@ class _Weights:
     story: Story | None = None
     base_model: str | None = None
     """Name on the hub of what the weights were made from, where no story tells."""
+    adapter: Adapter | None = None
+    """That a run trained over `base`; `open` gives both in one."""
 
 
 def export_weights(
@@ -100,18 +101,23 @@ def export_weights(
     refuse_used(to)
     hub = Hub(push) if push else None
     if is_adapter(subject) and not merge:
-        summary = _export_adapter(subject, to=to, base=base, format=format)
+        summary = _export_adapter(read_adapter(subject), to=to, base=base, format=format)
     else:
-        if merge and not is_adapter(subject):
+        weights = _find(subject, step=step, base=base, output=output)
+        if merge and not is_adapter(subject) and weights.adapter is None:
             raise CheckpointError(
                 f"`{subject}` is no adapter",
                 why="--merge puts a LoRA adapter into its base model",
                 fix="leave out --merge",
             )
-        weights = _find(subject, step=step, base=base, output=output)
         if role == "critic":
             weights = _critic_of(weights, subject)
-        summary = _export_model(weights, to=to, format=format, output=output)
+        if weights.adapter is not None and not merge:
+            output.note(f"reading {weights.what}")
+            summary = _export_adapter(weights.adapter, to=to, base=base, format=format)
+            summary = replace(summary, step=weights.story.step if weights.story else None)
+        else:
+            summary = _export_model(weights, to=to, format=format, output=output)
     url = None
     if hub is not None:
         output.note(
@@ -152,7 +158,7 @@ def _export_model(
         )
 
     with ExitStack() as open_files:
-        chosen = format or _PLAIN_OF[facts.dtype]
+        chosen = format or PLAIN_OF[facts.dtype]
         done = write_folder(
             to,
             table=table,
@@ -197,7 +203,7 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
 
 
 def _export_adapter(
-    folder: Path, *, to: Path, base: Path | None, format: str | None
+    adapter: Adapter, *, to: Path, base: Path | None, format: str | None
 ) -> ExportSummary:
     if format is not None:
         raise CheckpointError(
@@ -205,7 +211,6 @@ def _export_adapter(
             why="its matrices stay as they are",
             fix="--merge   # to write it into its base model",
         )
-    adapter = read_adapter(folder)
     notes = write_adapter_folder(
         to, replace(adapter, base_model=str(base) if base else adapter.base_model)
     )
@@ -246,12 +251,21 @@ def _find(path: Path, *, step: int | None, base: Path | None, output: Output) ->
 
 def _of_checkpoint(path: Path, *, step: int | None, base: Path | None) -> _Weights:
     checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base")
-    return _Weights(
+    weights = _Weights(
         base=checkpoint.model_dir,
         open=lambda _: lambda table: read_hf_tensors(checkpoint.tensors, table),
         checkpoint=checkpoint.tensors,
         story=_story(checkpoint.tensors),
         what=checkpoint.what,
+    )
+    adapter = read_trained_adapter(checkpoint.tensors, base=weights.base)
+    if adapter is None:
+        return weights
+    return replace(
+        weights,
+        open=lambda _: lambda table: read_merged(weights.base, adapter, table),
+        adapter=adapter,
+        what=f"adapter of {weights.what}",
     )
 
 
@@ -269,6 +283,7 @@ def _critic_of(weights: _Weights, subject: Path) -> _Weights:
         weights,
         base=run.critic_model_dir,
         open=lambda _: lambda table: read_hf_tensors(tensors, table),
+        adapter=None,
         what=f"critic of {weights.what}",
     )
 

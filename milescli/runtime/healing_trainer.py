@@ -23,11 +23,8 @@ from milescli.runtime.copies import Copies
 from milescli.runtime.kept_calls import Call, KeptCalls, num_steps
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Restarts, lost
-from milescli.runtime.trainer import RankGroup
+from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
 from milescli.train.base import TrainBatch
-
-DEATH_GRACE_S = 5.0
-"""A rank's death is the cause of what others say; so long it is looked for."""
 
 
 class HealingTrainer:

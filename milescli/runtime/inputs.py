@@ -49,7 +49,9 @@ from milescli.runtime.data_inputs import (
     texts_for_vocabulary,
     with_local_files,
 )
+from milescli.runtime.draft_model import draft_folder
 from milescli.runtime.foreign_tasks import with_foreign_tasks
+from milescli.runtime.given_adapter import require_adapter
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.role_policies import policy_folders
 from milescli.runtime.scorers import rollout_of_source
@@ -81,6 +83,8 @@ class RunInputs:
     """A Hugging Face folder that gives scores; None: the run trains no critic."""
     reward_model_dir: Path | None = None
     """A Hugging Face folder that gives scores; None: no reward model is asked."""
+    draft_dir: Path | None = None
+    """A Hugging Face folder of the model that guesses ahead; None: none of its own does."""
     teacher_dirs: tuple[Path, ...] = ()
     """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
     policy_dirs: tuple[Path, ...] = ()
@@ -162,9 +166,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         model_dir = score_model(
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
-    facts = load_facts(model_dir)
+    facts = require_adapter(recipe, load_facts(model_dir))
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
-    served = met_teachers(recipe, tokenizer, facts)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
     say = output.note if output else None
@@ -221,9 +224,10 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         rows=rows,
         validation=validation,
         teacher_dirs=tuple(teachers),
-        served=tuple(served),
+        served=tuple(met_teachers(recipe, tokenizer, facts)),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
+        draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
         policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
     )
 

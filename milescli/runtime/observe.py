@@ -114,7 +114,9 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
         values = {f"train/{name}": value for name, value in report.items()}
         rollout = asdict(event.rollout)
         parts, figures = rollout.pop("reward_parts"), rollout.pop("figures")
-        values |= {f"rollout/{name}": value for name, value in rollout.items()}
+        # None: of what the run does not do
+        told = {name: value for name, value in rollout.items() if value is not None}
+        values |= {f"rollout/{name}": value for name, value in told.items()}
         values |= {f"reward/{name}": value for name, value in parts.items()}
         values |= {f"agent/{name}": value for name, value in figures.items()}
         values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}

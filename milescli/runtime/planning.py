@@ -17,6 +17,7 @@ from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
+from milescli.runtime.draft_model import require_draft
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.reward_model import reward_facts
@@ -55,6 +56,7 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """With all models of the run."""
     require_policies(recipe, facts)
+    require_draft(recipe)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
     return make_plan(recipe, machine, facts, asked)
 

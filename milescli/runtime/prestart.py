@@ -16,6 +16,7 @@ from milescli.backends.sglang.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
 from milescli.core.secret_names import without_secrets
 from milescli.models import ModelFacts
+from milescli.models.base import CONFIG_NAME
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment
 from milescli.recipe.schema import Recipe
@@ -49,7 +50,16 @@ def prestart_engines(
     if plan.device_kind != "cpu" or address is not None or family is None or not plan.engines.num:
         yield prestarted
         return
-    spec = engine_spec(recipe, plan, index=0, port=0, model_dir=Path(), log_dir=Path())
+    draft = Path(recipe.rollout.speculative.model or "").expanduser()
+    spec = engine_spec(
+        recipe,
+        plan,
+        index=0,
+        port=0,
+        model_dir=Path(),
+        log_dir=Path(),
+        draft_dir=draft if (draft / CONFIG_NAME).is_file() else None,
+    )
     environment = {
         **without_secrets(os.environ),
         **run_variables(prestarted.token),

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, lock, open_run
 from milescli.checkpoint.store import CheckpointStore
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
+from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
@@ -86,6 +88,8 @@ def resume(
             )
             if checkpoint is not None:
                 _refuse_other_prompts(checkpoint.manifest, inputs, path)
+                if (adapter := read_shape(checkpoint.path)) is not None:
+                    require_base(adapter[1], inputs.model_dir, checkpoint=checkpoint.path)
                 _tell_drift(spec, output=output)
                 output.note(f"going on from step {checkpoint.step}")
             write_records(spec, wished)

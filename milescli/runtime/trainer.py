@@ -22,6 +22,8 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainBatch
 
 CHECK_EVERY_S = 0.2
+DEATH_GRACE_S = 5.0
+"""A process's death is the cause of what others say; so long it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)

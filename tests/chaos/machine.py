@@ -19,6 +19,7 @@ import psutil
 from tests.chaos import nodes
 from tests.chaos.faults import Fault
 from tests.chaos.place import Attempt, Place
+from tests.end_to_end.cluster.small_cluster import SmallCluster
 from tests.end_to_end.cluster.small_cluster import why_impossible as why_no_cluster
 
 DISK_MIB = 160
@@ -230,20 +231,21 @@ def _cut(place: nodes.TwoNodes, scene: Scene) -> str:
     return "cable out"
 
 
-def _cut_awhile(place: nodes.TwoNodes, scene: Scene) -> str:
-    seconds = scene.chance.uniform(1.0, 8.0)
-    nodes.cut(place.cluster)
-    scene.attempt.pause(seconds)
-    nodes.mend(place.cluster)
-    return f"cable out for {seconds:.1f} s"
+def _network_awhile(
+    begin: Callable[[SmallCluster], None],
+    end: Callable[[SmallCluster], None],
+    *,
+    seconds: tuple[float, float],
+    what: str,
+) -> Callable[[nodes.TwoNodes, Scene], str]:
+    def do(place: nodes.TwoNodes, scene: Scene) -> str:
+        lasts_s = scene.chance.uniform(*seconds)
+        begin(place.cluster)
+        scene.attempt.pause(lasts_s)
+        end(place.cluster)
+        return f"{what} for {lasts_s:.1f} s"
 
-
-def _slow(place: nodes.TwoNodes, scene: Scene) -> str:
-    seconds = scene.chance.uniform(5.0, 15.0)
-    nodes.slow(place.cluster)
-    scene.attempt.pause(seconds)
-    nodes.fast(place.cluster)
-    return f"slow for {seconds:.1f} s"
+    return do
 
 
 def _why_no_compiler() -> str | None:
@@ -256,6 +258,8 @@ def _why_no_tc() -> str | None:
 
 _DISK = {"why_not": _why_no_mount, "around": _small_disk, "undo": _free}
 _CLOCK = {"why_not": _why_no_compiler, "around": _own_clock}
+_CUT_AWHILE = _network_awhile(nodes.cut, nodes.mend, seconds=(1.0, 8.0), what="cable out")
+_SLOW = _network_awhile(nodes.slow, nodes.fast, seconds=(5.0, 15.0), what="slow")
 HARMS: dict[str, Harm] = {
     "fill": Harm(do=_fill, **_DISK),
     "fill-awhile": Harm(do=_fill_awhile, **_DISK),
@@ -265,6 +269,6 @@ HARMS: dict[str, Harm] = {
     "clock-back": Harm(do=_step_clock(-1), **_CLOCK),
     "end-node": Harm(do=_of_nodes(_end_node)),
     "cut": Harm(do=_of_nodes(_cut)),
-    "cut-awhile": Harm(do=_of_nodes(_cut_awhile)),
-    "slow": Harm(do=_of_nodes(_slow), why_not=_why_no_tc),
+    "cut-awhile": Harm(do=_of_nodes(_CUT_AWHILE)),
+    "slow": Harm(do=_of_nodes(_SLOW), why_not=_why_no_tc),
 }

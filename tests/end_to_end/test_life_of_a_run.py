@@ -90,6 +90,28 @@ def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace
     assert evaluated == list(range(7))
 
 
+def test_a_model_that_guesses_ahead_changes_no_sample(workplace: Workplace, whole) -> None:
+    """The run's own last checkpoint guesses; the policy knows little, and draws what it likes."""
+    sets = ("kind=draft", "model=runs/whole")
+    words = [word for setting in sets for word in ("--set", f"rollout.speculative.{setting}")]
+    guessed = workplace.miles(
+        "launch", "--recipe", "tiny.yaml", "--name", "guessed", "--set", "weights.verify=true",
+        "--set", "eval.every=0", *words,
+    )  # fmt: skip
+    assert guessed.code == 0, guessed
+    for step in range(1, 7):
+        file = Path("rollouts", f"step_{step}.jsonl")
+        assert (workplace.run("guessed") / file).read_text() == (
+            workplace.run("whole") / file
+        ).read_text()
+    lengths = [
+        event["rollout"]["accept_length"]
+        for event in workplace.events("guessed")
+        if event["event"] == "StepDone"
+    ]
+    assert min(lengths) >= 1.0 and max(lengths) > 1.0
+
+
 def test_engine_and_trainer_agree_over_the_whole_run(workplace: Workplace, whole) -> None:
     reports = [
         event["report"] for event in workplace.events("whole") if event["event"] == "StepDone"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
+    PEFT_WEIGHTS,
     Adapter,
     merge_into,
     merged,
@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read.scaling(MODULE) == 2.0 and torch.equal(
         read.saved["lm_head.weight"], written.saved["lm_head.weight"]
     )
-    assert set(load_file(tmp_path / WEIGHTS_FILE)) >= {
+    assert set(load_file(tmp_path / PEFT_WEIGHTS)) >= {
         f"base_model.model.{MODULE}.lora_{half}.weight" for half in "AB"
     }
 
@@ -102,7 +102,7 @@ def test_the_scaling_is_written_so_that_sglang_reads_it(tmp_path: Path) -> None:
     say."""
     write_adapter(tmp_path, adapter(rank=16, alpha=4, use_rslora=True, alphas={MODULE: 8.0}))
     config = json.loads((tmp_path / CONFIG_FILE).read_text())
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / PEFT_WEIGHTS)
     for module, alpha in ((MODULE, 8), ("model.layers.1.mlp.up_proj", 4)):
         first, second = (tensors[f"base_model.model.{module}.lora_{half}.weight"] for half in "AB")
         served = config["lora_alpha"] / config["r"] * (second @ first)
@@ -153,7 +153,7 @@ def test_what_is_no_plain_lora_is_refused(tmp_path: Path, changes: dict, says: s
 
 def test_folders_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     write_adapter(tmp_path, adapter())
-    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors = load_file(tmp_path / PEFT_WEIGHTS)
     half = f"base_model.model.{MODULE}.lora_B.weight"
 
     def why() -> str:
@@ -162,17 +162,17 @@ def test_folders_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         return caught.value.why
 
     save_file(
-        {name: tensor for name, tensor in tensors.items() if name != half}, tmp_path / WEIGHTS_FILE
+        {name: tensor for name, tensor in tensors.items() if name != half}, tmp_path / PEFT_WEIGHTS
     )
     assert "only one of lora_A and lora_B" in why()
-    save_file({**tensors, half: torch.zeros(OUT, 5)}, tmp_path / WEIGHTS_FILE)
+    save_file({**tensors, half: torch.zeros(OUT, 5)}, tmp_path / PEFT_WEIGHTS)
     assert "B [12, 5]" in why()
     save_file(
         {**tensors, f"base_model.model.{MODULE}.lora_magnitude_vector": torch.zeros(OUT)},
-        tmp_path / WEIGHTS_FILE,
+        tmp_path / PEFT_WEIGHTS,
     )
     assert "magnitude" in why()
-    (tmp_path / WEIGHTS_FILE).rename(tmp_path / "adapter_model.bin")
+    (tmp_path / PEFT_WEIGHTS).rename(tmp_path / "adapter_model.bin")
     assert "pickle" in why()
     (tmp_path / CONFIG_FILE).write_text("{")
     assert CONFIG_FILE in why()
@@ -182,7 +182,7 @@ def test_a_clean_copy_has_a_card_and_nothing_else(tmp_path: Path) -> None:
     notes = write_adapter_folder(tmp_path / "out", adapter(use_rslora=True))
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         CONFIG_FILE,
-        WEIGHTS_FILE,
+        PEFT_WEIGHTS,
         "README.md",
     }
     card = (tmp_path / "out" / "README.md").read_text()

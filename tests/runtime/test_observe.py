@@ -16,3 +16,12 @@ def test_the_parts_of_a_reward_are_scalars_of_their_own() -> None:
     assert scalars[1]["reward/math"] == 0.4 and scalars[1]["reward/format"] == 1.0
     assert scalars[1]["rollout/reward_mean"] == 0.5
     assert all(isinstance(value, float | int) for value in scalars[1].values())
+
+
+def test_what_engines_guess_is_told_where_they_do() -> None:
+    done = step_done(3, 10, reward=0.5)
+    guessing = replace(done.rollout, accept_length=1.5, accept_rate=0.25)
+    without, scalars = scalars_of(done), scalars_of(replace(done, rollout=guessing))
+    assert without is not None and "rollout/accept_length" not in without[1]
+    assert scalars is not None and scalars[1]["rollout/accept_length"] == 1.5
+    assert scalars[1]["rollout/accept_rate"] == 0.25

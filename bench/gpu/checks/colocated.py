@@ -14,7 +14,7 @@ from shapes import write_model
 
 from checks import Visit
 from milescli.models.base import WeightTable
-from milescli.plan.memory import static_bytes
+from milescli.plan.static_memory import static_bytes
 from milescli.plan.types import Plan
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 

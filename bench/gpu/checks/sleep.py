@@ -20,7 +20,8 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.core.types import WeightVersion
 from milescli.doctor.tiny_trainer import start_trainer, take_step
 from milescli.models.base import WeightTable
-from milescli.plan.memory import memory_model, static_bytes
+from milescli.plan.memory import memory_model
+from milescli.plan.static_memory import static_bytes
 
 NOTHING = "a CPU gives no memory back"
 

@@ -15,11 +15,13 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from milescli.backends.megatron.host_adam import HostAdamW
+from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.saving import BackgroundSave
 from milescli.checkpoint.store import not_written
 from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
 from milescli.core.errors import CheckpointError
+from milescli.models.adapter import write_shape
 
 _RNG = "rng"
 _MODEL = "model"
@@ -31,9 +33,16 @@ class CheckpointIO:
     """Saves and loads one model and its optimizer. At most one save is in flight."""
 
     def __init__(
-        self, model: DistributedDataParallel, optimizer: MegatronOptimizer, *, timeout_s: float
+        self,
+        model: DistributedDataParallel,
+        optimizer: MegatronOptimizer,
+        *,
+        timeout_s: float,
+        adapters: Adapters | None = None,
     ) -> None:
-        """`timeout_s` bounds the wait of `finish`."""
+        """`timeout_s` bounds the wait of `finish`. `adapters`: of the model, where nothing else of
+        it changes, or is saved."""
+        self._adapters = adapters
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
         self._device = next(model.parameters()).device
         self._pending: BackgroundSave | None = None
@@ -42,7 +51,7 @@ class CheckpointIO:
         """Copy the state to host memory and begin to write it into `folder`; training may go on.
         Waits for a save before it."""
         self.finish()
-        _make_folder(folder)
+        _make_folder(folder, adapters=self._adapters)
         writer = BackgroundSave(timeout_s=self._timeout_s)
         state = self._sharded_state(loading=False)
         state |= {
@@ -88,6 +97,8 @@ class CheckpointIO:
         """
         self.finish()
         require_known_pickles(folder)
+        if self._adapters is not None:
+            self._adapters.require_own(folder)
         if not weights_only:
             make_moments(self._optimizer)
         state = self._sharded_state(loading=True, weights_only=weights_only)
@@ -107,7 +118,10 @@ class CheckpointIO:
                 fix="resume from another checkpoint of the run, or check that model.path is the "
                 "one that was trained",
             ) from error
-        self._model.module.load_state_dict(loaded[_MODEL])
+        if self._adapters is not None:
+            self._adapters.take(loaded[_MODEL])
+        else:
+            self._model.module.load_state_dict(loaded[_MODEL])
         if weights_only:
             # the optimizer holds copies of bfloat16 weights, which would undo the load at the next
             # step
@@ -130,7 +144,9 @@ class CheckpointIO:
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
         state: dict[str, object] = {
-            _MODEL: self._model.module.sharded_state_dict(prefix="", metadata=metadata)
+            _MODEL: self._adapters.sharded_state()
+            if self._adapters is not None
+            else self._model.module.sharded_state_dict(prefix="", metadata=metadata)
         }
         if not weights_only:
             make_moments(self._optimizer)
@@ -190,12 +206,15 @@ def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
         del inner._set_main_param_and_optimizer_states
 
 
-def _make_folder(folder: Path) -> None:
-    """By rank 0; where it cannot, all ranks raise CheckpointError."""
+def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
+    """By rank 0; where it cannot, all ranks raise CheckpointError. `adapters`: that are saved
+    there."""
     told: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if adapters is not None:
+                write_shape(folder, adapters.shape, base=adapters.base_mark)
         except OSError as error:
             told = [f"trainer rank 0: {type(error).__name__}: {error}"]
     dist.broadcast_object_list(told, src=0)

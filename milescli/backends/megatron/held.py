@@ -27,13 +27,16 @@ class HeldModel:
         recompute: str = "none",
         replays_routing: bool = False,
         layer_spec: str = DEFAULT,
+        has_adapter: bool = False,
     ) -> None:
-        """The last three: as plan and recipe say, of a model that is trained. Raises
-        CheckpointError for a folder that is no model."""
+        """The last four: as plan and recipe say, of a model that is trained. TransformerEngine
+        fuses norms into linear layers, beside which no adapter can stand. Raises CheckpointError
+        for a folder that is no model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
         self.replays_routing = replays_routing
         self.table = table(self.facts)
+        engine = not has_adapter and model.uses_engine(self.facts, mesh.device)
         config = model.build_config(
             self.facts,
             mesh.layout,
@@ -41,13 +44,14 @@ class HeldModel:
             device=mesh.device,
             recompute=recompute,
             routing_replay=replays_routing,
+            engine=engine,
         )
         change = load_layer_spec(layer_spec)
-        gpt = model.build_model(config, self.facts, mesh, change_layer=change)
+        gpt = model.build_model(config, self.facts, mesh, engine=engine, change_layer=change)
         self.weights = weights.local_weights(gpt, self.table, mesh)
         weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
         self.model: torch.nn.Module = gpt
-        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(gpt)
+        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(list(gpt.parameters()))
         self.passes = Passes(
             model=gpt,
             mesh=mesh,

@@ -56,8 +56,11 @@ def build_config(
     device: torch.device,
     recompute: str,
     routing_replay: bool,
+    engine: bool | None = None,
 ) -> TransformerConfig:
-    """What Megatron needs to know. Raises CheckpointError for a model that it cannot compute."""
+    """What Megatron needs to know. `engine`: TransformerEngine's layers; None: see `uses_engine`.
+    Raises CheckpointError for a model that it cannot compute."""
+    engine = uses_engine(facts, device) if engine is None else engine
     facts.require_trainable()
     options: dict[str, object] = {
         "num_layers": facts.num_layers,
@@ -90,9 +93,7 @@ def build_config(
             "recompute_num_layers": 1,
         }
     if facts.num_experts:
-        options |= experts.options(
-            facts, routing_replay=routing_replay, grouped=uses_engine(facts, device)
-        )
+        options |= experts.options(facts, routing_replay=routing_replay, grouped=engine)
     # Megatron refuses biases of experts under etp, as it would add them once per rank;
     # `layers.experts` adds each rank's share
     config = mla.config_class(facts)(
@@ -149,17 +150,18 @@ def build_model(
     facts: ModelFacts,
     mesh: Mesh,
     *,
+    engine: bool | None = None,
     change_layer: Callable[..., Any] = unchanged,
 ) -> GPTModel:
-    """This rank's part, weights undefined until they are loaded. `change_layer`: see
-    `layer_specs`; a hybrid's layers have no spec of their own."""
+    """This rank's part, weights undefined until they are loaded. `engine`: as for `build_config`;
+    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own."""
+    engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
     RouterReplay.clear_global_router_replay_instances()
     if facts.mamba is not None:
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
         return _finished(hybrid, facts, mesh)
-    engine = uses_engine(facts, mesh.device)
     first = get_transformer_layer_offset(config)
     layers = [
         respecified(

@@ -133,7 +133,7 @@ def require_finite_gradients(model: DistributedDataParallel, *, device: torch.de
         (
             name
             for name, weight in model.module.named_parameters()
-            if not bool(torch.isfinite(weight.main_grad).all())
+            if weight.requires_grad and not bool(torch.isfinite(weight.main_grad).all())
         ),
         None,
     )

@@ -23,12 +23,16 @@ class Reference:
 
     def freeze(self) -> None:
         """The current weights become the reference."""
-        self._frozen = [to_host(parameter.detach()) for parameter in self._model.parameters()]
+        self._frozen = [to_host(parameter.detach()) for parameter in self._trained()]
 
     @property
     def frozen(self) -> list[torch.Tensor] | None:
-        """[parameters] in the order of the model, on the host."""
+        """[parameters that are trained] in the order of the model, on the host."""
         return self._frozen
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        """What else there is, is the same in both."""
+        return [each for each in self._model.parameters() if each.requires_grad]
 
     @contextmanager
     @torch.no_grad()
@@ -41,7 +45,7 @@ class Reference:
                 "step",
                 fix="--set train.kl_coef=0",
             )
-        parameters = list(self._model.parameters())
+        parameters = self._trained()
         current = [to_host(parameter.detach()) for parameter in parameters]
         try:
             for parameter, frozen in zip(parameters, self._frozen, strict=True):

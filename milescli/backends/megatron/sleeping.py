@@ -3,6 +3,8 @@ device of its own (not run on a CPU)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
@@ -18,6 +20,9 @@ class Sleeper:
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
         """Both keep their identity; only the memory behind their tensors comes and goes."""
         self._model, self._optimizer = model, optimizer
+        frozen = [each for each in model.parameters() if not each.requires_grad]
+        self._frozen = HeldSleeper(frozen)
+        """The base of an adapter, which is never published."""
         self._asleep = self._slim = False
 
     def shed(self) -> None:
@@ -31,6 +36,7 @@ class Sleeper:
         if self._slim:
             return
         torch.cuda.synchronize()
+        self._frozen.sleep()
         self._move_optimizer("cpu")
         for buffer in self._buffers():
             buffer.offload_to_cpu(move_params=False, move_grads=True)
@@ -55,6 +61,7 @@ class Sleeper:
         for buffer in self._buffers():
             buffer.reload_from_cpu(move_params=self._asleep, move_grads=True)
         self._move_optimizer("cuda")
+        self._frozen.wake()
         torch.cuda.synchronize()
         self._asleep = self._slim = False
 
@@ -79,12 +86,11 @@ class Sleeper:
 
 
 class HeldSleeper:
-    """The same of a model that is not trained: its weights never change, so that their copy in host
-    memory is made once."""
+    """The same of weights that never change, so that their copy in host memory is made once."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        """Only the memory behind its parameters comes and goes."""
-        self._model = model
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Only the memory behind them comes and goes."""
+        self._parameters = parameters
         self._on_host: list[torch.Tensor] = []
         self._asleep = False
 
@@ -92,9 +98,8 @@ class HeldSleeper:
         """No weights on the device."""
         if self._asleep:
             return
-        parameters = list(self._model.parameters())
-        self._on_host = self._on_host or [to_host(each.detach()) for each in parameters]
-        for parameter, kept in zip(parameters, self._on_host, strict=True):
+        self._on_host = self._on_host or [to_host(each.detach()) for each in self._parameters]
+        for parameter, kept in zip(self._parameters, self._on_host, strict=True):
             parameter.data = kept
         torch.cuda.empty_cache()
         self._asleep = True
@@ -103,7 +108,7 @@ class HeldSleeper:
         """They are back."""
         if not self._asleep:
             return
-        for parameter in self._model.parameters():
+        for parameter in self._parameters:
             parameter.data = parameter.data.to("cuda", non_blocking=True)
         self._asleep = False
 

@@ -44,7 +44,7 @@ class Snapshot:
         self._sections = self._sections or [self._empty(0)] * self._num_sections
         for number, model in enumerate(self._models):
             with self._awake(model):
-                self._fill(number, state_of(model))
+                self._fill(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
         self._fill(len(self._models), [torch.get_rng_state()])
@@ -69,7 +69,7 @@ class Snapshot:
         """The rank is as it was when the copy was taken."""
         for number, model in enumerate(self._models):
             with self._awake(model):
-                self._spill(number, state_of(model))
+                self._spill(number, tensors_of(model))
                 if self._device.type != "cpu":
                     torch.cuda.synchronize()
         rng = torch.empty_like(torch.get_rng_state())
@@ -112,11 +112,12 @@ class Snapshot:
 
 
 @torch.no_grad()
-def state_of(model: TrainedModel) -> list[torch.Tensor]:
-    """Weights, buffers and all that the optimizer remembers, in an order that follows from the
-    layout alone. Weights that the optimizer views are the model's."""
+def tensors_of(model: TrainedModel) -> list[torch.Tensor]:
+    """Weights that are trained, buffers and all that the optimizer remembers, in an order that
+    follows from the layout alone. Weights that the optimizer views are the model's."""
     make_moments(model.optimizer)
-    tensors = [*model.model.module.parameters(), *model.model.module.buffers()]
+    trained = [each for each in model.model.module.parameters() if each.requires_grad]
+    tensors = [*trained, *model.model.module.buffers()]
     for inner in inner_optimizers(model.optimizer):
         for group in inner.optimizer.param_groups:
             for weight in group["params"]:

@@ -3,6 +3,7 @@ place in checkpoints. A rank has one for the policy, and one for a critic."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,12 +13,16 @@ from milescli.backends.megatron import optimizer, stepping
 from milescli.backends.megatron.checkpoint import CheckpointIO
 from milescli.backends.megatron.gathering import hf_buckets
 from milescli.backends.megatron.held import HeldModel
+from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.sleeping import Sleeper
 from milescli.backends.megatron.weights import TIED_OUTPUT
 from milescli.models import load_facts
+from milescli.models.adapter import adapter_table
+from milescli.plan.adapters import shape_of
 from milescli.plan.types import Plan
+from milescli.recipe.lora import Lora
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
@@ -37,25 +42,45 @@ class TrainedModel(HeldModel):
         mesh: Mesh,
         dtype: torch.dtype,
         rule: Optimizer,
+        lora: Lora | None = None,
     ) -> None:
-        """`rule`: the optimizer, which may be another than the recipe's. Raises CheckpointError for
-        a folder that cannot be trained."""
+        """`rule`: the optimizer, which may be another than the recipe's; `lora`: where an adapter
+        is trained, and no weight of the folder. Raises CheckpointError for a folder that cannot be
+        trained, RecipeError where no adapter fits it."""
         super().__init__(
             folder,
             mesh=mesh,
             dtype=dtype,
             recompute=plan.trainer.recompute,
             layer_spec=recipe.model.layer_spec,
+            has_adapter=lora is not None,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self._bucket_bytes = recipe.weights.bucket_mib * _MIB
+        self.adapters = None
+        if lora is not None:
+            self.adapters = Adapters(
+                self.model,
+                self.weights,
+                adapter_table(self.table, shape_of(lora)),
+                shape=shape_of(lora),
+                mesh=mesh,
+                folder=folder,
+                seed=recipe.run.seed,
+                dropout=lora.dropout,
+            )
+            if recipe.model.adapter is not None:
+                self.adapters.begin_with(Path(recipe.model.adapter).expanduser())
         self.model = self.passes.model = optimizer.wrap(self.model)
         self.optimizer = optimizer.make_optimizer(
             self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer
         )
         self.sleeper = Sleeper(self.model, self.optimizer)
         self.checkpoints = CheckpointIO(
-            self.model, self.optimizer, timeout_s=recipe.machine.step_timeout_s
+            self.model,
+            self.optimizer,
+            timeout_s=recipe.machine.step_timeout_s,
+            adapters=self.adapters,
         )
 
     def gradients(
@@ -93,5 +118,11 @@ class TrainedModel(HeldModel):
         self.optimizer.reload_model_params()
 
     def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
+        """The whole model under Hugging Face names, or its adapter under PEFT's, in one bucket.
+        Collective: all ranks consume all of it."""
+        if self.adapters is not None:
+            adapters = self.adapters
+            return hf_buckets(
+                adapters.weights, adapters.table, mesh=self.mesh, bucket_bytes=sys.maxsize
+            )
         return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

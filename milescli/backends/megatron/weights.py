@@ -38,23 +38,25 @@ class LocalWeight:
     entry: Entry
 
 
-def local_weights(model: GPTModel, table: WeightTable, mesh: Mesh) -> list[LocalWeight]:
+def local_weights(
+    model: GPTModel, table: WeightTable, mesh: Mesh, *, of_adapter: bool = False
+) -> list[LocalWeight]:
     """Every parameter of this rank, and every buffer that the table knows, in the order of the
-    model."""
+    model. `of_adapter`: the table is that of an adapter, and knows nothing else."""
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
-    embedding = table.by_megatron["embedding.word_embeddings.weight"]
+    embedding = table.by_megatron.get("embedding.word_embeddings.weight")
     local = []
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         plain = _global_name(name, first_layer=first_layer, first_expert=first_expert)
-        tied = plain == TIED_OUTPUT and table.facts.tied_embeddings
+        tied = plain == TIED_OUTPUT and table.facts.tied_embeddings and embedding is not None
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        assert not is_parameter or tied or plain in table.by_megatron, (
+        assert of_adapter or not is_parameter or tied or plain in table.by_megatron, (
             f"no rule for the Megatron weight {plain}"
         )
         if not tied and plain not in table.by_megatron:
             continue
-        entry = embedding if tied else table.by_megatron[plain]
+        entry = embedding if tied and embedding else table.by_megatron[plain]
         if is_parameter:
             _mark_cut(tensor, entry.rule.sharding)
         local.append(LocalWeight(name=name, parameter=tensor, entry=entry))
@@ -92,8 +94,8 @@ def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:
     return _EXPERT.sub(lambda match: f".local_experts.{int(match[1]) + first_expert}.", name)
 
 
-def _cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
-    """(parts, this rank's part)"""
+def cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
+    """(parts, this rank's part) of a tensor."""
     if sharding.axis == "tp":
         return mesh.layout.tp, mesh.tp_rank
     if sharding.axis == "etp":
@@ -123,7 +125,7 @@ def load_hf(
 def _read_parts(reader: Source, entry: Entry, *, mesh: Mesh) -> list[torch.Tensor]:
     """The parts of an entry as this rank holds them."""
     sharding = entry.rule.sharding
-    count, number = _cut(sharding, mesh)
+    count, number = cut(sharding, mesh)
     if entry.rule.unpack is None and not entry.rule.stacked:
         return [
             _read_part(reader, entry, index, count=count, number=number)

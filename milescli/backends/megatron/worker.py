@@ -107,7 +107,8 @@ class TrainerRank:
         self.critic = None
         if self.critic_dir is not None:
             self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
-        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, **made)
+        lora = settings.lora if settings.lora.is_on else None
+        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, lora=lora, **made)
         self.reference = Reference(self.policy.model)
         self.learner = Learner(
             recipe=self.recipe,

@@ -81,6 +81,7 @@ class _Channel:
                 "serialized_named_tensors": [payload] * engine.tp,
                 "load_format": VERIFY_FORMAT,
                 "flush_cache": False,
+                "disable_draft_model": engine.has_own_draft,
             }
             for engine in self.orders.engines
         ]
@@ -197,8 +198,9 @@ class TensorChannel(_Channel):
                 "serialized_named_tensors": own,
                 "load_format": "flattened_bucket",
                 "flush_cache": False,
+                "disable_draft_model": engine.has_own_draft,
             }
-            for own in payloads
+            for own, engine in zip(payloads, self.orders.engines, strict=True)
         ]
         self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
 

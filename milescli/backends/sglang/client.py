@@ -42,10 +42,12 @@ class SglangFleet:
         response_timeout_s: float = 3600.0,
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
+        adapter: str | None = None,
     ) -> None:
         """`router_url`: the router before the engines; None: they are asked themselves.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
-        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for."""
+        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
+        `adapter`: that every request is made to, None: the model itself."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
@@ -57,6 +59,8 @@ class SglangFleet:
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
+        self._to = {} if adapter is None else {"lora_path": adapter}
+        """Part of every request's body."""
         self.version = WeightVersion(0)
         """That the engines hold."""
         self._loaded: Path | None = None
@@ -134,6 +138,7 @@ class SglangFleet:
     ) -> dict[str, Any]:
         """A router takes one request a call, and knows by its prefix who has its beginning; an
         engine takes what is asked at one moment together."""
+        body = {**body, **self._to}
         if self.http.router_url is None:
             return await self._batcher.ask(body, timeout_s=timeout_s, conversation=conversation)
         for removal in self._removals:  # else the router may pick one that is gone
@@ -147,6 +152,7 @@ class SglangFleet:
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
             "return_logprob": True,
             "logprob_start_len": 0,
+            **self._to,
         }
         deadline = time.monotonic() + self._response_timeout_s
         while True:

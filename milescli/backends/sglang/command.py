@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from milescli.backends.sglang.adapter import ADAPTER_NAME, ADAPTER_VARIABLE
 from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
@@ -17,8 +18,15 @@ from milescli.backends.sglang.servable import (
     missing_fields,
     model_zoo,
 )
-from milescli.backends.sglang.spec import EngineSpec, check_servable, read_config
+from milescli.backends.sglang.spec import (
+    EngineSpec,
+    check_servable,
+    draft_config,
+    read_config,
+)
+from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
 from milescli.core.secret_names import without_secrets
+from milescli.models.adapter import ADAPTER_SLOTS
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -59,14 +67,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
     if silent := missing_fields(read_config(spec.model_dir)):
         arguments["json-model-override-args"] = json.dumps(silent)
     if spec.num_nodes > 1:
-        assert spec.init_address is not None, (
-            f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
-        )
-        arguments |= {
-            "nnodes": spec.num_nodes,
-            "node-rank": spec.node_rank,
-            "dist-init-addr": spec.init_address,
-        }
+        arguments |= _of_nodes(spec)
     switches = ["skip-server-warmup", "sleep-on-idle"]
     if spec.tokenizer_dir is None:
         switches.append("skip-tokenizer-init")
@@ -76,6 +77,10 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches.append("enable-deterministic-inference")
     if spec.return_routed_experts:
         switches.append("enable-return-routed-experts")
+    if spec.speculation is not None:
+        arguments |= speculation_arguments(spec.speculation)
+    if spec.adapter_dir is not None:
+        arguments |= _adapter_arguments(spec)
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:
@@ -114,10 +119,33 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
             arguments["attention-backend"] = backend
         if spec.prefix_cache is False:
             switches.append("disable-radix-cache")
+        if spec.speculation is not None and spec.speculation.has_weights:
+            # nobody sends these weights again when the engine wakes
+            switches.append("enable-draft-weights-cpu-backup")
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
     flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _of_nodes(spec: EngineSpec) -> dict[str, object]:
+    assert spec.init_address is not None, (
+        f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
+    )
+    return {
+        "nnodes": spec.num_nodes,
+        "node-rank": spec.node_rank,
+        "dist-init-addr": spec.init_address,
+    }
+
+
+def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
+    """With room for the model without any adapter, which nobody asks for."""
+    return {
+        "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
+        "max-loras-per-batch": ADAPTER_SLOTS,
+        "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
+    }
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:
@@ -151,6 +179,8 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
         env[KEY_VARIABLE] = spec.api_key
     if spec.return_routed_experts:
         env[ROUTING_VARIABLE] = "1"
+    if spec.adapter_dir is not None:
+        env[ADAPTER_VARIABLE] = "1"
     if spec.device_kind == "cpu":
         env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
     elif spec.visible_devices:
@@ -178,18 +208,25 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
-    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(family.module))
-    env[PIECES_VARIABLE] = ",".join(family.pieces)
+    modules, pieces = {family.module}, [*family.pieces]
+    if spec.speculation is not None:
+        drafted = draft_config(spec)
+        modules |= cpu_modules(spec.speculation, family, drafted)
+        pieces += cpu_pieces(drafted)
+    if spec.adapter_dir is not None:
+        pieces.append("adapter")
+    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
+    env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))
     if spec.tp > 1:
         env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
     return env
 
 
-def _other_model_modules(module: str) -> list[str]:
+def _other_model_modules(needed: set[str]) -> list[str]:
     """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
     which takes seconds."""
     return sorted(
-        path.stem for path in model_zoo().glob("*.py") if path.stem not in (module, "__init__")
+        path.stem for path in model_zoo().glob("*.py") if path.stem not in {*needed, "__init__"}
     )
 
 

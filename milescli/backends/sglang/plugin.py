@@ -28,7 +28,7 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import halves, key, routing, settled, verify
+    from milescli.backends.sglang import adapter, ended, halves, key, routing, settled, verify
 
     try:
         if api_key := key.take():
@@ -40,8 +40,11 @@ def register() -> None:
         verify.install()
         halves.install()
         settled.install()
+        ended.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
+        if os.environ.get(adapter.ADAPTER_VARIABLE) == "1":
+            adapter.install()
         if device_kind == "cpu":
             from milescli.backends.sglang import cpu
             from milescli.platform.allocation import keep_freed_memory

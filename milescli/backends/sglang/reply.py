@@ -10,7 +10,14 @@ from typing import Any
 
 from milescli.backends.sglang.routing import request_id
 from milescli.core.errors import MachineError
-from milescli.core.types import RoutedExperts, StopReason, VersionSpan, WeightVersion
+from milescli.core.types import (
+    NO_GUESSES,
+    Guesses,
+    RoutedExperts,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
 from milescli.rollout.base import Completion, GenerateRequest
 
 
@@ -27,6 +34,7 @@ class Reply:
     """Relative to this reply."""
     routed_experts: bytes | None
     """[rows, layers, topk] of the tokens before the last, from the first that was asked for on."""
+    guesses: Guesses = NO_GUESSES
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:
@@ -44,6 +52,11 @@ def read_reply(raw: dict[str, Any]) -> Reply:
         stop_reason=StopReason(meta["finish_reason"]["type"]),
         spans=_spans(meta, len(token_ids)),
         routed_experts=base64.b64decode(routed) if routed else None,
+        guesses=Guesses(
+            num_passes=meta.get("spec_verify_ct") or 0,
+            num_guessed=meta.get("spec_num_proposed_drafts") or 0,
+            num_right=meta.get("spec_num_correct_drafts") or 0,
+        ),
     )
 
 
@@ -83,6 +96,7 @@ class PartialResponse:
     routed_rows: int = field(init=False)
     """Tokens of prompt and response whose experts are known: the caller's, then
     `routed_experts`."""
+    guesses: Guesses = NO_GUESSES
 
     def __post_init__(self) -> None:
         self.routed_rows = self.request.num_known_routes
@@ -120,6 +134,7 @@ class PartialResponse:
         offset = len(self.token_ids)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
+        self.guesses += reply.guesses
         for span in reply.spans:
             self._append_span(
                 VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
@@ -150,6 +165,7 @@ class PartialResponse:
             stop_reason=stop_reason,
             version_spans=self.spans,
             routed_experts=self._routed(routing_shape),
+            guesses=self.guesses,
         )
 
     def _routed(self, shape: tuple[int, int] | None) -> RoutedExperts | None:

@@ -199,6 +199,33 @@ def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
     return fields
 
 
+ADAPTER_FAMILIES = (
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+"""Served with a LoRA adapter on a CPU, and compared with the merged model."""
+_ADAPTER_UNIT = 32
+"""SGLang pads the inner sizes of MLPs to a multiple of it on a CPU, and an adapter's matrices are
+not padded."""
+
+
+def fault_of_adapter(facts: ModelFacts) -> str | None:
+    """Why an engine on a CPU cannot serve an adapter over this model; None: it can."""
+    if facts.family not in ADAPTER_FAMILIES:
+        return f"only {', '.join(ADAPTER_FAMILIES)} were compared with merged models there"
+    sizes = (facts.ffn_hidden_size, facts.moe_ffn_hidden_size, facts.shared_expert_ffn_hidden_size)
+    odd = [size for size in sizes if size % _ADAPTER_UNIT]
+    if odd:
+        return f"SGLang pads an inner size of {odd[0]} to a multiple of {_ADAPTER_UNIT} there"
+    return None
+
+
 def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
     """Fields of config.json that SGLang cannot do without, where it is silent: what transformers
     takes then."""

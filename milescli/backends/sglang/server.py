@@ -25,7 +25,8 @@ from milescli.backends.sglang.process import (
     end_group_of_run,
     status,
 )
-from milescli.backends.sglang.spec import EngineSpec, check_servable
+from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
+from milescli.backends.sglang.speculation import require_compiler
 from milescli.backends.sglang.warm import NotForked, fork_engine
 from milescli.core.stacks import dump_stacks, is_stopped_process
 
@@ -49,6 +50,9 @@ class EngineServer(ManagedProcess):
         """Raises RecipeError or MachineError where the model cannot be served here; starts
         nothing."""
         check_servable(spec)
+        check_speculates(spec)
+        if spec.speculation is not None and spec.speculation.kind == "ngram":
+            require_compiler(spec.name)
         assert spec.api_key is not None or ip_address(spec.host).is_loopback, (
             f"{spec.name} on {spec.host} without a key"
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from milescli.core.run_processes import state_of
+from milescli.core.stacks import is_stopped_process
 
 NAME = "torch_shm_manager"
 HELD_S = 5.0
@@ -37,15 +38,16 @@ class ShmManager:
         if self._pid is None:
             return
         deadline = time.monotonic() + HELD_S
-        while (state := state_of(self._pid)) in ("T", "t") and time.monotonic() < deadline:
+        while (is_held := is_stopped_process(self._pid)) and time.monotonic() < deadline:
             time.sleep(LOOK_EVERY_S)
-        if state in (None, "Z", "T", "t"):
-            how = "is stopped" if state in ("T", "t") else "has died"
-            print(f"{NAME} (process {self._pid}) {how}: no memory can be shared", file=sys.stderr)
-            sys.stderr.flush()
-            if state is not None:
-                os.kill(self._pid, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+        if not is_held and state_of(self._pid) not in (None, "Z"):
+            return
+        how = "is stopped" if is_held else "has died"
+        print(f"{NAME} (process {self._pid}) {how}: no memory can be shared", file=sys.stderr)
+        sys.stderr.flush()
+        if is_held:
+            os.kill(self._pid, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def children(parent: int) -> Iterator[int]:

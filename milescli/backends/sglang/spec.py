@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_sglang
+from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_adapter, fault_of_sglang
+from milescli.backends.sglang.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -57,6 +58,11 @@ class EngineSpec:
     """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
     on a CPU."""
     return_routed_experts: bool = False
+    speculation: Speculation | None = None
+    """None: one token a pass."""
+    adapter_dir: Path | None = None
+    """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
+    same shape; None: it serves the model itself, and is sent all weights."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)
@@ -108,7 +114,31 @@ def check_servable(spec: EngineSpec) -> str:
             why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
             fix="choose another model: --set model.path=FOLDER",
         )
+    on_cpu = spec.device_kind == "cpu"
+    if spec.adapter_dir is not None and on_cpu and (fault := fault_of_adapter(parse_facts(config))):
+        raise MachineError(
+            f"an adapter over this `{model_type}` model cannot be served on a CPU",
+            why=fault,
+            fix=["--set train.lora.rank=null", "run it on a GPU"],
+        )
     return model_type
+
+
+def check_speculates(spec: EngineSpec) -> None:
+    """Raises where it cannot guess ahead as it is told to; see `check_speculation`."""
+    if spec.speculation is not None:
+        check_speculation(
+            spec.speculation,
+            device_kind=spec.device_kind,
+            config=read_config(spec.model_dir),
+            draft_config=draft_config(spec),
+        )
+
+
+def draft_config(spec: EngineSpec) -> dict[str, object] | None:
+    """Of the model that guesses, where its folder is there."""
+    folder = spec.speculation.draft_dir if spec.speculation is not None else None
+    return read_config(folder) if folder is not None and folder.is_dir() else None
 
 
 def read_config(folder: Path) -> dict[str, object]:

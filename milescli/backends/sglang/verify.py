@@ -4,11 +4,20 @@ asked by `channels.py`.
 begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all
 weights again, by its ordinary way. end: compare each parameter with its copy, bit for bit, and put
 the copies back. What was never sent is still NaN, and differs.
+
+An engine that guesses by an MTP layer has two models, which are both asked: the layer, and the
+model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
+layer: what nobody sends of it is none of ours to compare.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+
+from milescli.backends.sglang.adapter import adapter_tensors
 
 VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
@@ -16,7 +25,12 @@ BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
 """How the reply starts where they do."""
 
-_copies: dict[str, torch.Tensor] = {}
+Held = Sequence[tuple[str, torch.Tensor]]
+"""(name, tensor)"""
+_kept: dict[bool, dict[str, torch.Tensor]] = {}
+"""Copies by name, of the model (False) and of its MTP layer (True)."""
+_pointers: dict[bool, set[int]] = {}
+"""Where lies what they are copies of."""
 
 
 def install() -> None:
@@ -28,35 +42,56 @@ def install() -> None:
     def update_or_verify(self, named_tensors, load_format=None):
         if load_format != VERIFY_FORMAT:
             return ordinary(self, named_tensors, load_format)
-        order = named_tensors[0][0]
-        return begin(self.get_model()) if order == BEGIN else _end_on_all_ranks(self.get_model())
+        runner = self.get_model_runner()
+        order, held, is_mtp = named_tensors[0][0], _sent(runner), runner.is_draft_worker
+        if order == BEGIN:
+            return begin(held, is_mtp=is_mtp)
+        verdict = _end_on_all_ranks(held, is_mtp=is_mtp)
+        if is_mtp and hasattr(runner.model, "post_load_weights"):
+            runner.model.post_load_weights(is_nextn=True)  # what is derived of them, too
+        return verdict
 
     WeightUpdater.update_weights_from_tensor = update_or_verify
 
 
-@torch.no_grad()
-def begin(model: torch.nn.Module) -> tuple[bool, str]:
-    """Copies go to host memory: there may be no room for a second model on the device."""
-    _copies.clear()
-    for name, parameter in model.named_parameters():
-        _copies[name] = parameter.detach().to("cpu", copy=True)
-        parameter.fill_(float("nan") if parameter.is_floating_point() else -1)
-    return True, f"{len(_copies)} parameters kept"
+def _sent(runner: Any) -> Held:
+    """What the trainer sends this engine, as its layers compute with it: all weights, or those of
+    the adapter that it serves."""
+    if runner.lora_manager is not None:
+        return adapter_tensors(runner.lora_manager)
+    return list(runner.model.named_parameters())
 
 
 @torch.no_grad()
-def end(model: torch.nn.Module) -> str | None:
+def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
+    """Copies go to host memory: there may be no room for a second model on the device. What the
+    other of two models has kept already is left to it."""
+    theirs = _pointers.get(not is_mtp, set())
+    own = [(name, tensor) for name, tensor in held if tensor.data_ptr() not in theirs]
+    _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
+    _kept[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
+    for _, tensor in own:
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    return True, f"{len(own)} parameters kept"
+
+
+@torch.no_grad()
+def end(held: Held, *, is_mtp: bool = False) -> str | None:
     """What differs first, or None. Puts the copies back in any case."""
     finding = None
-    for name, parameter in model.named_parameters():
-        kept = _copies[name]
-        sent = parameter.detach().to("cpu")
+    copies = _kept.pop(is_mtp)
+    del _pointers[is_mtp]
+    for name, tensor in held:
+        if (kept := copies.get(name)) is None:
+            continue
+        sent = tensor.detach().to("cpu")
+        is_missing = torch.isnan(sent)
         # padding that SGLang adds, and any zero, needs no sending
-        sent.masked_fill_(torch.isnan(sent) & (kept == 0), 0)
-        if finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
+        sent.masked_fill_(is_missing & (kept == 0), 0)
+        is_ours = not (is_mtp and bool(is_missing.all()))
+        if is_ours and finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
             finding = _describe(name, held=kept, sent=sent)
-        parameter.copy_(kept)
-    _copies.clear()
+        tensor.copy_(kept)
     return finding
 
 
@@ -82,14 +117,15 @@ def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
     )
 
 
-def _end_on_all_ranks(model: torch.nn.Module) -> tuple[bool, str]:
+def _end_on_all_ranks(held: Held, *, is_mtp: bool) -> tuple[bool, str]:
     """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     findings: list[str | None] = [None] * group.world_size
-    torch.distributed.all_gather_object(findings, end(model), group=group.cpu_group)
+    own = end(held, is_mtp=is_mtp)
+    torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
     for rank, finding in enumerate(findings):
         if finding is not None:
             return False, f"{DIFFERS}engine rank {rank}: {finding}"

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from milescli.core.run_processes import state_of
+from milescli.core.stacks import is_stopped_process
 
 FORK_TIMEOUT_S = 120.0
 """For the warm process to finish its imports and fork. Beyond that an engine starts from
@@ -174,7 +174,7 @@ def _wait_for_reply(connection: socket.socket, address: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         pid = int(_pid_file(address).read_text())
         while not _readable((connection,), LOOK_EVERY_S):
-            held_s = held_s + LOOK_EVERY_S if state_of(pid) in ("T", "t") else 0.0
+            held_s = held_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
             if held_s >= HELD_S:
                 os.kill(pid, signal.SIGKILL)
                 raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {HELD_S:.0f} s")

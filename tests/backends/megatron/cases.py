@@ -22,6 +22,7 @@ from tests.backends.megatron.harness import (
     scores_everywhere,
     trainer,
 )
+from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
@@ -124,6 +125,7 @@ def train_and_save(
     last: int,
     save: str = "",
     load: str = "",
+    train: dict | None = None,
 ) -> dict:
     """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where
     asked."""
@@ -133,7 +135,7 @@ def train_and_save(
         port=port,
         model=model,
         layout=layout,
-        train={"optimizer": {"eps": 1e-8}},
+        train={"optimizer": {"eps": 1e-8}, **(train or {})},
     )
     if load:
         made.load(load)

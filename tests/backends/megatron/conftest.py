@@ -20,6 +20,7 @@ from tests.backends.megatron.layouts import (
     TOKEN_ROWS,
     TWO,
 )
+from tests.backends.megatron.lora_cases import KINDS, LORA, RANK
 from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
@@ -126,6 +127,7 @@ class Worlds:
         last: int,
         save: str = "",
         load: str = "",
+        train: dict | None = None,
     ) -> dict:
         return {
             "name": name,
@@ -136,7 +138,27 @@ class Worlds:
             "last": last,
             "save": self.checkpoint(save) if save else "",
             "load": self.checkpoint(load) if load else "",
+            "train": train,
         }
+
+    def _adapters_go_on(self) -> list[dict]:
+        sp = {"tp": 2, "ep": 2, "sequence_parallel": True}
+        return [
+            self._saving("lora moe tp2 rest", "moe", sp, 3, 4, load="lora3", train=RANK),
+            self._saving("lora moe pp2 rest", "moe", {"pp": 2}, 3, 4, load="lora3", train=RANK),
+        ]
+
+    def _merged(self) -> list[dict]:
+        return [
+            {
+                "name": f"merged-{kind}",
+                "call": "adapter_and_merged",
+                "model": self.models[kind],
+                "layout": {},
+                "folder": self.checkpoint(f"merged-{kind}"),
+            }
+            for kind in KINDS
+        ]
 
     def _algorithms(self, which: str) -> list[dict]:
         return [
@@ -170,6 +192,10 @@ class Worlds:
             *self._packed("one"),
             *self._algorithms("one"),
             *self._adamw("one"),
+            *self._layouts(LORA["one"]),
+            *self._merged(),
+            self._saving("lora four", "moe", {}, 0, 4, train=RANK),
+            self._saving("lora three", "moe", {}, 0, 3, save="lora3", train=RANK),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),
@@ -228,6 +254,8 @@ class Worlds:
         self.get("one")
         return [
             *self._layouts(TWO),
+            *self._layouts(LORA["two"]),
+            *self._adapters_go_on(),
             *self._memory("two"),
             *self._packed("two"),
             *self._algorithms("two"),

@@ -158,9 +158,10 @@ def trainer(
     teachers: Sequence[str] = (),
     mix: Sequence[str] = (),
     critic: str | None = None,
+    adapter: str | None = None,
 ):
-    """A trainer rank that is set up. `teachers`, `critic`: folders; `mix`: sources of its
-    prompts."""
+    """A trainer rank that is set up. `teachers`, `critic`, `adapter`: folders; `mix`: sources of
+    its prompts."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -175,6 +176,7 @@ def trainer(
         master_addr="127.0.0.1",
         master_port=port,
         recipe=Recipe(
+            model={"adapter": adapter},
             train={"optimizer": optimizer, **(train or {})},
             data={"mix": [{"path": name} for name in mix]} if mix else {},
             machine={"start_timeout_s": 60, "step_timeout_s": 60},

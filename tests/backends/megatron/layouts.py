@@ -10,7 +10,7 @@ TOKEN_ROWS = [
 ]
 
 
-def _layout_case(
+def layout_case(
     name: str,
     model: str,
     *,
@@ -19,6 +19,7 @@ def _layout_case(
     objective: str = "policy",
     **layout: object,
 ) -> dict:
+    """Of `cases.train_steps`."""
     return {
         "name": name,
         "call": "train_steps",
@@ -41,38 +42,38 @@ CLOSER = {"moe": 4.0, "glm": 3.0, "oss": 8.0, "latent": 5.0}
 """By how many times replay lowers the largest difference of log-probs that a rounding of every
 weight makes (seen: 4.4, 3.3, 9.2, 6.1). Of the others few tokens are near a choice."""
 ONE = [
-    _layout_case("dense", "dense"),
-    _layout_case("tied", "tied"),
-    _layout_case("moe", "moe"),
-    _layout_case("moe-r3", "moe", replay=True),
-    *(_layout_case(f"{name}-r3", name, replay=True) for name in REPLAYED),
-    _layout_case("next", "next", train=_CALM),
-    _layout_case("sandwich", "sandwich"),
-    _layout_case("glm", "glm"),
-    _layout_case("oss", "oss"),
-    _layout_case("delta", "delta", train=_CALM),
-    _layout_case("gemma4", "gemma4", train=_CALM),
-    _layout_case("nemotron", "nemotron"),
-    _layout_case("latent", "latent"),
-    _layout_case("sparse", "sparse"),
-    _layout_case("next-r3", "next", replay=True, train=_CALM),
-    _layout_case("toy", "dense", objective=TOY),
+    layout_case("dense", "dense"),
+    layout_case("tied", "tied"),
+    layout_case("moe", "moe"),
+    layout_case("moe-r3", "moe", replay=True),
+    *(layout_case(f"{name}-r3", name, replay=True) for name in REPLAYED),
+    layout_case("next", "next", train=_CALM),
+    layout_case("sandwich", "sandwich"),
+    layout_case("glm", "glm"),
+    layout_case("oss", "oss"),
+    layout_case("delta", "delta", train=_CALM),
+    layout_case("gemma4", "gemma4", train=_CALM),
+    layout_case("nemotron", "nemotron"),
+    layout_case("latent", "latent"),
+    layout_case("sparse", "sparse"),
+    layout_case("next-r3", "next", replay=True, train=_CALM),
+    layout_case("toy", "dense", objective=TOY),
 ]
 TWO = [
-    _layout_case("dense tp2", "dense", tp=2),
-    _layout_case(
+    layout_case("dense tp2", "dense", tp=2),
+    layout_case(
         "dense tp2 sp recompute", "dense", tp=2, sequence_parallel=True, train={"recompute": "full"}
     ),
-    _layout_case("dense pp2", "dense", pp=2),
-    _layout_case("dense dp2", "dense", dp=2),
-    _layout_case("dense cp2", "dense", cp=2),
-    _layout_case("tied pp2 uneven", "tied", pp=2),
-    _layout_case("tied tp2", "tied", tp=2),
-    _layout_case("moe ep2", "moe", ep=2, dp=2),
-    _layout_case("moe tp2 sp ep2", "moe", tp=2, ep=2, sequence_parallel=True),
-    _layout_case("moe-r3 ep2", "moe", replay=True, ep=2, dp=2),
-    _layout_case("moe-r3 pp2", "moe", replay=True, pp=2),
-    _layout_case(
+    layout_case("dense pp2", "dense", pp=2),
+    layout_case("dense dp2", "dense", dp=2),
+    layout_case("dense cp2", "dense", cp=2),
+    layout_case("tied pp2 uneven", "tied", pp=2),
+    layout_case("tied tp2", "tied", tp=2),
+    layout_case("moe ep2", "moe", ep=2, dp=2),
+    layout_case("moe tp2 sp ep2", "moe", tp=2, ep=2, sequence_parallel=True),
+    layout_case("moe-r3 ep2", "moe", replay=True, ep=2, dp=2),
+    layout_case("moe-r3 pp2", "moe", replay=True, pp=2),
+    layout_case(
         "moe-r3 tp2 sp recompute",
         "moe",
         replay=True,
@@ -81,44 +82,44 @@ TWO = [
         sequence_parallel=True,
         train={"recompute": "full"},
     ),
-    _layout_case("glm-r3 tp2 sp ep2", "glm", replay=True, tp=2, ep=2, sequence_parallel=True),
-    _layout_case("oss-r3 cp2 ep2", "oss", replay=True, cp=2, ep=2),
-    _layout_case(
+    layout_case("glm-r3 tp2 sp ep2", "glm", replay=True, tp=2, ep=2, sequence_parallel=True),
+    layout_case("oss-r3 cp2 ep2", "oss", replay=True, cp=2, ep=2),
+    layout_case(
         "nemotron-r3 pp2 uneven recompute",
         "nemotron",
         replay=True,
         pp=2,
         train={"recompute": "full"},
     ),
-    _layout_case("latent-r3 pp2 uneven", "latent", replay=True, pp=2),
-    _layout_case(
+    layout_case("latent-r3 pp2 uneven", "latent", replay=True, pp=2),
+    layout_case(
         "next-r3 pp2 uneven recompute",
         "next",
         replay=True,
         pp=2,
         train={**_CALM, "recompute": "full"},
     ),
-    _layout_case("sandwich tp2", "sandwich", tp=2),
-    _layout_case(
+    layout_case("sandwich tp2", "sandwich", tp=2),
+    layout_case(
         "sandwich tp2 sp recompute",
         "sandwich",
         tp=2,
         sequence_parallel=True,
         train={"recompute": "full"},
     ),
-    _layout_case("glm tp2 sp ep2", "glm", tp=2, ep=2, sequence_parallel=True),
-    _layout_case("glm pp2", "glm", pp=2),
-    _layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
-    _layout_case("oss tp2 sp ep2", "oss", tp=2, ep=2, sequence_parallel=True),
-    _layout_case("oss cp2 ep2", "oss", cp=2, ep=2),
-    _layout_case("delta tp2", "delta", train=_CALM, tp=2),
-    _layout_case("delta pp2 uneven", "delta", train=_CALM, pp=2),
-    _layout_case("delta cp2 recompute", "delta", cp=2, train={**_CALM, "recompute": "full"}),
-    _layout_case("gemma4 tp2 sp ep2", "gemma4", train=_CALM, tp=2, ep=2, sequence_parallel=True),
-    _layout_case(
+    layout_case("glm tp2 sp ep2", "glm", tp=2, ep=2, sequence_parallel=True),
+    layout_case("glm pp2", "glm", pp=2),
+    layout_case("oss tp2 sp etp2", "oss", tp=2, etp=2, sequence_parallel=True),
+    layout_case("oss tp2 sp ep2", "oss", tp=2, ep=2, sequence_parallel=True),
+    layout_case("oss cp2 ep2", "oss", cp=2, ep=2),
+    layout_case("delta tp2", "delta", train=_CALM, tp=2),
+    layout_case("delta pp2 uneven", "delta", train=_CALM, pp=2),
+    layout_case("delta cp2 recompute", "delta", cp=2, train={**_CALM, "recompute": "full"}),
+    layout_case("gemma4 tp2 sp ep2", "gemma4", train=_CALM, tp=2, ep=2, sequence_parallel=True),
+    layout_case(
         "gemma4 pp2 uneven recompute", "gemma4", train={**_CALM, "recompute": "full"}, pp=2
     ),
-    _layout_case(
+    layout_case(
         "nemotron tp2 sp ep2 recompute",
         "nemotron",
         tp=2,
@@ -126,10 +127,10 @@ TWO = [
         sequence_parallel=True,
         train={"recompute": "full"},
     ),
-    _layout_case("nemotron pp2 uneven", "nemotron", pp=2),
-    _layout_case("latent tp2 sp ep2", "latent", tp=2, ep=2, sequence_parallel=True),
-    _layout_case("latent cp2 ep2", "latent", cp=2, ep=2),
-    _layout_case(
+    layout_case("nemotron pp2 uneven", "nemotron", pp=2),
+    layout_case("latent tp2 sp ep2", "latent", tp=2, ep=2, sequence_parallel=True),
+    layout_case("latent cp2 ep2", "latent", cp=2, ep=2),
+    layout_case(
         "sparse tp2 sp etp2 recompute",
         "sparse",
         tp=2,
@@ -137,18 +138,18 @@ TWO = [
         sequence_parallel=True,
         train={"recompute": "full"},
     ),
-    _layout_case("sparse pp2 uneven", "sparse", pp=2),
-    _layout_case("toy tp2", "dense", objective=TOY, tp=2),
-    _layout_case("toy pp2", "dense", objective=TOY, pp=2),
-    _layout_case("toy dp2", "dense", objective=TOY, dp=2),
-    _layout_case("toy cp2", "dense", objective=TOY, cp=2),
+    layout_case("sparse pp2 uneven", "sparse", pp=2),
+    layout_case("toy tp2", "dense", objective=TOY, tp=2),
+    layout_case("toy pp2", "dense", objective=TOY, pp=2),
+    layout_case("toy dp2", "dense", objective=TOY, dp=2),
+    layout_case("toy cp2", "dense", objective=TOY, cp=2),
 ]
 FOUR = [
-    _layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
-    _layout_case("dense tp2 dp2 sp", "dense", tp=2, dp=2, sequence_parallel=True),
-    _layout_case("moe ep2 pp2", "moe", ep=2, pp=2, dp=2),
-    _layout_case("moe-r3 ep2 cp2", "moe", replay=True, ep=2, cp=2, dp=2),
-    _layout_case("toy cp2 dp2", "dense", objective=TOY, cp=2, dp=2),
+    layout_case("dense tp2 pp2", "dense", tp=2, pp=2),
+    layout_case("dense tp2 dp2 sp", "dense", tp=2, dp=2, sequence_parallel=True),
+    layout_case("moe ep2 pp2", "moe", ep=2, pp=2, dp=2),
+    layout_case("moe-r3 ep2 cp2", "moe", replay=True, ep=2, cp=2, dp=2),
+    layout_case("toy cp2 dp2", "dense", objective=TOY, cp=2, dp=2),
 ]
 PACKED = {
     "one": {"packed": {}},

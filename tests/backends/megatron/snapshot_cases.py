@@ -98,10 +98,10 @@ def _reported(made: TrainerRank, step: int) -> dict[str, float]:
 
 def _held(made: TrainerRank) -> list[str]:
     """Of each tensor that a copy has."""
-    from milescli.backends.megatron.snapshot import state_of
+    from milescli.backends.megatron.snapshot import tensors_of
 
     models = [made.policy] if made.critic is None else [made.policy, made.critic]
-    tensors = [tensor for model in models for tensor in state_of(model)]
+    tensors = [tensor for model in models for tensor in tensors_of(model)]
     tensors += [torch.get_rng_state(), *(made.reference.frozen or [])]
     return [_hash(tensor) for tensor in tensors]
 

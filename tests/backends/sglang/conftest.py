@@ -75,6 +75,36 @@ def make_qwen3(folder: Path, *, seed: int = 0):
     return model
 
 
+def make_qwen3_moe(folder: Path, **changed: object):
+    """The same with experts, but for what is `changed` in its config; without a tokenizer."""
+    import transformers
+
+    torch.manual_seed(1)
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": EOS,
+        "pad_token_id": 0,
+        "initializer_range": 0.15,
+        **changed,
+    }
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**settings)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What the tests hold."""
@@ -97,6 +127,7 @@ class Service:
             sharing_ranks=[0] * spec.tp,
             api_key=spec.api_key,
             log_path=spec.log_path,
+            has_own_draft=spec.speculation is not None and spec.speculation.has_own_weights,
         )
 
     def run(self, test: Callable[[SglangFleet], Awaitable[object]], **options: object):
@@ -132,10 +163,12 @@ def start_service(
     folder: Path,
     model: torch.nn.Module,
     *,
+    log_dir: Path | None = None,
     extra_env: Mapping[str, str] = MappingProxyType({}),
     **options: object,
 ) -> Service:
     """Engine and router on that folder; both stopped where one does not start."""
+    log_dir = log_dir or folder
     router_port, metrics_port = free_ports(2)
     spec = EngineSpec(
         model_dir=folder,
@@ -144,7 +177,7 @@ def start_service(
         precision="fp32",
         host=HOST,
         port=free_ports(1, host=HOST)[0],
-        log_path=folder / "engine.log",
+        log_path=log_dir / "engine.log",
         context_length=1024,
         api_key=KEY,
         max_total_tokens=65_536,
@@ -156,7 +189,7 @@ def start_service(
         worker_urls=(engine.url,),
         port=router_port,
         metrics_port=metrics_port,
-        log_path=folder / "router.log",
+        log_path=log_dir / "router.log",
         api_key=KEY,
     )
     router = RouterServer(door)

@@ -18,8 +18,8 @@ from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession
 from tests.backends.sglang.conftest import (
-    VOCAB,
     Service,
+    make_qwen3_moe,
     start_service,
     write_tokenizer,
 )
@@ -44,29 +44,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 def serving(folder: Path, extra_env: Mapping[str, str], **sizes: int) -> Iterator[Service]:
-    import transformers
-
-    torch.manual_seed(1)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=LAYERS,
-        num_experts_per_tok=TOPK,
-        norm_topk_prob=True,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=0,
-        initializer_range=0.15,
-        **{"num_experts": 6, "moe_intermediate_size": 48, **sizes},
-    )
-    model = transformers.Qwen3MoeForCausalLM(config).eval()
-    model.save_pretrained(folder)
+    model = make_qwen3_moe(folder, num_hidden_layers=LAYERS, num_experts_per_tok=TOPK, **sizes)
     write_tokenizer(folder)
     running = start_service(folder, model, return_routed_experts=True, extra_env=extra_env)
     yield running

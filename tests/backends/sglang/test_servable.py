@@ -9,6 +9,7 @@ import pytest
 from milescli.backends.sglang.servable import (
     CPU_FAMILIES,
     architectures,
+    fault_of_adapter,
     fault_of_record,
     missing_fields,
     model_zoo,
@@ -28,6 +29,19 @@ def test_families_of_which_no_engine_keeps_a_record_are_named():
         assert "SGLang 0.5.20" in (fault_of_record(replace(moe, family=family)) or "")
     recorded = {name for name in CPU_FAMILIES if fault_of_record(replace(moe, family=name)) is None}
     assert recorded == set(CPU_FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (replace(QWEN3, ffn_hidden_size=64), None),
+        (replace(QWEN3, family="deepseek_v3"), "compared"),
+        (replace(QWEN3, ffn_hidden_size=44), "inner size of 44"),
+    ],
+)
+def test_adapters_are_served_where_they_were_compared(facts, says):
+    fault = fault_of_adapter(facts)
+    assert says in fault if says else fault is None
 
 
 def test_a_plain_model_is_served():

@@ -55,6 +55,12 @@ class Batched:
     _longest_context = 0
     """Positions, in this step."""
 
+    num_guessed = 0
+    """Tokens of every request that a draft model has guessed before this pass, which are in the
+    cache and not in `seq_lens`."""
+    _tree: torch.Tensor | None = None
+    """[B, Q, Q] which of the new tokens each of them sees, where they are guesses on several ways;
+    None: all before it."""
     _slots: torch.Tensor | None = None
     """[B * N] cache slots of all contexts, padded with slot 0; None: the stock loop runs
     (encoder-decoder models)."""
@@ -77,7 +83,7 @@ class Batched:
                 *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
                 self.req_to_token_pool.req_to_token,
                 forward_batch.req_pool_indices,
-                forward_batch.seq_lens,
+                self._lens,
                 longest=self._longest_context,
                 scale=layer.scaling,
                 window=0 if window is None or window < 0 else window + 1,
@@ -93,18 +99,30 @@ class Batched:
     def init_forward_metadata(self, forward_batch) -> None:
         """Called once per forward, before the layers."""
         super().init_forward_metadata(forward_batch)
-        self._slots, self._by_kernel = None, False
+        self._slots, self._by_kernel, self._tree = None, False, None
         if forward_batch.encoder_lens is not None or forward_batch.batch_size == 0:
             return
-        if self._has_kernel and forward_batch.forward_mode.is_decode():
+        self._lens = forward_batch.seq_lens + self.num_guessed
+        if forward_batch.forward_mode.is_target_verify():
+            self._plan_guesses(forward_batch.spec_info)
+            self._plan_slots(forward_batch)
+        elif self._has_kernel and forward_batch.forward_mode.is_decode():
             self._by_kernel = True
-            self._longest_context = int(forward_batch.seq_lens.max())
+            self._longest_context = int(self._lens.max())
         else:
             self._plan_slots(forward_batch)
 
+    def _plan_guesses(self, guesses) -> None:
+        """What is verified are guesses behind the context, as many of each request."""
+        num_new = guesses.draft_token_num
+        self._prefix, self._new = self._lens, torch.full_like(self._lens, num_new)
+        self._lens = self._lens + num_new
+        if guesses.tree_topk != 1:
+            self._tree = guesses.custom_mask.view(-1, num_new, num_new)
+
     def _plan_slots(self, forward_batch) -> None:
         """Which slots hold the contexts, and what each query may see of them."""
-        lens_B = forward_batch.seq_lens
+        lens_B = self._lens
         num_slots = int(lens_B.max())
         slots_BN = self.req_to_token_pool.req_to_token[
             forward_batch.req_pool_indices, :num_slots
@@ -113,18 +131,20 @@ class Batched:
         held_BN = position_N[None] < lens_B[:, None]
         self._slots = slots_BN.masked_fill_(~held_BN, 0).reshape(-1)
         self._batch, self._num_slots = slots_BN.shape
-        self._positions, self._lens = position_N, lens_B
+        self._positions = position_N
         self._masks: dict[tuple[torch.dtype, int | None], torch.Tensor] = {}
         if forward_batch.forward_mode.is_decode():
             self._query_positions = lens_B[:, None] - 1
             self._query_rows = None
-        else:
-            self._plan_extend(forward_batch)
+            return
+        if not forward_batch.forward_mode.is_target_verify():
+            self._prefix = forward_batch.extend_prefix_lens
+            self._new = forward_batch.extend_seq_lens
+        self._plan_extend(self._prefix, self._new)
 
-    def _plan_extend(self, forward_batch) -> None:
+    def _plan_extend(self, prefix_B: torch.Tensor, new_B: torch.Tensor) -> None:
         """New tokens lie one request after the other; the padded form puts each request in a row of
         its own."""
-        prefix_B, new_B = forward_batch.extend_prefix_lens, forward_batch.extend_seq_lens
         longest = int(new_B.max())
         offset_Q = torch.arange(longest, device=new_B.device)
         is_new_BQ = offset_Q[None] < new_B[:, None]
@@ -139,6 +159,9 @@ class Batched:
         if key not in self._masks:
             query_BQ1 = self._query_positions[:, :, None]
             seen = self._positions <= torch.minimum(query_BQ1, self._lens[:, None, None] - 1)
+            if self._tree is not None:
+                assert window in (None, -1), "guesses on several ways under a window"
+                seen = self._seen_of_tree()
             if window is not None and window > -1:
                 seen = seen & (self._positions >= query_BQ1 - window)
                 seen[..., 0] |= ~seen.any(-1)
@@ -147,6 +170,14 @@ class Batched:
             )
             self._masks[key] = mask[:, None]
         return self._masks[key]
+
+    def _seen_of_tree(self) -> torch.Tensor:
+        """[B, Q, N] bool: the whole context, and of the guesses what the tree says."""
+        offset_B1N = self._positions[None, None] - self._prefix[:, None, None]
+        num_new = self._tree.shape[-1]
+        place = offset_B1N.clamp(0, num_new - 1).expand(-1, num_new, -1)
+        is_guess = (offset_B1N >= 0) & (offset_B1N < num_new)
+        return (offset_B1N < 0) | (is_guess & self._tree.gather(2, place))
 
     def _attend(
         self, query, k_cache, v_cache, *, window: int | None, scaling: float | None, grouped: bool

@@ -32,6 +32,18 @@ def install() -> None:
         return sample(probs, sampling_seed, positions).to(torch.int32)
 
     sampler.sampling_from_probs_torch = sampling_from_probs
+    unseeded_few = sampler.top_k_top_p_min_p_sampling_from_probs_torch
+
+    def sampling_from_few(
+        probs, top_ks, top_ps, min_ps, need_min_p, sampling_seed, positions, **settings
+    ):
+        if sampling_seed is None or need_min_p or settings.get("return_filtered_probs"):
+            arguments = (probs, top_ks, top_ps, min_ps, need_min_p, sampling_seed, positions)
+            return unseeded_few(*arguments, **settings)
+        few = likeliest(probs, top_ks, top_ps)
+        return sample(few, sampling_seed, positions).to(torch.int32)
+
+    sampler.top_k_top_p_min_p_sampling_from_probs_torch = sampling_from_few
     sampler.multinomial_with_seed = sample_from_logprobs
 
 
@@ -52,6 +64,21 @@ def sample(
         .squeeze(1)
         .clamp_(max=weights_BV.shape[-1] - 1)
     )
+
+
+def likeliest(
+    probs_BV: torch.Tensor, top_ks_B: torch.Tensor, top_ps_B: torch.Tensor
+) -> torch.Tensor:
+    """[batch, vocabulary] the probabilities of each row's `top_k` likeliest tokens, as many of them
+    as reach `top_p` together; 0 elsewhere. In the vocabulary's order: stock draws in that of the
+    probabilities, so that a token would depend on whether anybody else in the batch has a bound."""
+    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
+    before_BV = sorted_BV.cumsum(-1) - sorted_BV
+    rank_V = torch.arange(probs_BV.shape[-1], device=probs_BV.device)
+    is_out_BV = (rank_V >= top_ks_B[:, None]) | (
+        (before_BV > top_ps_B[:, None]) & (top_ps_B[:, None] < 1.0)
+    )
+    return torch.zeros_like(probs_BV).scatter_(-1, order_BV, sorted_BV.masked_fill(is_out_BV, 0.0))
 
 
 def sample_from_logprobs(

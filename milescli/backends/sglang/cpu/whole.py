@@ -21,13 +21,18 @@ def install() -> None:
     def load_whole(model, weights, target_device):
         mark(model)
         load(model, weights, target_device)
-        if missing := unfilled(model):
+        shared = _SHARED if type(model).__module__.endswith("_nextn") else ()
+        if missing := [name for name in unfilled(model) if name not in shared]:
             shown = ", ".join(missing[:3]) + (
                 f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             )
             raise SystemExit(f"miles: the folder does not fill what SGLang's model has: {shown}")
 
     DefaultModelLoader.load_weights_only = staticmethod(load_whole)
+
+
+_SHARED = ("model.embed_tokens.weight", "lm_head.weight")
+"""Which an MTP layer takes of the model, after its own are loaded."""
 
 
 @torch.no_grad()

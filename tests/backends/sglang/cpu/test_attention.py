@@ -38,7 +38,7 @@ def batch(prefix: list[int], new: list[int], *, decode: bool, has_kernel: bool =
         req_pool_indices=torch.arange(len(lens)),
         extend_prefix_lens=torch.tensor(prefix),
         extend_seq_lens=torch.tensor(new),
-        forward_mode=SimpleNamespace(is_decode=lambda: decode),
+        forward_mode=SimpleNamespace(is_decode=lambda: decode, is_target_verify=lambda: False),
     )
     backend = Backend()
     backend._has_kernel = has_kernel
@@ -171,3 +171,51 @@ def test_a_step_over_a_plain_cache_is_one_call(window: int | None) -> None:
     seen = None if window == -1 else window
     wanted = expected(query, keys, values, table, prefix, new, seen)
     assert torch.allclose(output, wanted.flatten(1), atol=1e-5)
+
+
+PARENTS = [-1, 0, 0, 1, 2]
+"""Of guesses: two ways on from the first, each with one more behind it."""
+
+
+def test_a_guess_sees_the_context_and_its_own_way_alone():
+    torch.manual_seed(4)
+    prefix, number = [3, 9], len(PARENTS)
+    backend, forward, table = batch(prefix, [number] * 2, decode=False)
+    tree = torch.eye(number, dtype=torch.bool)
+    for node, parent in enumerate(PARENTS[1:], start=1):
+        tree[node] |= tree[parent]
+    forward.seq_lens, forward.extend_prefix_lens = torch.tensor(prefix), None
+    forward.forward_mode.is_target_verify = lambda: True
+    forward.spec_info = SimpleNamespace(
+        draft_token_num=number, tree_topk=-1, custom_mask=tree.repeat(2, 1, 1).flatten()
+    )
+    backend.init_forward_metadata(forward)
+    query = torch.randn(2 * number, HEADS, SIZE)
+    keys, values = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+    output = torch.empty_like(query)
+    backend._run_sdpa_forward_extend(
+        query, output, keys, values, scaling=SIZE**-0.5, sliding_window_size=None, causal=True
+    )
+    for row, cached in enumerate(prefix):
+        for node in range(number):
+            way = [*range(cached), *(cached + each for each in tree[node].nonzero()[:, 0].tolist())]
+            own, place = table[row, way][None], row * number + node
+            alone = expected(query[place][None], keys, values, own, [len(way) - 1], [1], None)
+            assert torch.allclose(output[place], alone[0], atol=1e-5)
+
+
+def test_a_pass_of_a_draft_model_sees_what_it_has_guessed_before():
+    torch.manual_seed(5)
+    backend, forward, table = batch([4, 9], [1, 1], decode=True)
+    table[0, 5:7], table[1, 10:12] = torch.tensor([13, 14]), torch.tensor([11, 12])
+    backend.num_guessed = 2
+    backend.init_forward_metadata(forward)
+    query = torch.randn(2, HEADS, SIZE)
+    keys, values = torch.randn(SLOTS, KV_HEADS, SIZE), torch.randn(SLOTS, KV_HEADS, SIZE)
+    output = torch.empty_like(query)
+    backend._run_sdpa_forward_decode(
+        query, output, keys, values, scaling=SIZE**-0.5, sliding_window_size=None
+    )
+    assert torch.allclose(
+        output, expected(query, keys, values, table, [6, 11], [1, 1], None), atol=1e-5
+    )

@@ -6,7 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.backends.sglang.cpu.sampling import sample, sample_from_logprobs, uniform
+from milescli.backends.sglang.cpu.sampling import (
+    likeliest,
+    sample,
+    sample_from_logprobs,
+    uniform,
+)
 
 
 def murmur3_32(words: list[int]) -> int:
@@ -64,3 +69,16 @@ def test_log_probs_that_are_cut_and_not_normalised_give_the_same_tokens_as_their
         sample_from_logprobs(weights.log() + 5, seeds, positions)[:, 0],
         sample(weights, seeds, positions),
     )
+
+
+@given(st.integers(0, 1000))
+def test_bounds_of_others_do_not_change_what_is_drawn(seed):
+    probs = torch.rand(3, 40, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    top_ks, top_ps = torch.tensor([1 << 30, 1, 7]), torch.tensor([1.0, 1.0, 0.6])
+    few = likeliest(probs, top_ks, top_ps)
+    assert torch.equal(few[0], probs[0])
+    assert few[1].nonzero().tolist() == [[int(probs[1].argmax())]]
+    kept = few[2].nonzero().squeeze(1)
+    assert 1 <= len(kept) <= 7
+    assert set(kept.tolist()) == set(probs[2].topk(len(kept)).indices.tolist())
+    assert float(few[2].sum() - few[2][kept].min()) <= 0.6

@@ -1,5 +1,7 @@
 """Import stub on a CPU engine's PYTHONPATH: SGLang imports names of `sgl_kernel`, which has no CPU
-wheel. A call raises."""
+wheel. Those of speculation are ours; a call of any other raises."""
+
+from milescli.backends.sglang.cpu import trees
 
 __version__ = "0.0.0+miles.cpu.stub"
 
@@ -9,6 +11,8 @@ def __getattr__(name: str):
     NotImplementedError."""
     if name.startswith("__"):
         raise AttributeError(name)
+    if name in trees.KERNELS:
+        return trees.KERNELS[name]
 
     def kernel(*args: object, **kwargs: object) -> None:
         raise NotImplementedError(

@@ -1,0 +1,195 @@
+"""The weight table of a LoRA adapter beside that of its base model: PEFT's names <-> tensors beside
+Megatron's linear layers, cut as the base's are. Loads no torch.
+
+For a matrix W [out, in] of the base, A [r, in] and B [out, r]: W' = W + scaling * B A (arXiv
+2106.09685, section 4.1).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from milescli.core.errors import CheckpointError, RecipeError
+from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.models.transforms import alone, same
+
+PEFT_PREFIX = "base_model.model."
+PEFT_WEIGHTS = "adapter_model.safetensors"
+A, B = "lora_A", "lora_B"
+ADAPTER_SLOTS = 2
+"""Adapters that an engine has room for: that of the policy, and none at all."""
+ALL_LINEAR = "all-linear"
+"""Every matrix of the layers that an adapter can stand beside."""
+_WEIGHT = ".weight"
+_NEVER = ("router", "gate_weight", "indexer", "conv1d")
+"""Parts of Megatron names whose matrices choose or mix, and are no linear layer of a module's."""
+
+
+SHAPE_FILE = "adapter.json"
+"""In a checkpoint: it is of an adapter of this shape, and holds nothing of the base."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraShape:
+    """What an adapter is, apart from its numbers."""
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    """Last parts of module names (q_proj), or ALL_LINEAR."""
+    exclude: tuple[str, ...] = ()
+    """The same, of those that have none; of whole names, too (`mlp.experts`)."""
+    kind: Literal["lora", "rslora"] = "lora"
+
+    @property
+    def scaling(self) -> float:
+        """What B A is multiplied by."""
+        root = math.sqrt(self.rank) if self.kind == "rslora" else self.rank
+        return self.alpha / root
+
+    def takes(self, module: str) -> bool:
+        """Whether the module of this name (as a folder has it) has an adapter."""
+        last = module.rpartition(".")[2]
+        parts = f".{module}."
+        if any(last == name or f".{name}." in parts for name in self.exclude):
+            return False
+        return self.targets == (ALL_LINEAR,) or last in self.targets
+
+
+def write_shape(folder: Path, shape: LoraShape, *, base: str) -> None:
+    """Beside the tensors of an adapter. `base`: the mark of the model that it stands beside."""
+    text = json.dumps({**asdict(shape), "base": base}, indent=2) + "\n"
+    (folder / SHAPE_FILE).write_text(text, encoding="utf-8")
+
+
+def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
+    """(shape, mark of the base). None: what lies there is no checkpoint of an adapter. Raises
+    CheckpointError where the file is torn."""
+    file = folder / SHAPE_FILE
+    if not file.is_file():
+        return None
+    try:
+        read = json.loads(file.read_text(encoding="utf-8"))
+        names = {name: tuple(read.pop(name)) for name in ("targets", "exclude")}
+        base = str(read.pop("base"))
+        return LoraShape(**read, **names), base
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(
+            f"cannot read `{file}`",
+            why=f"{type(error).__name__}: {error}",
+            fix="take another checkpoint of the run: --step N",
+        ) from error
+
+
+def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
+    """The table of the adapter. Raises RecipeError where a target names nothing."""
+    rules = tuple(
+        made
+        for rule in base.rules
+        if _may_have_adapter(rule, base)
+        for number, name in enumerate(rule.hf)
+        if shape.takes(name.removesuffix(_WEIGHT))
+        for made in _pair(rule, number, shape.rank)
+    )
+    table = replace(base, rules=rules, passthrough=(), ignored=())
+    _require_targets(base, table, shape)
+    return table
+
+
+def modules_with_adapter(table: WeightTable) -> list[str]:
+    """Of an adapter's table: the modules, as a folder of the base names them, in order."""
+    return [
+        entry.hf[0].removeprefix(PEFT_PREFIX).removesuffix(f".{A}{_WEIGHT}")
+        for entry in table.entries
+        if entry.hf[0].endswith(f".{A}{_WEIGHT}")
+    ]
+
+
+def peft_name(module: str, which: str) -> str:
+    """Of `lora_A` or `lora_B` beside a module, as the base model's folder names it."""
+    return f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}"
+
+
+def checkpoint_key(entry: Entry) -> str:
+    """Of an adapter's tensor in a checkpoint: experts by themselves, as Megatron names them."""
+    return entry.megatron.replace(f".local_experts.{entry.expert}.", f".experts.{entry.expert}.")
+
+
+def parts_of(name: str) -> tuple[str, str, str]:
+    """(name of Megatron's module, lora_A or lora_B, last part of the module's name in a folder) of
+    an adapter's tensor."""
+    module, which, leaf = name.rsplit(".", 2)
+    return module, which, leaf
+
+
+def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
+    """A matrix of a decoder layer, which a folder holds as it is."""
+    if rule.block != "decoder" or rule.buffer or rule.stacked or rule.unpack is not None:
+        return False
+    if not rule.megatron.endswith(_WEIGHT) or any(part in rule.megatron for part in _NEVER):
+        return False
+    layers = (n for n in range(base.facts.num_layers) if rule.where(base.facts, n))
+    first = next(layers, None)
+    return first is not None and all(len(s) == 2 for s in rule.shapes(base.facts.at(first)))
+
+
+def _pair(rule: Rule, number: int, rank: int) -> tuple[Rule, Rule]:
+    """The rules of A and B beside part `number` of a base rule: what cuts the base's rows cuts
+    those of B, and what cuts its columns those of A."""
+    module = rule.hf[number].removesuffix(_WEIGHT)
+    leaf = module.rpartition(".")[2]
+    beside = rule.megatron.removesuffix(_WEIGHT)
+    cut = rule.sharding
+    is_column = cut.dim == 0
+
+    def made(which: str, sharding: Sharding, *, of_a: bool) -> Rule:
+        def shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
+            rows, columns = rule.shapes(facts)[number]
+            return [(rank, columns) if of_a else (rows, rank)]
+
+        return Rule(
+            hf=(peft_name(module, which),),
+            megatron=f"{beside}.{which}.{leaf}",
+            shapes=shapes,
+            sharding=sharding,
+            fuse=same,
+            split=alone,
+            where=rule.where,
+        )
+
+    return (
+        made(A, REPLICATED if is_column else cut, of_a=True),
+        made(B, cut if is_column else REPLICATED, of_a=False),
+    )
+
+
+def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) -> None:
+    there = {module.rpartition(".")[2] for module in modules_with_adapter(table)}
+    wanted = set() if shape.targets == (ALL_LINEAR,) else set(shape.targets)
+    if there and wanted <= there:
+        return
+    possible = sorted(_possible(base.entries))
+    missing = ", ".join(sorted(wanted - there)) or "nothing that is left by `exclude`"
+    raise RecipeError(
+        f"no matrix of this model has an adapter by `train.lora.targets`: {missing}",
+        why=f"family {base.facts.family} can have them at {', '.join(possible)}",
+        fix=[
+            f"--set 'train.lora.targets=[{', '.join(possible)}]'",
+            f"--set 'train.lora.targets=[{ALL_LINEAR}]'",
+        ],
+    )
+
+
+def _possible(entries: Sequence[Entry]) -> set[str]:
+    return {
+        name.removesuffix(_WEIGHT).rpartition(".")[2]
+        for entry in entries
+        for name in entry.hf
+        if entry.rule.block == "decoder" and len(entry.shapes[0]) == 2 and name.endswith(_WEIGHT)
+    }

@@ -1,0 +1,50 @@
+"""Rules of `train.lora`. Pure; the first broken one is raised. Called by `check`."""
+
+from __future__ import annotations
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe
+
+
+def check_lora(recipe: Recipe) -> None:
+    """Raises RecipeError."""
+    lora = recipe.train.lora
+    if recipe.model.adapter is not None and not lora.is_on:
+        raise RecipeError(
+            f"`model.adapter={recipe.model.adapter}` in a run that trains all weights",
+            why="an adapter is begun with where one is trained",
+            fix=[
+                "--lora RANK   # that of the adapter",
+                f"miles export {recipe.model.adapter} --to DIR --merge   # then --set "
+                "model.path=DIR",
+            ],
+        )
+    if not lora.is_on:
+        return
+    if recipe.trains_scores:
+        raise RecipeError(
+            f"`train.objective={recipe.train.objective}` trains no adapter",
+            why="its model begins with a new score head, which must be trained, too, and an "
+            "adapter leaves everything else as it is",
+            fix="--set train.lora.rank=null",
+        )
+    if lora.dropout and not recipe.learns_from_rows:
+        raise RecipeError(
+            f"`train.lora.dropout={lora.dropout}` in a run that learns from samples",
+            why="the engine samples without dropout, so that the trainer's log-probs would be of "
+            "another policy than the one that sampled",
+            fix="--set train.lora.dropout=0",
+        )
+    if recipe.weights.format != "hf":
+        raise RecipeError(
+            f"`weights.format={recipe.weights.format}` with an adapter",
+            why="engines are sent the adapter's matrices as they are, and no weight of the model",
+            fix=["--set weights.format=hf", "--set train.lora.rank=null"],
+        )
+    layout = recipe.parallel
+    if (layout.etp or 1) > (layout.tp or layout.etp or 1):
+        raise RecipeError(
+            f"`parallel.etp={layout.etp}` above `parallel.tp={layout.tp}` with an adapter",
+            why="the norm of the gradient would count adapters of experts more than once",
+            fix=f"--set parallel.etp={layout.tp}",
+        )

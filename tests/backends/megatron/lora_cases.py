@@ -1,0 +1,92 @@
+"""Adapters beside models of every kind: under which layouts they train, and what they are held
+against."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from milescli.backends.sglang.ports import free_ports
+from milescli.export.adapter import write_adapter
+from milescli.export.trained_adapter import read_trained_adapter, write_merged
+from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
+from tests.backends.megatron.layouts import layout_case
+
+RANK = {"lora": {"rank": 4}}
+_FULL = {**RANK, "recompute": "full"}
+KINDS = ("dense", "tied", "moe", "glm", "delta", "gemma4", "nemotron", "latent", "sandwich")
+"""Models in float32 whose adapters are held against merged weights: every family of layers, and of
+names. (gpt-oss is in bfloat16 unless its config says otherwise, and merging rounds.)"""
+
+
+def _case(name: str, *, train: dict | None = None, **layout: object) -> dict:
+    model = name.split()[0].removeprefix("lora-")
+    return layout_case(name, model, train=train or RANK, **layout)
+
+
+LORA = {
+    "one": [_case(f"lora-{kind}") for kind in ("dense", "moe", "delta", "latent")],
+    "two": [
+        _case("lora-dense tp2", tp=2),
+        _case("lora-dense tp2 sp recompute", train=_FULL, tp=2, sequence_parallel=True),
+        _case("lora-dense pp2 recompute", train=_FULL, pp=2),
+        _case("lora-dense dp2", dp=2),
+        _case("lora-moe ep2 cp2", ep=2, cp=2),
+        _case("lora-moe tp2 sp etp2", tp=2, etp=2, sequence_parallel=True),
+        _case("lora-delta tp2", tp=2),
+        _case("lora-latent tp2 sp ep2", tp=2, ep=2, sequence_parallel=True),
+    ],
+}
+"""By world."""
+
+
+def adapter_and_merged(
+    *, rank: int, size: int, port: int, model: str, layout: dict, folder: str
+) -> dict[str, object]:
+    """Steps with an adapter, and its checkpoint put into the model that it stands beside: the
+    largest difference of log-probs between both, the smallest between the adapter's and the base's,
+    whether the base stayed as it was, and what one differs by that begins with the adapter."""
+    world = {"rank": rank, "size": size, "port": port, "layout": layout}
+    lora = {"rank": 4, "type": "rslora"}
+    made = trainer(model=model, train={"lora": lora}, **world)
+    shard = policy_shard(made, 9)
+    plain = scores_everywhere(made, shard)
+    base = [weight.parameter.clone() for weight in made.policy.weights]
+    for step in range(2):
+        made.step(policy_shard(made, step), 1e-1)
+    same = all(
+        torch.equal(weight.parameter, before)
+        for weight, before in zip(made.policy.weights, base, strict=True)
+    )
+    learned = scores_everywhere(made, shard)
+    checkpoint, merged, given = (Path(folder) / part for part in ("saved", "merged", "given"))
+    made.save(str(checkpoint), False)
+    made.finish_save()
+    made.close()
+    adapter = read_trained_adapter(checkpoint, base=Path(model))
+    assert adapter is not None
+    write_merged(merged, adapter, base=Path(model))
+    write_adapter(given, adapter)
+    again = trainer(
+        model=model,
+        train={"lora": lora},
+        adapter=str(given),
+        **{**world, "port": free_ports(1)[0]},
+    )
+    begun = scores_everywhere(again, shard)
+    again.close()
+    whole = trainer(model=str(merged), train={}, **{**world, "port": free_ports(1)[0]})
+    expected = scores_everywhere(whole, shard)
+    whole.close()
+    return {
+        "difference": _difference(learned, expected),
+        "learned": _difference(learned, plain),
+        "base_is_same": same,
+        "given": _difference(begun, learned),
+    }
+
+
+def _difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
+    return float(max(np.abs(np.subtract(a, b)).max() for a, b in zip(ours, theirs, strict=True)))

@@ -1,0 +1,178 @@
+"""A real engine with an adapter: what it says is what the merged model says, also after others were
+sent in its place; and what it holds is compared bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from milescli.backends.sglang.adapter import ADAPTER_NAME
+from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
+from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.ports import free_ports
+from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.spec import EngineSpec
+from milescli.core.errors import MismatchError
+from milescli.core.types import EngineAddress, WeightVersion
+from milescli.export.adapter import Adapter, write_adapter
+from milescli.export.trained_adapter import write_merged
+from milescli.models import load_facts, table
+from milescli.models.adapter import (
+    ALL_LINEAR,
+    LoraShape,
+    adapter_table,
+    modules_with_adapter,
+    peft_name,
+)
+from milescli.rollout.base import GenerateRequest
+from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.conftest import make_qwen3_moe
+
+pytestmark = pytest.mark.engine
+SHAPE = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,))
+PROMPT = [5, 9, 100, 3, 77, 42, 8, 17, 4, 4, 90, 12]
+
+
+@dataclass(frozen=True)
+class Served:
+    """An engine on a tiny model with experts, and a fleet that asks for its adapter."""
+
+    model: Path
+    engine: EngineAddress
+
+    def adapter(self, seed: int) -> Adapter:
+        """Of random matrices."""
+        of_adapter = adapter_table(table(load_facts(self.model)), SHAPE)
+        shapes, chance = of_adapter.hf_shapes(), torch.Generator().manual_seed(seed)
+        pairs = {
+            module: tuple(
+                0.1 * torch.randn(shapes[peft_name(module, which)], generator=chance)
+                for which in ("lora_A", "lora_B")
+            )
+            for module in modules_with_adapter(of_adapter)
+        }
+        return Adapter(pairs=pairs, alpha=SHAPE.alpha, rank=SHAPE.rank)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _engine(folder: Path, model: Path, adapter: Path | None) -> Iterator[EngineAddress]:
+    spec = EngineSpec(
+        model_dir=model,
+        tokenizer_dir=None,
+        device_kind="cpu",
+        precision="fp32",
+        port=free_ports(1)[0],
+        log_path=folder / f"{model.name}.log",
+        adapter_dir=adapter,
+        context_length=128,
+        max_running_requests=8,
+    )
+    server = EngineServer(spec)
+    server.start()
+    try:
+        server.wait_ready(240)
+        yield EngineAddress(url=spec.url, name=spec.name, tp=1, sharing_ranks=[0])
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("adapter")
+    model = folder / "moe"
+    make_qwen3_moe(model, moe_intermediate_size=32)  # as SGLang pads experts on a CPU
+    blank = Served(model, EngineAddress(url="", name="", tp=1, sharing_ranks=[0])).adapter(0)
+    write_adapter(folder / "start", blank)
+    with _engine(folder, model, folder / "start") as engine:
+        yield Served(model, engine)
+
+
+def _bucket(adapter: Adapter) -> Bucket:
+    return [
+        (peft_name(module, which), tensor)
+        for module, pair in adapter.pairs.items()
+        for which, tensor in zip(("lora_A", "lora_B"), pair, strict=True)
+    ]
+
+
+async def _publish(fleet: SglangFleet, channel: WeightChannel, adapter: Adapter) -> None:
+    await fleet.pause()
+    await asyncio.to_thread(channel.send, iter([_bucket(adapter)]))
+    await asyncio.to_thread(channel.verify, iter([_bucket(adapter)]))
+    await fleet.resume(WeightVersion(fleet.version + 1))
+
+
+@pytest.mark.parametrize("kind", [TensorChannel, DistributedChannel])
+def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
+    served: Served, tmp_path: Path, kind: type
+) -> None:
+    """Sent twice, in the same place."""
+
+    async def said(adapters: list[Adapter]) -> list[list[float]]:
+        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        channel = kind()
+        await asyncio.to_thread(channel.open, [served.engine])
+        rows = []
+        for adapter in adapters:
+            await _publish(fleet, channel, adapter)
+            rows.append(list(await fleet.score(PROMPT)))
+        await asyncio.to_thread(channel.close)
+        await fleet.close()
+        return rows
+
+    adapters = [served.adapter(seed) for seed in (1, 2)]
+    first, second = asyncio.run(said(adapters))
+    assert max(abs(a - b) for a, b in zip(first, second, strict=True)) > 1e-2
+    if kind is TensorChannel:
+        merged = tmp_path / "merged"
+        write_merged(merged, adapters[1], base=served.model)
+        with _engine(tmp_path, merged, None) as engine:
+
+            async def plain() -> list[float]:
+                fleet = SglangFleet(router_url=None, engines=[engine])
+                row = list(await fleet.score(PROMPT))
+                await fleet.close()
+                return row
+
+            assert second == pytest.approx(asyncio.run(plain()), abs=1e-5)
+
+
+def test_an_adapter_other_than_the_one_that_was_sent_is_found(served: Served) -> None:
+    channel = TensorChannel()
+    channel.open([served.engine])
+    channel.send(iter([_bucket(served.adapter(3))]))
+    other = _bucket(served.adapter(3))
+    other[5][1].view(-1)[7] += 1e-3
+    with pytest.raises(MismatchError, match=r"of \w+ in layer 0: 1 of \d+ values"):
+        channel.verify(iter([other]))
+    channel.close()
+
+
+def test_a_response_that_a_publish_cut_goes_on_with_the_new_adapter(served: Served) -> None:
+    """Tokens are kept, and each span has the version that made it."""
+
+    async def main() -> list[int]:
+        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        channel = TensorChannel()
+        channel.open([served.engine])
+        await _publish(fleet, channel, served.adapter(4))
+        request = GenerateRequest(prompt_ids=PROMPT, max_new_tokens=100, seed=7)
+        asked = asyncio.ensure_future(fleet.generate(request))
+        await asyncio.sleep(0.3)
+        await _publish(fleet, channel, served.adapter(5))
+        done = await asked
+        channel.close()
+        await fleet.close()
+        assert len(done.response_ids) == 100
+        assert done.version_spans[0].start == 0
+        assert done.version_spans[-1].end == 100
+        return [int(span.version) for span in done.version_spans]
+
+    versions = asyncio.run(main())
+    assert versions == sorted(versions) and versions[-1] == versions[0] + len(versions) - 1
