@@ -49,12 +49,13 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev bench/requirements.txt
 
 PYTEST := $(VENV)/bin/python -m pytest --durations=10
 # sets of tests at once, `begin NAME TESTS...` of each, whose output stands behind its name; fails
-# where one of them does
+# where one of them does, and says last which tests failed
 define together
-@sets=; failed=0; \
-begin() { name=$$1; shift; { $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /"; \
+@sets=; failed=0; said=$$(mktemp -d); trap 'rm -r $$said' EXIT; \
+begin() { name=$$1; shift; { $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /" | tee $$said/$$name; \
   exit $${PIPESTATUS[0]}; } & sets="$$sets $$!"; }; \
-$(1); for set in $$sets; do wait $$set || failed=1; done; exit $$failed
+$(1); for set in $$sets; do wait $$set || failed=1; done; \
+grep -hE '^[a-z]+ [|] (FAILED|ERROR) ' $$said/*; exit $$failed
 endef
 
 # tests start hundreds of processes, which need not compile what another has

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
-from milescli.export.adapter import Adapter, read_adapter
 from milescli.models import table
 from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
 from milescli.models.facts import ModelFacts
 from milescli.plan.adapters import trained_shape
 from milescli.recipe.schema import Recipe
+
+if TYPE_CHECKING:
+    from milescli.export.adapter import Adapter
 
 _TOLERANCE = 1e-6
 """Of a scaling, relative."""
@@ -23,6 +26,8 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
     RecipeError where it is not of the shape that `train.lora` trains over this model."""
     if recipe.model.adapter is None:
         return facts
+    from milescli.export.adapter import read_adapter  # with torch
+
     adapter, shape = read_adapter(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
     assert shape is not None, "recipe.check lets no adapter pass that is not trained"
     of_adapter = adapter_table(table(facts), shape)

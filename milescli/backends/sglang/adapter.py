@@ -4,11 +4,12 @@ processes; both weight channels send as they do to any engine."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from milescli.models.adapter import PEFT_PREFIX
+
+if TYPE_CHECKING:
+    import torch
 
 ADAPTER_VARIABLE = "MILES_ENGINE_ADAPTER"
 """Set to 1 in the environment of engines that serve one."""
@@ -42,7 +43,6 @@ def _take_adapters(model: torch.nn.Module, manager: Any) -> None:
     model.load_weights = load_weights
 
 
-@torch.no_grad()
 def replace_adapter(manager: Any, tensors: dict[str, torch.Tensor]) -> None:
     """`tensors`: all of them, by PEFT's names. They are copied: on a CPU they lie in memory of the
     sender's, and SGLang keeps some as they are."""
