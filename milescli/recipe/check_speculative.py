@@ -30,6 +30,14 @@ def check_speculative(recipe: Recipe) -> None:
             "right without their records",
             fix=[f"--set {_KEY}.kind=none", "--set train.routing_replay=false"],
         )
+    if recipe.train.lora.is_on and settings.kind != "ngram":
+        raise RecipeError(
+            f"engines that serve an adapter cannot guess by {settings.kind}",
+            why="SGLang 0.5.20 serves none beside a draft model"
+            if settings.kind == "draft"
+            else "an MTP layer beside an adapter was never tried",
+            fix=[f"--set {_KEY}.kind=ngram", "--set train.lora.rank=0"],
+        )
     if (recipe.engines.attention_dp or 1) > 1 and settings.kind != "mtp":
         raise RecipeError(
             f"engines whose devices share out the requests cannot guess by {settings.kind}",

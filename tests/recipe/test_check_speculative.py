@@ -32,6 +32,7 @@ def test_settings_that_contradict_are_refused(place: Place, sets: list[str], wha
     [
         ("ngram", "engines.attention_dp=2", "share out the requests"),
         ("mtp", "weights.channel=distributed", "would not reach the layer"),
+        ("mtp", "train.lora.rank=4", "serve an adapter cannot guess by mtp"),
         (
             "ngram",
             "model.scratch={family: qwen3_moe, num_experts: 4, topk: 2, tie_embeddings: false}",
