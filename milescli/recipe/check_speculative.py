@@ -36,7 +36,7 @@ def check_speculative(recipe: Recipe) -> None:
             why="SGLang 0.5.20 serves none beside a draft model"
             if settings.kind == "draft"
             else "an MTP layer beside an adapter was never tried",
-            fix=[f"--set {_KEY}.kind=ngram", "--set train.lora.rank=0"],
+            fix=[f"--set {_KEY}.kind=ngram", "--set train.lora.rank=null"],
         )
     if (recipe.engines.attention_dp or 1) > 1 and settings.kind != "mtp":
         raise RecipeError(
