@@ -87,7 +87,7 @@ class Watchdog:
         while not (has_ended := _is_readable(self._done, KEPT_EVERY_S)):
             if time.monotonic() > deadline:
                 break
-            self._end_if_held()
+            _end_if_held(self._pid)
         os.close(self._done)
         return has_ended
 
@@ -99,24 +99,18 @@ class Watchdog:
         was_held = False
         while not self._released.wait(KEPT_EVERY_S):
             with self._lock:
-                is_held = is_stopped_process(self._pid)
+                is_held = _is_held(self._pid)
                 if not self._released.is_set() and (not is_held or was_held):
                     self._replace_if_gone()
                 was_held = is_held
 
     def _replace_if_gone(self) -> None:
-        if self._end_if_held():
+        if _end_if_held(self._pid):
             _is_readable(self._done, KILL_GRACE_S)
         if _is_readable(self._done, 0.0):
             os.close(self._pipe)
             os.close(self._done)
             self._begin()
-
-    def _end_if_held(self) -> bool:
-        if is_held := is_stopped_process(self._pid):
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        return is_held
 
     def _begin(self) -> None:
         reading, self._pipe = os.pipe()
@@ -166,10 +160,25 @@ def start_watchdog(
 
 def is_on_duty(pid: int) -> bool:
     """Whether this process is a watchdog, lives, and is not held."""
+    return _is_watchdog(pid) and not is_stopped_process(pid)
+
+
+def _is_held(pid: int) -> bool:
+    return _is_watchdog(pid) and is_stopped_process(pid)
+
+
+def _is_watchdog(pid: int) -> bool:
+    """The number of one that died may be another's by now."""
     with suppress(OSError):
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b"milescli.cluster.watchdog" in line and not is_stopped_process(pid)
+        return b"milescli.cluster.watchdog" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def _end_if_held(pid: int) -> bool:
+    if is_held := _is_held(pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return is_held
 
 
 def clean_up_instead(
@@ -177,8 +186,7 @@ def clean_up_instead(
 ) -> None:
     """What the watchdog of a dead driver would have done, which died too, or is held. Raises
     TimeoutError."""
-    if is_stopped_process(watchdog):
-        os.kill(watchdog, signal.SIGKILL)
+    _end_if_held(watchdog)
     instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
     if verdict is not None:
         instead.write_verdict_to(verdict)

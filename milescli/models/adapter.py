@@ -29,8 +29,6 @@ ALL_LINEAR = "all-linear"
 _WEIGHT = ".weight"
 _NEVER = ("router", "gate_weight", "indexer", "conv1d")
 """Parts of Megatron names whose matrices choose or mix, and are no linear layer of a module's."""
-
-
 SHAPE_FILE = "adapter.json"
 """In a checkpoint: it is of an adapter of this shape, and holds nothing of the base."""
 
@@ -105,15 +103,21 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
 def modules_with_adapter(table: WeightTable) -> list[str]:
     """Of an adapter's table: the modules, as a folder of the base names them, in order."""
     return [
-        entry.hf[0].removeprefix(PEFT_PREFIX).removesuffix(f".{A}{_WEIGHT}")
+        base_name(entry).removesuffix(_WEIGHT)
         for entry in table.entries
-        if entry.hf[0].endswith(f".{A}{_WEIGHT}")
+        if parts_of(entry.megatron)[1] == A
     ]
 
 
 def peft_name(module: str, which: str) -> str:
     """Of `lora_A` or `lora_B` beside a module, as the base model's folder names it."""
     return f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}"
+
+
+def base_name(entry: Entry) -> str:
+    """In the base model's folder, of the matrix that this tensor of an adapter stands beside."""
+    name = entry.hf[0].removeprefix(PEFT_PREFIX)
+    return name.replace(f".{A}.", ".").replace(f".{B}.", ".")
 
 
 def checkpoint_key(entry: Entry) -> str:

@@ -13,7 +13,7 @@ from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
 from milescli.recipe.check_keys import doubts_about_keys
-from milescli.recipe.check_lora import check_lora
+from milescli.recipe.check_lora import check_lora, doubt_about_lora
 from milescli.recipe.check_mix import check_mix
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
@@ -367,4 +367,5 @@ _DOUBTS: tuple[Callable[[Recipe], str | None], ...] = (
     _doubt_eval_on_training_prompts,
     _doubt_min_lr,
     doubt_about_agents,
+    doubt_about_lora,
 )

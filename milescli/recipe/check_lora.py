@@ -48,3 +48,14 @@ def check_lora(recipe: Recipe) -> None:
             why="the norm of the gradient would count adapters of experts more than once",
             fix=f"--set parallel.etp={layout.tp}",
         )
+
+
+def doubt_about_lora(recipe: Recipe) -> str | None:
+    """What was probably not meant; None: nothing."""
+    if not recipe.train.lora.is_on or recipe.model.scratch is None:
+        return None
+    return (
+        "the adapter is trained over random weights (`model.scratch`), which it cannot make a "
+        "model of; begin with one that was trained: --set model.scratch=null --set model.path=FOLDER "
+        "--set warmup.steps=0"
+    )

@@ -41,3 +41,9 @@ def test_alpha_is_twice_the_rank_unless_it_is_given() -> None:
 
 def test_rows_may_be_learned_with_dropout() -> None:
     assert _loaded("quickstart-sft", "train.lora.dropout=0.1").recipe.train.lora.dropout == 0.1
+
+
+def test_an_adapter_over_random_weights_is_doubted() -> None:
+    (doubt,) = _loaded("quickstart").warnings
+    assert "over random weights" in doubt
+    assert not _loaded("qwen3-0.6b").warnings

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,11 @@ from milescli.backends.megatron.weights import LocalWeight, cut, local_weights
 from milescli.checkpoint.base_mark import mark_of
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import (
-    PEFT_PREFIX,
     PEFT_WEIGHTS,
     A,
     B,
     LoraShape,
+    base_name,
     checkpoint_key,
     parts_of,
     read_shape,
@@ -172,9 +173,9 @@ class _Beside:
             self._cut is not None and not self._is_expert and bool(module.sequence_parallel)
         )
         """Its ranks share the sequence before it (dim 0), or after it (dim 1)."""
-        self._numbers = [weight.entry.hf.index(_base_name(e)) for e in entries if _is(e, A)]
+        self._numbers = [weight.entry.hf.index(base_name(e)) for e in entries if _is(e, A)]
         """[pairs] of the layer's matrices."""
-        self._rows = _rows_of(rule, weight.entry.facts, size)
+        self._rows = _rows_of(rule, weight.entry.facts, size, base.device)
         for which in (A, B):
             tensors = torch.nn.ParameterDict()
             for entry in entries:
@@ -268,20 +269,22 @@ class _Beside:
             second = own[number]
             parts.append(F.pad(second, (at, width - at - second.shape[1])))
             at += second.shape[1]
-        return torch.cat(parts)[self._rows.order.to(seconds[0].device)]
+        return torch.cat(parts)[self._rows.order]
 
 
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """Where the rows of the parts of a fused matrix lie."""
 
-    def __init__(self, lengths: list[int], order: torch.Tensor) -> None:
-        """`lengths`: [parts] rows of each; `order`: [rows of all] for each row of the fused matrix
-        its place among the rows of the parts, laid one after the other."""
-        self.lengths, self.order = lengths, order
+    lengths: Sequence[int]
+    """[parts] rows of each."""
+    order: torch.Tensor
+    """[rows of all] for each row of the fused matrix its place among the rows of the parts, laid
+    one after the other."""
 
 
 @lru_cache(maxsize=256)
-def _rows_of(rule: Rule, facts: ModelFacts, size: int) -> _Rows | None:
+def _rows_of(rule: Rule, facts: ModelFacts, size: int, device: torch.device) -> _Rows | None:
     """None: the matrix is one part, as it is. `size`: ranks that share it. By fusing numbers."""
     shapes = [list(shape) for shape in rule.shapes(facts)]
     for shape in shapes:
@@ -297,9 +300,10 @@ def _rows_of(rule: Rule, facts: ModelFacts, size: int) -> _Rows | None:
     assert order.shape == (ends[-1], columns) and bool((order == order[:, :1]).all()), (
         f"{rule.megatron} is no matrix whose rows are in another order"
     )
-    if len(shapes) == 1 and torch.equal(order[:, 0].long(), torch.arange(ends[-1])):
+    rows = order[:, 0].long()
+    if len(shapes) == 1 and torch.equal(rows, torch.arange(ends[-1])):
         return None
-    return _Rows(lengths, order[:, 0].long())
+    return _Rows(lengths, rows.to(device))
 
 
 def _own_part(whole: torch.Tensor, entry: Entry, mesh: Mesh) -> torch.Tensor:
@@ -310,12 +314,6 @@ def _own_part(whole: torch.Tensor, entry: Entry, mesh: Mesh) -> torch.Tensor:
 
 def _is(entry: Entry, which: str) -> bool:
     return parts_of(entry.megatron)[1] == which
-
-
-def _base_name(entry: Entry) -> str:
-    """In a folder of the base, of the matrix that this tensor of an adapter stands beside."""
-    name = entry.hf[0].removeprefix(PEFT_PREFIX)
-    return name.replace(f".{A}.", ".").replace(f".{B}.", ".")
 
 
 def _let_gradients_through(model: GPTModel) -> None:
