@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(argv: list[str] | None) -> int:
-    _open_standard_streams()
+    is_heard = _open_standard_streams()
     if argv is None:
         atexit.register(_leave_garbage)
         # else nothing is put in order where no run has begun that would catch it
@@ -135,6 +135,12 @@ def _run(argv: list[str] | None) -> int:
     command_line.remember(argv, is_program=is_program)
     output = Output(_mode(argv))
     try:
+        if not is_heard:
+            raise UsageError(
+                "there is nowhere to print to",
+                why="whoever started this has closed its standard output (`>&-`)",
+                fix="leave it open, or throw away what comes: > /dev/null",
+            )
         result = typer.main.get_command(app).main(
             args=argv, prog_name="miles", standalone_mode=False, obj=output
         )
@@ -166,9 +172,11 @@ def _run(argv: list[str] | None) -> int:
         return ExitCode.INTERNAL
 
 
-def _open_standard_streams() -> None:
+def _open_standard_streams() -> bool:
     """One that the caller has closed (`miles models >&-`) swallows what it gets: else a file that
-    is opened next has its number, and is written to by mistake."""
+    is opened next has its number, and is written to by mistake. Returns whether standard output was
+    open."""
+    is_heard = sys.stdout is not None
     for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
         try:
             os.fstat(number)
@@ -176,6 +184,7 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+    return is_heard
 
 
 def _mode(argv: list[str]) -> Mode:

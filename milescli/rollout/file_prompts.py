@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from array import array
 from collections.abc import Sequence
 
@@ -10,6 +10,7 @@ from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.rollout.mapped import FileRows, MappedPrompts, evenly
 from milescli.rollout.order import epoch_order
+from milescli.rollout.prompt_encoder import told_length
 
 CHUNK_PROMPTS = 1024
 """Made at once where all are gone through."""
@@ -44,7 +45,7 @@ class FilePrompts:
         self._places = range(len(prompts)) if places is None else places
         self._seed = seed
         self._shuffle = shuffle
-        self._max_tokens = math.inf if max_tokens is None else max_tokens
+        self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._refuses_long = refuses_long
         self._position = 0
         self._epoch = -1
@@ -153,12 +154,11 @@ class FilePrompts:
         return False
 
     def _too_long(self, what: str, prompt: Prompt) -> DataError:
-        num_tokens = len(prompt.token_ids)
         return DataError(
             f"{what} is longer than {self._max_tokens} tokens",
             why=f"prompt {prompt.index} of {', '.join(str(file.path) for file in self.files)} has "
-            f"{num_tokens}",
-            fix=f"--set data.max_prompt_tokens={num_tokens}",
+            f"{told_length(prompt, self._max_tokens)}",
+            fix=f"--set data.max_prompt_tokens={len(prompt.token_ids)}",
         )
 
     def _order_of(self, epoch: int) -> array[int]:

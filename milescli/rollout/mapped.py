@@ -176,7 +176,7 @@ def make_prompts(
     rows: Sequence[DataRow], tokenizer: PromptEncoder, *, file: FileRows
 ) -> list[Prompt]:
     """Rows of one file, tokenised."""
-    token_ids = encode_rows(rows, tokenizer, path=file.path)
+    token_ids = encode_rows(rows, tokenizer, path=file.path, most=file.form.max_tokens)
     return [
         Prompt(
             index=file.first_index + row.index,
@@ -193,14 +193,15 @@ def make_prompts(
 
 
 def encode_rows(
-    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path, most: int | None = None
 ) -> list[list[int]]:
-    """[num_rows][num_tokens] Raises DataError with the row that the chat template refuses, and with
-    one whose tokens the tokenizer does not have."""
+    """[num_rows][num_tokens], of a row with more than `most` no fewer than one more. Raises
+    DataError with the row that the chat template refuses, and with one whose tokens the tokenizer
+    does not have."""
     chats = [row for row in rows if row.messages]
     if asking := next((row for row in chats if row.tools), None):
         _require_told(asking, tokenizer, path=path)
-    made = iter(_encode_chats(chats, tokenizer, path=path))
+    made = iter(_encode_chats(chats, tokenizer, path=path, most=most))
     encoded = [next(made) if row.messages else list(row.token_ids) for row in rows]
     for row in rows if len(chats) < len(rows) else ():
         if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
@@ -240,16 +241,16 @@ def _require_told(row: DataRow, tokenizer: PromptEncoder, *, path: Path) -> None
 
 
 def _encode_chats(
-    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path, most: int | None
 ) -> list[list[int]]:
     try:
         return tokenizer.encode_chats(
-            [row.messages for row in rows], tools=[row.tools for row in rows]
+            [row.messages for row in rows], tools=[row.tools for row in rows], most=most
         )
     except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
         for row in rows:
             try:
-                tokenizer.encode_chats([row.messages], tools=[row.tools])
+                tokenizer.encode_chats([row.messages], tools=[row.tools], most=most)
             except Exception as cause:
                 raise DataError(
                     f"the chat template refuses row {row.index + 1} of {path}",

@@ -8,7 +8,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from milescli.core.types import Prompt
+
 Chat = Sequence[dict[str, Any]]
+MAX_CHARS_OF_TOKEN = 256
+"""Vocabularies have runs of spaces and dashes of half as many."""
+
+
+def enough_of(text: str, most: int) -> str:
+    """So much of a text's beginning that it has more than `most` tokens, or all of it."""
+    return text[: MAX_CHARS_OF_TOKEN * (most + 1)]
+
+
+def told_length(prompt: Prompt, most: int) -> str:
+    """How many tokens it has, for messages; of one that was cut, how many at least."""
+    is_cut = enough_of(prompt.text, most) != prompt.text
+    return f"at least {len(prompt.token_ids)}" if is_cut else str(len(prompt.token_ids))
 
 
 class PromptEncoder(Protocol):
@@ -21,9 +36,13 @@ class PromptEncoder(Protocol):
         """The chat template applied."""
 
     def encode_chats(
-        self, chats: Sequence[Chat], *, tools: Sequence[Sequence[Any]] | None = None
+        self,
+        chats: Sequence[Chat],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
     ) -> list[list[int]]:
-        """[num_chats][num_tokens]"""
+        """[num_chats][num_tokens], of a chat with more than `most` no fewer than one more."""
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of tokens."""
@@ -42,7 +61,11 @@ class NoTokens:
         return repr((messages, tools))
 
     def encode_chats(
-        self, chats: Sequence[Chat], *, tools: Sequence[Sequence[Any]] | None = None
+        self,
+        chats: Sequence[Chat],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
     ) -> list[list[int]]:
         """Of each none."""
         return [[] for _ in chats]

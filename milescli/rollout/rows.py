@@ -69,6 +69,8 @@ class RowForm:
     system_prompt: str | None = None
     needs_label: bool = True
     """The reward compares with a label."""
+    max_tokens: int | None = None
+    """Prompts of more are not used, and of how many more is all the same."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from milescli.rollout.mapped import (
     make_prompts,
 )
 from milescli.rollout.order import epoch_order
-from milescli.rollout.prompt_encoder import PromptEncoder
+from milescli.rollout.prompt_encoder import PromptEncoder, told_length
 from milescli.rollout.rows import (
     MAX_BAD_ROWS,
     NUM_BAD_ROWS_SHOWN,
@@ -138,6 +138,7 @@ def load_part(
         label_key=data.label_key,
         system_prompt=data.system_prompt,
         needs_label=needs_label,
+        max_tokens=data.max_prompt_tokens,
     )
     named = _locate(data, path_field, base_dir=Path(base_dir), seed=seed)
     files = _look_at(named, form, say=say, source=name, first_index=first_index)
@@ -269,14 +270,16 @@ def _short_ones(prompts: Sequence[Prompt], *, data: Data, files: Sequence[FileRo
     long = [prompt for prompt in prompts if len(prompt.token_ids) > bound]
     (file, rows), *_ = by_file(long, files)
     shown = "; ".join(
-        f"row {prompt.index + 1}: {len(prompt.token_ids)}" for prompt in rows[:NUM_BAD_ROWS_SHOWN]
+        f"row {prompt.index + 1}: {told_length(prompt, bound)}"
+        for prompt in rows[:NUM_BAD_ROWS_SHOWN]
     )
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    fixes = [f"--set data.max_prompt_tokens={longest}"]
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    fixes = [f"--set data.max_prompt_tokens={len(longest.token_ids)}"]
     raise DataError(
         f"{len(long)} of {len(prompts)} prompts of {', '.join(file.spelled for file in files)} are "
         f"longer than {bound} tokens",
-        why=f"{shown if len(files) == 1 else f'{file.path}: {shown}'}; the longest has {longest}",
+        why=f"{shown if len(files) == 1 else f'{file.path}: {shown}'}; the longest has "
+        f"{told_length(longest, bound)}",
         fix=[*fixes, "--set data.long_prompts=drop"] if kept else fixes,
     )
 

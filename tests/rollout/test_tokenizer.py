@@ -79,3 +79,12 @@ def test_what_is_not_asked_of_transformers_is_what_it_would_say(
 
 def test_special_tokens_are_not_decoded(tokenizer: ChatTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode_response("#### 5")) == "#### 5"
+
+
+def test_of_a_chat_that_is_too_long_its_beginning_is_enough(tokenizer: ChatTokenizer) -> None:
+    chats = [[{"role": "user", "content": "1 + 2 = " * number}] for number in (10_000, 1)]
+    whole = tokenizer.encode_chats(chats)
+    long, short = tokenizer.encode_chats(chats, most=40)
+    assert short == whole[1]
+    assert 40 < len(long) < len(whole[0]) / 4
+    assert long[:40] == whole[0][:40]

@@ -4,6 +4,7 @@ lives, and errors that name it. Made by `cluster.Cluster.spawn`."""
 from __future__ import annotations
 
 import asyncio
+import pickle
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class ActorHandle:
 
     async def start(self, *, timeout_s: float) -> int:
         """Build the hosted object; returns its pid."""
-        ref = self.actor.start.remote(self.kwargs, str(self.log_path))
+        ref = self.actor.start.remote(pickle.dumps(self.kwargs), str(self.log_path))
         return await _bounded(self, ref, "start", timeout_s)
 
     async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:

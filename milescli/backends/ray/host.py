@@ -12,6 +12,7 @@ import gc
 import importlib
 import inspect
 import os
+import pickle
 import sys
 import time
 import traceback
@@ -47,16 +48,19 @@ class Host:
         finally:
             gc.enable()
 
-    async def start(self, kwargs: dict[str, Any], log_path: str) -> int:
-        """Build the target object from `kwargs`, on the work thread; returns the pid. What the
-        process prints from now on is in the log."""
+    async def start(self, kwargs: bytes, log_path: str) -> int:
+        """Build the target object from pickled `kwargs`, on the work thread; returns the pid. What
+        the process prints from now on is in the log."""
         _redirect_output(Path(log_path))
         faulthandler.enable()
         await self._on_work_thread("start", lambda: self._build(kwargs))
         return os.getpid()
 
-    def _build(self, kwargs: dict[str, Any]) -> None:
-        self._object = self._class.result()(**kwargs)
+    def _build(self, kwargs: bytes) -> None:
+        """Unpickled here, behind the imports: where Ray does it, it imports beside them, and of
+        packages whose parts import one another two threads at once may see halves."""
+        target = self._class.result()
+        self._object = target(**pickle.loads(kwargs))
 
     async def run(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the target object."""

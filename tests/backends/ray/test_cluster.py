@@ -18,6 +18,7 @@ from milescli.backends.ray.group import run_all, start_all
 from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
 from milescli.core.run_processes import processes_of
 from milescli.plan.types import Slot
+from tests.backends.ray.toys import Traveller
 from tests.plans import PLAN
 
 TOY = "tests.backends.ray.toys:Toy"
@@ -61,6 +62,23 @@ def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
         assert "adding" in toys[0].log_path.read_text()
 
     with_toys(["rank 0", "rank 1"], use)
+
+
+def test_what_it_is_made_of_is_unpickled_where_it_is_imported(session) -> None:
+    """Two threads that import parts of one package may each see half of it."""
+    cluster, *_ = session
+
+    async def use() -> None:
+        given = {"number": 1, "traveller": Traveller()}
+        toy = await cluster.spawn("arrived", TOY, node=0, kwargs=given, environment={})
+        try:
+            await toy.start(timeout_s=60)
+            unpickler, worker = await toy.run("arrived", timeout_s=20)
+            assert unpickler == worker
+        finally:
+            await cluster.kill([toy])
+
+    asyncio.run(use())
 
 
 def test_a_process_that_was_started_ahead_is_the_one_that_is_spawned(session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 
 import numpy as np
@@ -11,11 +12,27 @@ import numpy as np
 from milescli.core.errors import DataError, WaitTimeout
 
 
+class Traveller:
+    """Arrives as the name of the thread that unpickles it."""
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        """See the class."""
+        return _thread, ()
+
+
+def _thread() -> str:
+    return threading.current_thread().name
+
+
 class Toy:
     """Does what a test needs done."""
 
-    def __init__(self, *, number: int) -> None:
-        self.number = number
+    def __init__(self, *, number: int, traveller: object = None) -> None:
+        self.number, self.traveller = number, traveller
+
+    def arrived(self) -> tuple[object, str]:
+        """(what unpickling made of the traveller, the thread that works)."""
+        return self.traveller, _thread()
 
     def add(self, other: int) -> int:
         """A result."""
