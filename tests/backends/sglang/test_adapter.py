@@ -143,6 +143,22 @@ def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
             assert second == pytest.approx(asyncio.run(plain()), abs=1e-5)
 
 
+def test_long_prompts_are_read_at_once(served: Served) -> None:
+    """Together longer than a tile of SGLang's kernels."""
+    prompts = [PROMPT[first:] + PROMPT * 8 for first in range(8)]
+
+    async def said() -> tuple[list[list[float]], list[float]]:
+        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        together = await asyncio.gather(*[fleet.score(prompt) for prompt in prompts])
+        alone = await fleet.score(prompts[3])
+        await fleet.close()
+        return [list(row) for row in together], list(alone)
+
+    together, alone = asyncio.run(said())
+    assert sum(map(len, prompts)) > 512
+    assert together[3] == pytest.approx(alone, abs=1e-5)
+
+
 def test_an_adapter_other_than_the_one_that_was_sent_is_found(served: Served) -> None:
     channel = TensorChannel()
     channel.open([served.engine])

@@ -13,12 +13,14 @@ import torch.nn.functional as F
 def install() -> None:
     """Into the layers that SGLang puts around those with an adapter."""
     from sglang.srt.lora import layers, mem_pool
-    from sglang.srt.lora.backend import torch_backend
+    from sglang.srt.lora.backend import base_backend, torch_backend
 
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
     layers.torch = torch_backend.torch = _unpinned(torch)
     mem_pool.is_pin_memory_available = lambda *_, **__: False
     layers.FusedMoEWithLoRA.forward = experts_forward
+    # for kernels of GPUs; and it fails where requests that are one segment are long together
+    base_backend.BaseLoRABackend._add_moe_lora_info = lambda self, forward_batch, info: info
 
 
 def _unpinned(plain: ModuleType) -> ModuleType:
