@@ -155,10 +155,12 @@ def test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing(
 ) -> None:
     (own_cluster.shared / "tiny.yaml").write_text(TINY)
     run = TwoNodes(own_cluster, "two")
-    endless = ["--set", "train.steps=9999", "--set", "weights.verify=true", *IN_ENVIRONMENTS]
+    sets = ("train.steps=9999", "weights.verify=true", "fault.copy_every=1")
+    endless = [option for key in sets for option in ("--set", key)] + IN_ENVIRONMENTS
     run.start("launch", "--recipe", "tiny.yaml", "--name", run.name, "--nodes", "2", *endless)
     _shows_no_key_and_listens_to_nobody_else(run)
     _replaces_what_dies(run)
+    _gives_new_ranks_the_copies_of_the_other_node(run)
 
     run.signal(signal.SIGKILL)
     assert not wait_until_gone(lambda: _left(own_cluster), seconds=90)
@@ -211,6 +213,27 @@ def _replaces_what_dies(run: TwoNodes) -> None:
     run.wait_for_steps(len(run.steps) + 2)
     assert not wait_until_gone(lambda: len(_environments(_ours(there))) != 1)
     assert not environments.is_running()
+
+
+def _gives_new_ranks_the_copies_of_the_other_node(run: TwoNodes) -> None:
+    """Each rank's copy goes to the node after its own, and comes back from there."""
+    keepers = [_writer(node, f"copy-keeper-{n}.log") for n, node in enumerate(run.cluster.nodes)]
+    assert all(keeper.is_running() for keeper in keepers)
+    _writer(run.cluster.nodes[1], "trainer-rank-1.log").kill()
+    run.wait_for("WorkerReplaced", worker="trainer")
+    [event] = [event for event in _events(run.run) if event.get("worker") == "trainer"][1:]
+    assert event["source"].startswith("from the copy in memory")
+    run.wait_for_steps(len(run.steps) + 2)
+
+
+def _writer(node: SmallNode, log: str) -> psutil.Process:
+    """The process of the run on a node that writes this log."""
+    return next(
+        process
+        for process in _ours(node)
+        if "ray::" in " ".join(process.cmdline())
+        and any(Path(opened.path).name == log for opened in process.open_files())
+    )
 
 
 def _goes_on_without_a_node(run: TwoNodes) -> None:
