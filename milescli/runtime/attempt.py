@@ -15,7 +15,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import NodesJoined, Stopped
-from milescli.core.events import EventBus, PhaseStarted
+from milescli.core.events import EventBus, Notice, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.buddies import buddies, start_keepers
@@ -59,6 +59,8 @@ class Attempt:
         restarts = Restarts(limits=spec.recipe.fault)
         self.repairs = Repairs(bus=bus, restarts=restarts, step=lambda: self.step)
         self.probes: list[Probe] = []
+        self._num_watchdogs = 0
+        """Successors that were told of."""
         self.run: InMemory | None = None
         recipe = spec.recipe
         store = CheckpointStore(
@@ -128,7 +130,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
-        self.probes += [self._check_ray, self._watch_start()]
+        self.probes += [self._check_ray, self._check_watchdog, self._watch_start()]
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         if self.spec.wished is not None:
@@ -166,6 +168,12 @@ class Attempt:
         for news in self.session.ray.news(self.step):
             self.bus.emit(news)
         await self.session.ray.check()
+
+    async def _check_watchdog(self) -> None:
+        if (number := self.session.watchdog.num_replaced) > self._num_watchdogs:
+            self._num_watchdogs = number
+            text = "the watchdog ended, or was stopped; another has taken its place"
+            self.bus.emit(Notice(text=text, level="warning"))
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""
