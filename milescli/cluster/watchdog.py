@@ -52,6 +52,8 @@ class Watchdog:
         self._environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
         self._environment.pop(TOKEN_VARIABLE, None)
         self._verdicts = list[Path]()
+        self.num_replaced = 0
+        """Successors that had to be started."""
         self._lock, self._released = threading.Lock(), threading.Event()
         self._pid = self._pipe = self._done = -1
         self._begin()
@@ -111,6 +113,7 @@ class Watchdog:
             os.close(self._pipe)
             os.close(self._done)
             self._begin()
+            self.num_replaced += 1
 
     def _begin(self) -> None:
         reading, self._pipe = os.pipe()

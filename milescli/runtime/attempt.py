@@ -15,7 +15,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import NodesJoined, Stopped
-from milescli.core.events import EventBus, PhaseStarted
+from milescli.core.events import EventBus, Notice, PhaseStarted
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.buddies import buddies, start_keepers
@@ -25,7 +25,7 @@ from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.joining_nodes import JoiningNodes
-from milescli.runtime.restarts import Restarts, until_started
+from milescli.runtime.restarts import Repairs, Restarts, until_started
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.side_files import SideFiles
@@ -56,8 +56,11 @@ class Attempt:
         self.spec, self.session, self.bus = spec, session, bus
         self.engines = Engines()
         self.trainer: HealingTrainer | None = None
-        self.restarts = Restarts(limits=spec.recipe.fault)
+        restarts = Restarts(limits=spec.recipe.fault)
+        self.repairs = Repairs(bus=bus, restarts=restarts, step=lambda: self.step)
         self.probes: list[Probe] = []
+        self._num_watchdogs = 0
+        """Successors that were told of."""
         self.run: InMemory | None = None
         recipe = spec.recipe
         store = CheckpointStore(
@@ -127,7 +130,7 @@ class Attempt:
         plan = self.spec.plan
         detail = f"{plan.trainer.world_size} trainer ranks, {plan.engines.num} engines"
         self.bus.emit(PhaseStarted(phase="start", detail=detail))
-        self.probes += [self._check_ray, self._watch_start()]
+        self.probes += [self._check_ray, self._check_watchdog, self._watch_start()]
         await self.session.resources.take(timeout_s=self.spec.recipe.machine.start_timeout_s)
         self.probes.append(self.session.cluster.check_nodes)
         if self.spec.wished is not None:
@@ -166,6 +169,12 @@ class Attempt:
             self.bus.emit(news)
         await self.session.ray.check()
 
+    async def _check_watchdog(self) -> None:
+        if (number := self.session.watchdog.num_replaced) > self._num_watchdogs:
+            self._num_watchdogs = number
+            text = "the watchdog ended, or was stopped; another has taken its place"
+            self.bus.emit(Notice(text=text, level="warning"))
+
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""
         raise NotImplementedError
@@ -180,9 +189,7 @@ class Attempt:
             indices=self.session.builder.indices_of(devices.fleet),
             engines=self.engines,
             builder=self.session.builder,
-            bus=self.bus,
-            restarts=self.restarts,
-            step=lambda: self.step,
+            repairs=self.repairs,
             join=devices.replace,
         )
         self.engines.keepers.append(keeper)
@@ -191,9 +198,7 @@ class Attempt:
                 RouterKeeper(
                     fleet,
                     engines=self.engines,
-                    bus=self.bus,
-                    restarts=self.restarts,
-                    step=lambda: self.step,
+                    repairs=self.repairs,
                     silence=Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s),
                 )
             )
@@ -222,18 +227,14 @@ class Attempt:
         """What a run that is resumed does with its trainer before the checkpoint is loaded."""
 
     async def _until_started(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
-        return await until_started(
-            name, start, bus=self.bus, restarts=self.restarts, step=lambda: self.step
-        )
+        return await until_started(name, start, repairs=self.repairs)
 
     async def _start_engines(self) -> SglangFleet | None:
         if not self.spec.plan.engines.num:
             return None
         builder = self.session.builder
         fleet = await builder.start_engines(self.engines, until_started=self._until_started)
-        keep_scorer(
-            self.engines, builder, bus=self.bus, restarts=self.restarts, step=lambda: self.step
-        )
+        keep_scorer(self.engines, builder, repairs=self.repairs)
         return fleet
 
     async def _start_trainer(self) -> Trainer:
@@ -258,9 +259,7 @@ class Attempt:
         trainer = self.trainer = HealingTrainer(
             await self._until_started("trainer", start),
             restart=self._restart_ranks,
-            bus=self.bus,
-            restarts=self.restarts,
-            step=lambda: self.step,
+            repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
             room=self._room if self.taking_turns else None,
             copies=self._copies(),
@@ -280,9 +279,7 @@ class Attempt:
             start_keepers=partial(start_keepers, self.session.builder),
             start_ranks=self._start_bare_ranks,
             buddies=buddies(self.spec.plan),
-            bus=self.bus,
-            restarts=self.restarts,
-            step=lambda: self.step,
+            repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
         )
         copies.start()

@@ -13,9 +13,9 @@ from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.group import gather_all
 from milescli.backends.ray.moving import move
 from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, Notice, WorkerReplaced
+from milescli.core.events import Notice
 from milescli.runtime.rank_watch import RankWatch
-from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.restarts import Repairs
 from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
 
 NAME = "copy keeper"
@@ -44,17 +44,15 @@ class Copies:
         start_keepers: Callable[[], Awaitable[RankGroup]],
         start_ranks: Callable[[], Awaitable[RankGroup]],
         buddies: Sequence[int],
-        bus: EventBus,
-        restarts: Restarts,
-        step: Callable[[], int],
+        repairs: Repairs,
         silence_s: float,
     ) -> None:
         """`every`: steps; `start_ranks`: new ones, with any weights; `buddies`: [ranks] which
-        keeper holds the copies of each; `step`: steps done."""
+        keeper holds the copies of each."""
         self._every, self._buddies = every, buddies
         self._start_keepers, self.start_ranks = start_keepers, start_ranks
-        self._bus, self._restarts, self._step = bus, restarts, step
-        self._watch = RankWatch(NAME, silence_s, bus=bus, step=step)
+        self._repairs = repairs
+        self._watch = RankWatch(NAME, silence_s, bus=repairs.bus, step=repairs.step)
         self._keepers: RankGroup | None = None
         self._starting: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -71,8 +69,7 @@ class Copies:
         """`began`: when a loss was noticed that this mends."""
         self._keepers = await self._start_keepers()
         if began is not None:
-            seconds = time.monotonic() - began
-            self._bus.emit(WorkerReplaced(worker=NAME, step=self._step(), seconds=seconds))
+            self._repairs.done(NAME, began=began)
 
     @property
     def mark(self) -> int | None:
@@ -122,7 +119,7 @@ class Copies:
                 self._num_steps = self._every  # the next step's is another try
                 return
             text = f"no copy of the trainer's state was taken: {error.what}, {error.why}"
-            self._bus.emit(Notice(text=text, level="warning"))
+            self._repairs.bus.emit(Notice(text=text, level="warning"))
 
     async def restore(self, ranks: RankGroup) -> bool:
         """Give new ranks the copy that counts. False: it is lost. Raises WorkerDied or WaitTimeout
@@ -181,11 +178,10 @@ class Copies:
         self._copy = None
         if keepers is not None:
             await keepers.kill()
-        if refusal := self._restarts.refusal(NAME, self._step()):
+        if refusal := self._repairs.begin(NAME, error):
             text = f"{error.what}; no more copies are taken: {refusal}"
-            self._bus.emit(Notice(text=text, level="warning"))
+            self._repairs.bus.emit(Notice(text=text, level="warning"))
             return
-        self._bus.emit(lost(NAME, error, self._step(), self._restarts))
         self._num_steps = self._every
         self._starting = asyncio.ensure_future(self._start(began=time.monotonic()))
 

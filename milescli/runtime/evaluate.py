@@ -202,7 +202,7 @@ def serve_and_evaluate(
     from milescli.core.events import EventBus
     from milescli.runtime.engines import Engines
     from milescli.runtime.healing import keep_frozen, keep_scorer, lost_told
-    from milescli.runtime.restarts import Restarts, until_started
+    from milescli.runtime.restarts import Repairs, Restarts, until_started
     from milescli.runtime.session import open_session
     from milescli.runtime.start_watch import StartWatch
     from milescli.runtime.supervise import StopSignals, run_watched
@@ -215,8 +215,9 @@ def serve_and_evaluate(
         async def work() -> None:
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
-            bus, restarts = EventBus([lost_told(output.warn)]), Restarts(limits=spec.recipe.fault)
-            again = partial(until_started, bus=bus, restarts=restarts)
+            bus = EventBus([lost_told(output.warn)])
+            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+            again = partial(until_started, repairs=repairs)
             probes.append(
                 StartWatch(
                     session.resources.token,
@@ -227,8 +228,8 @@ def serve_and_evaluate(
             )
             fleet = await session.builder.start_engines(engines, until_started=again)
             for name, served in {ROLLOUT: fleet, **engines.policies}.items():
-                keep_frozen(served, name, engines, session.builder, bus=bus, restarts=restarts)
-            keep_scorer(engines, session.builder, bus=bus, restarts=restarts)
+                keep_frozen(served, name, engines, session.builder, repairs=repairs)
+            keep_scorer(engines, session.builder, repairs=repairs)
             probes.append(engines.probe)
             asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
             results.extend(await asking(step=subject.first_step, output=output))

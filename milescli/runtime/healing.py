@@ -14,14 +14,14 @@ from milescli.backends.sglang.http import EngineDied
 from milescli.backends.sglang.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
-from milescli.core.events import Event, EventBus, WorkerLost, WorkerReplaced, WorkerSilent
+from milescli.core.events import Event, WorkerLost, WorkerSilent
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import SCORER_NAME, Builder
 from milescli.runtime.engine_watch import EngineWatch
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.healing_trainer import HealingTrainer
-from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.restarts import Repairs, beyond
 from milescli.runtime.score_client import ScoreClient
 
 ROUTER_START_TIMEOUT_S = 60.0
@@ -42,15 +42,12 @@ class EngineKeeper:
         indices: range,
         engines: Engines,
         builder: Builder,
-        bus: EventBus,
-        restarts: Restarts,
-        step: Callable[[], int],
+        repairs: Repairs,
         join: Join,
     ) -> None:
-        """`indices`: of the fleet's engines in the plan; `step`: steps done; `join`: see Join."""
+        """`indices`: of the fleet's engines in the plan; `join`: see Join."""
         self._fleet, self._indices, self._engines = fleet, indices, engines
-        self._builder, self._bus, self._restarts = builder, bus, restarts
-        self._step, self._join = step, join
+        self._builder, self._repairs, self._join = builder, repairs, join
         self._healing: dict[int, asyncio.Task[None]] = {}
         self._watches: dict[int, EngineWatch] = {}
         self._failure: Exception | None = None
@@ -91,8 +88,8 @@ class EngineKeeper:
         except WorkerDied as error:
             self._lost(engine, error)
             return
-        if news := watch.silence.news(self._step()):
-            self._bus.emit(news)
+        if news := watch.silence.news(self._repairs.step()):
+            self._repairs.bus.emit(news)
         if watch.silence.is_too_long:
             self._lost(engine, await watch.death())
 
@@ -119,15 +116,11 @@ class EngineKeeper:
     def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
         """Whether another is started; else the run ends with this error. On a node that is gone
         nothing is started."""
-        step = self._step()
         if isinstance(error, NodeDied):
             self._failure = error
-            return False
-        if (refusal := self._restarts.refusal(engine.name, step)) is not None:
-            self._failure = type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-            return False
-        self._bus.emit(lost(engine.name, error, step, self._restarts))
-        return True
+        elif refusal := self._repairs.begin(engine.name, error):
+            self._failure = beyond(error, refusal)
+        return self._failure is None
 
     async def _heal(self, engine: EngineActors) -> None:
         """Until another is there, or bounds are met."""
@@ -148,9 +141,7 @@ class EngineKeeper:
             return
         finally:
             del self._healing[engine.index]
-        self._bus.emit(
-            WorkerReplaced(worker=engine.name, step=self._step(), seconds=time.monotonic() - began)
-        )
+        self._repairs.done(engine.name, began=began)
 
 
 class RouterKeeper:
@@ -162,14 +153,12 @@ class RouterKeeper:
         fleet: SglangFleet,
         *,
         engines: Engines,
-        bus: EventBus,
-        restarts: Restarts,
-        step: Callable[[], int],
+        repairs: Repairs,
         silence: Silence,
     ) -> None:
-        """`fleet`: whose engines it sends requests to; `step`: steps done."""
-        self._fleet, self._engines, self._bus = fleet, engines, bus
-        self._restarts, self._step, self._silence = restarts, step, silence
+        """`fleet`: whose engines it sends requests to."""
+        self._fleet, self._engines = fleet, engines
+        self._repairs, self._silence = repairs, silence
 
     async def probe(self) -> None:
         """Look at the router; returns when it is there again. Raises WorkerDied where bounds are
@@ -179,9 +168,8 @@ class RouterKeeper:
         if (error := await self._loss(router)) is None:
             return
         began = time.monotonic()
-        if refusal := self._restarts.refusal(router.name, self._step()):
-            raise WorkerDied(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-        self._bus.emit(lost(router.name, error, self._step(), self._restarts))
+        if refusal := self._repairs.begin(router.name, error):
+            raise beyond(error, refusal)
         urls = tuple(engine.url for engine in self._fleet.engines)
         new = RouterServer(replace(router.spec, worker_urls=urls))
         await in_thread(lambda: router.stop(0.0))
@@ -189,8 +177,7 @@ class RouterKeeper:
         await in_thread(new.start)
         await in_thread(lambda: new.wait_ready(ROUTER_START_TIMEOUT_S))
         self._silence.look(None)
-        seconds = time.monotonic() - began
-        self._bus.emit(WorkerReplaced(worker=router.name, step=self._step(), seconds=seconds))
+        self._repairs.done(router.name, began=began)
 
     async def _loss(self, router: RouterServer) -> WorkerDied | None:
         """Why another is needed; None: it lives, and speaks."""
@@ -200,8 +187,8 @@ class RouterKeeper:
         is_well = look.stopped is None and await in_thread(router.speaks)
         times = UNSURE if look.stopped is None else 1.0
         self._silence.look(None if is_well else look.stopped or "it does not answer", times=times)
-        if news := self._silence.news(self._step()):
-            self._bus.emit(news)
+        if news := self._silence.news(self._repairs.step()):
+            self._repairs.bus.emit(news)
         if not self._silence.is_too_long:
             return None
         return WorkerDied(
@@ -227,17 +214,10 @@ def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
 
 
 def keep_frozen(
-    fleet: SglangFleet,
-    name: str,
-    engines: Engines,
-    builder: Builder,
-    *,
-    bus: EventBus,
-    restarts: Restarts,
-    step: Callable[[], int] = lambda: 0,
+    fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
     """Of engines that no trainer sends weights to: a new one loads those that the others hold.
-    `name`: of the fleet; `step`: steps done, where there are any."""
+    `name`: of the fleet."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
@@ -248,22 +228,13 @@ def keep_frozen(
             indices=builder.indices_of(name),
             engines=engines,
             builder=builder,
-            bus=bus,
-            restarts=restarts,
-            step=step,
+            repairs=repairs,
             join=join,
         )
     )
 
 
-def keep_scorer(
-    engines: Engines,
-    builder: Builder,
-    *,
-    bus: EventBus,
-    restarts: Restarts,
-    step: Callable[[], int] = lambda: 0,
-) -> None:
+def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:
     """Of the reward model, where there is one: it learns nothing, so a new one is as it was, and
     reads again what the dead one had not scored."""
     if engines.scorer is None:
@@ -271,9 +242,7 @@ def keep_scorer(
     ranks = HealingTrainer(
         engines.scorer,
         restart=builder.start_scorer,
-        bus=bus,
-        restarts=restarts,
-        step=step,
+        repairs=repairs,
         silence_s=builder.recipe.machine.silence_s,
         name=SCORER_NAME,
     )

@@ -16,13 +16,13 @@ import numpy as np
 
 from milescli.checkpoint.store import not_written
 from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
-from milescli.core.events import EventBus, Notice, WorkerReplaced
+from milescli.core.events import Notice
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_bytes
 from milescli.runtime.copies import Copies
 from milescli.runtime.kept_calls import Call, KeptCalls, num_steps
 from milescli.runtime.rank_watch import RankWatch
-from milescli.runtime.restarts import Restarts, lost
+from milescli.runtime.restarts import Repairs, beyond
 from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
 from milescli.train.base import TrainBatch
 
@@ -35,25 +35,23 @@ class HealingTrainer:
         ranks: RankGroup,
         *,
         restart: Callable[[], Awaitable[RankGroup]],
-        bus: EventBus,
-        restarts: Restarts,
-        step: Callable[[], int],
+        repairs: Repairs,
         silence_s: float,
         name: str = "trainer",
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
         """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none; `step`: steps done; `silence_s`: see MachineSettings; `name`: of all
+        where there is none; `silence_s`: see MachineSettings; `name`: of all
         ranks together, as errors and events call them. `room`: within it new ranks have the devices
         that they take turns on; None: they have devices of their own, and start as soon as the dead
         ones are missed. `copies`: of their state, taken after steps."""
         self._ranks = ranks
-        self._watch = RankWatch(name, silence_s, bus=bus, step=step)
+        self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name
-        self._restart, self._bus, self._restarts, self._step = restart, bus, restarts, step
+        self._restart, self._repairs = restart, repairs
         self._turn = asyncio.Lock()
-        self._kept = KeptCalls(limit_bytes=restarts.limits.kept_gib * 1024**3)
+        self._kept = KeptCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
         self._copies = copies
         self._is_warned = False
         """That a death would end the run, as too much would have to be kept."""
@@ -186,7 +184,7 @@ class HealingTrainer:
         if not self._is_whole and not self._is_warned:
             until = "checkpoint" if self._copies is None else "checkpoint or copy"
             text = f"until the next {until} a trainer rank's death ends the run: {why}"
-            self._bus.emit(Notice(text=text, level="warning"))
+            self._repairs.bus.emit(Notice(text=text, level="warning"))
         self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
@@ -196,9 +194,8 @@ class HealingTrainer:
         while True:
             if not self._is_whole:
                 raise error
-            if refusal := self._restarts.refusal(self._name, self._step()):
-                raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
-            self._bus.emit(lost(self._name, error, self._step(), self._restarts))
+            if refusal := self._repairs.begin(self._name, error):
+                raise beyond(error, refusal)
             try:
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
@@ -211,14 +208,7 @@ class HealingTrainer:
                 error = dead if isinstance(another, WaitTimeout) else another
                 continue
             break
-        self._bus.emit(
-            WorkerReplaced(
-                worker=self._name,
-                step=self._step(),
-                seconds=time.monotonic() - began,
-                source=source,
-            )
-        )
+        self._repairs.done(self._name, began=began, source=source)
 
     async def _begin_again(self, error: WorkerDied) -> str:
         """New ranks, and what was done since the newer of copy and checkpoint; which that was, in

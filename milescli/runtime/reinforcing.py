@@ -61,15 +61,7 @@ class ReinforceAttempt(Attempt):
         run = self.run = self._assemble(trainer, fleet)
         self.keep_engines(fleet, run.devices)
         for name, served in self.engines.policies.items():
-            keep_frozen(
-                served,
-                name,
-                self.engines,
-                self.session.builder,
-                bus=self.bus,
-                restarts=self.restarts,
-                step=lambda: self.step,
-            )
+            keep_frozen(served, name, self.engines, self.session.builder, repairs=self.repairs)
         self.environments = await spread_environments(
             self.spec.recipe, self.session.resources, tell=self._warn
         )

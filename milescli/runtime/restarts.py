@@ -1,4 +1,4 @@
-"""How often what died is started again, and the event of it."""
+"""How often what died is started again, and what is told of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from milescli.core.errors import MilesError, WorkerKilled
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
 
+E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")
 
 SAME_STEP_LIMIT = 3
@@ -45,14 +46,46 @@ class Restarts:
         return None
 
 
-async def until_started(
-    worker: str,
-    start: Callable[[], Awaitable[T]],
-    *,
-    bus: EventBus,
-    restarts: Restarts,
-    step: Callable[[], int] = lambda: 0,
-) -> T:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """Of one run: what every keeper needs to replace what died."""
+
+    bus: EventBus
+    restarts: Restarts
+    step: Callable[[], int] = lambda: 0
+    """Steps done."""
+
+    def begin(self, worker: str, error: MilesError) -> str | None:
+        """Count one more and tell of the loss; or why there must be none."""
+        step = self.step()
+        if refusal := self.restarts.refusal(worker, step):
+            return refusal
+        self.bus.emit(
+            WorkerLost(
+                worker=worker,
+                what=error.what,
+                why=error.why,
+                step=step,
+                restart=self.restarts.total,
+            )
+        )
+        return None
+
+    def done(self, worker: str, *, began: float, source: str = "") -> None:
+        """Tell that another is there. `began`: when the loss was noticed, by time.monotonic;
+        `source`: where its state came from."""
+        seconds = time.monotonic() - began
+        self.bus.emit(
+            WorkerReplaced(worker=worker, step=self.step(), seconds=seconds, source=source)
+        )
+
+
+def beyond(error: E, refusal: str) -> E:
+    """What ends the run where nothing may be started again."""
+    return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+
+
+async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
     """What `start` gives; it is called again where a process is killed while it starts. Raises
     WorkerKilled where bounds are met, and at once what else `start` raises: that would come
     again."""
@@ -62,20 +95,9 @@ async def until_started(
             started = await start()
         except WorkerKilled as error:
             began = began or time.monotonic()
-            if refusal := restarts.refusal(worker, step()):
-                raise WorkerKilled(
-                    error.what, why=f"{error.why}\n{refusal}", fix=error.fixes
-                ) from None
-            bus.emit(lost(worker, error, step(), restarts))
+            if refusal := repairs.begin(worker, error):
+                raise beyond(error, refusal) from None
         else:
             if began is not None:
-                seconds = time.monotonic() - began
-                bus.emit(WorkerReplaced(worker=worker, step=step(), seconds=seconds))
+                repairs.done(worker, began=began)
             return started
-
-
-def lost(worker: str, error: MilesError, step: int, restarts: Restarts) -> WorkerLost:
-    """The event of it."""
-    return WorkerLost(
-        worker=worker, what=error.what, why=error.why, step=step, restart=restarts.total
-    )

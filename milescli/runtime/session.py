@@ -13,6 +13,7 @@ from milescli.backends.ray.nodes import DEATH_NOTICE_S
 from milescli.backends.ray.session_processes import SessionProcesses
 from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
+from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.ray_session import open_ray
@@ -30,6 +31,7 @@ class RunSession:
     builder: Builder
     ray: SessionProcesses
     """Ray's own processes."""
+    watchdog: Watchdog
 
     @property
     def verdict_file(self) -> Path:
@@ -78,4 +80,5 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
             resources=resources,
             builder=builder,
             ray=ray.processes,
+            watchdog=ray.watchdog,
         )

@@ -139,7 +139,7 @@ def test_a_watchdog_that_dies_or_is_held_has_a_successor_that_knows_what_it_knew
     watchdog = start_watchdog(token=token, scratch_dirs=[scratch], begun=pids.append)
     watchdog.write_verdict_to(verdict)
     os.kill(pids[0], harm)
-    assert _wait_until(lambda: len(pids) == 2)
+    assert _wait_until(lambda: watchdog.num_replaced == 1)
     assert not is_on_duty(pids[0]) and is_on_duty(pids[1])
     os.kill(pids[1], harm)  # and at once the driver ends
     verdict.write_text('{"outcome": "done"}\n')

@@ -14,7 +14,7 @@ from milescli.core.errors import WorkerDied
 from milescli.runtime.copies import Copies
 from milescli.runtime.copy_keeper import CopyKeeper
 from milescli.runtime.healing_trainer import HealingTrainer
-from milescli.runtime.restarts import Restarts
+from milescli.runtime.restarts import Repairs, Restarts
 from tests.runtime.dying_ranks import Ranks, Rig
 
 NUM_RANKS = 2
@@ -123,23 +123,23 @@ class CopiedRig(Rig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        restarts = Restarts(limits=self.limits)
+        repairs = Repairs(
+            bus=self.trainer._repairs.bus,
+            restarts=Restarts(limits=self.limits),
+            step=lambda: len(self.ranks.weights),
+        )
         self.copies = Copies(
             every=self.every,
             start_keepers=self.start_keepers,  # type: ignore[arg-type]
             start_ranks=self.start_bare,  # type: ignore[arg-type]
             buddies=[1, 0],
-            bus=self.trainer._bus,
-            restarts=restarts,
-            step=lambda: len(self.ranks.weights),
+            repairs=repairs,
             silence_s=30.0,
         )
         self.trainer = HealingTrainer(
             self.first,  # type: ignore[arg-type]
             restart=self.restart,  # type: ignore[arg-type]
-            bus=self.trainer._bus,
-            restarts=restarts,
-            step=lambda: len(self.ranks.weights),
+            repairs=repairs,
             silence_s=30.0,
             copies=self.copies,
         )

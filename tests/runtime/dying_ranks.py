@@ -13,7 +13,7 @@ from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.events import EventBus
 from milescli.recipe.fault import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
-from milescli.runtime.restarts import Restarts
+from milescli.runtime.restarts import Repairs, Restarts
 from milescli.runtime.trainer import Hang
 
 
@@ -132,9 +132,11 @@ class Rig:
         self.trainer = HealingTrainer(
             self.first,  # type: ignore[arg-type]
             restart=self.restart,  # type: ignore[arg-type]
-            bus=EventBus([self.events.append]),
-            restarts=Restarts(limits=self.limits),
-            step=lambda: len(self.ranks.weights),
+            repairs=Repairs(
+                bus=EventBus([self.events.append]),
+                restarts=Restarts(limits=self.limits),
+                step=lambda: len(self.ranks.weights),
+            ),
             silence_s=30.0,
             room=self.room,
         )

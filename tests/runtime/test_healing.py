@@ -19,7 +19,7 @@ from milescli.recipe.machine import MachineSettings
 from milescli.runtime import engine_watch
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper
-from milescli.runtime.restarts import SAME_STEP_LIMIT, Restarts
+from milescli.runtime.restarts import SAME_STEP_LIMIT, Repairs, Restarts
 
 pytestmark = pytest.mark.usefixtures("a_second_a_look")
 
@@ -105,9 +105,11 @@ class Rig:
             indices=range(2),
             engines=self.engines,
             builder=self,  # type: ignore[arg-type]
-            bus=EventBus([self.events.append]),
-            restarts=Restarts(limits=self.limits),
-            step=lambda: self.step,
+            repairs=Repairs(
+                bus=EventBus([self.events.append]),
+                restarts=Restarts(limits=self.limits),
+                step=lambda: self.step,
+            ),
             join=self.join,
         )
         self.keeper.on_empty = self._emptied

@@ -9,13 +9,14 @@ import pytest
 from milescli.core.errors import MachineError, MilesError, WorkerKilled
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
-from milescli.runtime.restarts import Restarts, until_started
+from milescli.runtime.restarts import Repairs, Restarts, until_started
 
 
 def _start(*errors: MilesError, max_restarts: int = 10) -> list[object]:
     """[events, then what came of it], where so many starts fail."""
     left, events = list(errors), list[object]()
-    bus, restarts = EventBus([events.append]), Restarts(limits=Fault(max_restarts=max_restarts))
+    restarts = Restarts(limits=Fault(max_restarts=max_restarts))
+    repairs = Repairs(bus=EventBus([events.append]), restarts=restarts)
 
     async def start() -> str:
         if left:
@@ -23,7 +24,7 @@ def _start(*errors: MilesError, max_restarts: int = 10) -> list[object]:
         return "there"
 
     try:
-        events.append(asyncio.run(until_started("engine 0", start, bus=bus, restarts=restarts)))
+        events.append(asyncio.run(until_started("engine 0", start, repairs=repairs)))
     except MilesError as error:
         events.append(error)
     return events
