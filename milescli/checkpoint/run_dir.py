@@ -20,6 +20,8 @@ from milescli.core.errors import CheckpointError, MachineError, MilesError, Reci
 
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
+CHECKPOINTS = "checkpoints"
+"""Folder of its `step_N`."""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
 
@@ -108,7 +110,7 @@ class RunDir:
     @property
     def checkpoints(self) -> Path:
         """step_<n> folders."""
-        return self.path / "checkpoints"
+        return self.path / CHECKPOINTS
 
     @property
     def score_model_dir(self) -> Path:

@@ -57,5 +57,5 @@ def doubt_about_lora(recipe: Recipe) -> str | None:
     return (
         "the adapter is trained over random weights (`model.scratch`), which it cannot make a "
         "model of; begin with one that was trained: --set model.scratch=null --set "
-        "model.path=FOLDER --set warmup.steps=0"
+        "model.path=RUN --set warmup.steps=0"
     )

@@ -38,7 +38,8 @@ class Model(Section):
     """Which weights are trained."""
 
     path: str | None = None
-    """A Hugging Face folder or hub name."""
+    """A Hugging Face folder or hub name; or another run, whose newest checkpoint is begun with, or
+    `RUN/checkpoints/step_N`."""
     revision: str | None = None
     """Hub revision (branch, tag or commit)."""
     scratch: ScratchModel | None = None

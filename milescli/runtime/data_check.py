@@ -41,6 +41,7 @@ from milescli.runtime.data_inputs import (
 )
 from milescli.runtime.data_look import NUM_SHOWN, FileLook, Rendered, look_at, rendered
 from milescli.runtime.foreign_tasks import with_foreign_tasks
+from milescli.runtime.held_models import checkpoint_of, is_checkpoint
 from milescli.runtime.rows_look import look_at_rows, rendered_rows
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ def _tokenizer_folder(recipe: Recipe, data: Data, run: RunDir) -> Path:
         texts = texts_for_vocabulary(recipe, data, run)
         return make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
     folder = Path(model.path or "").expanduser()
+    if is_checkpoint(folder):
+        return checkpoint_of(folder).model_dir
     if folder.is_dir():
         return folder
     from milescli.backends.hub.models import fetch_tokenizer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import is_converted
-from milescli.checkpoint.run_dir import RECIPE_FILE
+from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
 from milescli.models.base import CONFIG_NAME
@@ -54,8 +54,8 @@ class HeldModelPath:
 
     def _facts(self) -> ModelFacts:
         folder = self._require()
-        if _is_checkpoint(folder):
-            return load_facts(_checkpoint_of(folder, self.step).model_dir)
+        if is_checkpoint(folder):
+            return load_facts(checkpoint_of(folder, self.step).model_dir)
         if folder.is_dir():
             return load_facts(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
@@ -66,11 +66,11 @@ class HeldModelPath:
         """The Hugging Face folder; a run's checkpoint is written to `target`, once: a run
         keeps what it asks, whatever the other one learns later."""
         folder = self._require()
-        if _is_checkpoint(folder):
+        if is_checkpoint(folder):
             if not (target / CONFIG_NAME).exists():
                 from milescli.conversion.unpack import unpack
 
-                checkpoint = _checkpoint_of(folder, self.step)
+                checkpoint = checkpoint_of(folder, self.step)
                 unpack(checkpoint.tensors, target, model_dir=checkpoint.model_dir)
             return target.absolute()
         if folder.is_dir():
@@ -129,11 +129,15 @@ def _command_that_makes(folder: Path) -> str:
     return f"miles export RUN --to {folder}"
 
 
-def _is_checkpoint(folder: Path) -> bool:
-    return (folder / RECIPE_FILE).is_file() or is_converted(folder)
+def is_checkpoint(folder: Path) -> bool:
+    """Whether it is a run, one of its checkpoints or a converted model: not yet a Hugging Face
+    folder."""
+    run = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder
+    return (run / RECIPE_FILE).is_file() or is_converted(folder)
 
 
-def _checkpoint_of(folder: Path, step: int | None) -> CheckpointSource:
+def checkpoint_of(folder: Path, step: int | None = None) -> CheckpointSource:
+    """Of such a folder; of a run the newest one, unless `step` is given. Raises CheckpointError."""
     from milescli.conversion.source import find_checkpoint  # imports torch
 
     return find_checkpoint(folder, model=None, step=step, model_option="--base")

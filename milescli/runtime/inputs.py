@@ -13,7 +13,6 @@ from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
-from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
 from milescli.checkpoint.weight_files import require_weights
@@ -52,6 +51,7 @@ from milescli.runtime.data_inputs import (
 from milescli.runtime.draft_model import draft_folder
 from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.given_adapter import require_adapter
+from milescli.runtime.held_models import checkpoint_of, is_checkpoint
 from milescli.runtime.reward_model import reward_model_folder
 from milescli.runtime.role_policies import policy_folders
 from milescli.runtime.scorers import rollout_of_source
@@ -119,7 +119,7 @@ def facts_of_recipe(model: Model) -> ModelFacts:
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
     if folder.is_dir():
-        return load_facts(folder / CARRIED if is_converted(folder) else folder)
+        return load_facts(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
         return parse_facts(shape)
     return load_facts(fetch_config(model.path, revision=model.revision))
@@ -129,7 +129,7 @@ def require_model(model: Model) -> None:
     """Raises CheckpointError where a folder of this computer has no usable weights; takes no time,
     as headers alone are read."""
     folder = Path(model.path or "").expanduser()
-    if model.path is not None and folder.is_dir() and not is_converted(folder):
+    if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
         require_weights(folder)
 
 
@@ -357,7 +357,7 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
     if model.scratch is not None:
         return run.own_model_dir
     folder = Path(model.path or "").expanduser()
-    if is_converted(folder):
+    if is_checkpoint(folder):
         return _unpacked(folder, run)
     return (
         folder.absolute()
@@ -367,12 +367,13 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
 
 
 def _unpacked(folder: Path, run: RunDir) -> Path:
-    """A converted model as a Hugging Face folder within the run, made once: the engines read no
-    other."""
+    """Another run, or a converted model, as a Hugging Face folder within the run, made once: the
+    engines read no other."""
     if not (run.own_model_dir / CONFIG_NAME).exists():
         from milescli.conversion.unpack import unpack
 
-        unpack(folder / CHECKPOINT, run.own_model_dir, model_dir=folder / CARRIED)
+        checkpoint = checkpoint_of(folder)
+        unpack(checkpoint.tensors, run.own_model_dir, model_dir=checkpoint.model_dir)
     return run.own_model_dir
 
 
