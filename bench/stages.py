@@ -2,11 +2,12 @@
 
     python bench/stages.py [--stage sft --stage dpo] [--lengths equal] [--pairs 5] [--profile]
 
-SFTTrainer, DPOTrainer (sigmoid, ipo, hinge) and RewardTrainer, with the quickstart's model in fp32.
-Both sides begin with the same weights, take the same rows in the same order with the same AdamW,
-and must report the same loss in each of the first steps, else it fails. A reference's log-probs are
-computed before the first step on both sides. A step is all of it: rows to tensors, forward,
-backward, clipping, AdamW.
+SFTTrainer, DPOTrainer (sigmoid, ipo, hinge) and RewardTrainer, with the quickstart's model in fp32;
+`lora` is SFT of an adapter of rank 16 on every matrix, beside SFTTrainer with PEFT. Both sides
+begin with the same weights, take the same rows in the same order with the same AdamW, and must
+report the same loss in each of the first steps, else it fails. A reference's log-probs are computed
+before the first step on both sides. A step is all of it: rows to tensors, forward, backward,
+clipping, AdamW.
 """
 
 from __future__ import annotations
@@ -36,13 +37,16 @@ LENGTHS = {"equal": (40, 40), "ragged": (10, 70)}
 """Shortest and longest sequence, prompt included; lengths are drawn evenly."""
 STAGES: dict[str, dict[str, Any]] = {
     "sft": {"objective": "supervised"},
+    "lora": {"objective": "supervised", "lora": {"rank": 16}},
     "dpo": {"objective": "preference", "preference": {"loss": "sigmoid"}},
     "ipo": {"objective": "preference", "preference": {"loss": "ipo"}},
     "hinge": {"objective": "preference", "preference": {"loss": "hinge"}},
     "reward": {"objective": "reward_model", "reward_model": {"center_coef": 0.01}},
 }
 """What each sets of `train`."""
-TIMED = ("sft", "dpo", "reward")
+FROM_TEXTS = ("sft", "lora")
+"""Those that learn from rows without a comparison."""
+TIMED = ("sft", "lora", "dpo", "reward")
 """Those that are measured where none is named; the other losses do the same work."""
 LR, BETAS = 1e-4, (0.9, 0.98)
 STEPS_PER_RUN, NUM_COMPARED, MAX_LOSS_DIFFERENCE = 5, 5, 1e-5
@@ -71,8 +75,9 @@ def write_rows(file: Path, lengths: str, num_rows: int) -> None:
 
 def recipe_of(stage: str, folder: Path) -> dict[str, Any]:
     """As a user would write it."""
+    adapter = {"adapter": str(folder / "adapter")} if stage == "lora" else {}
     return {
-        "model": {"path": str(folder / "model")},
+        "model": {"path": str(folder / "model"), **adapter},
         "data": {"train": "rows.jsonl", "max_row_tokens": 128},
         "train": {**STAGES[stage], "optimizer": {"lr": LR}},
     }
@@ -137,7 +142,7 @@ def _items(folder: Path, stage: str) -> list[Any]:
     from milescli.rollout.trajectories import demonstration
 
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    if stage == "sft":
+    if stage in FROM_TEXTS:
         return [demonstration(prompt, chosen) for prompt, chosen, _ in rows]
     return [
         Pair(
@@ -213,8 +218,13 @@ def _trl_trainer(options: argparse.Namespace, allowed: Any, reached: Any) -> Any
             turns.losses.append(float(loss))
             return loss
 
+    model = load.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    if stage == "lora":
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, options.folder / "adapter", is_trainable=True)
     return Prepared(
-        model=load.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa"),
+        model=model,
         processing_class=AutoTokenizer.from_pretrained(folder),
         train_dataset=Dataset.from_list(_trl_rows(options.folder, stage)),
         args=config(
@@ -247,7 +257,7 @@ def _trl_form(stage: str) -> tuple[Any, Any, dict[str, Any]]:
     """(trainer, its configuration, what is set of that) for a stage."""
     from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-    if stage == "sft":
+    if stage in FROM_TEXTS:
         return SFTTrainer, SFTConfig, {}
     if stage == "reward":
         return RewardTrainer, RewardConfig, {"center_rewards_coefficient": 0.01}
@@ -288,7 +298,7 @@ def _turns(allowed: Any, reached: Any) -> Any:
 
 def _trl_rows(folder: Path, stage: str) -> list[dict[str, Any]]:
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
-    if stage == "sft":
+    if stage in FROM_TEXTS:
         return [
             {"input_ids": prompt + chosen, "labels": [-100] * len(prompt) + chosen}
             for prompt, chosen, _ in rows
@@ -304,6 +314,30 @@ def _trl_rows(folder: Path, stage: str) -> list[dict[str, Any]]:
     ]
 
 
+def write_start(folder: Path, model: Path) -> None:
+    """The adapter that both sides begin with: a random A and no B, of each matrix."""
+    import torch
+
+    from milescli.export.adapter import Adapter, write_adapter
+    from milescli.models.adapter import A, B, adapter_table, modules_with_adapter
+    from milescli.models.adapter import peft_name as name
+    from milescli.plan.adapters import trained_shape
+
+    shape = trained_shape(Recipe.model_validate(recipe_of("lora", folder.parent)))
+    assert shape is not None
+    of_adapter = adapter_table(table(load_facts(model)), shape)
+    sizes = of_adapter.hf_shapes()
+    torch.manual_seed(0)
+    pairs = {
+        module: (
+            torch.randn(sizes[name(module, A)]) / sizes[name(module, A)][1] ** 0.5,
+            torch.zeros(sizes[name(module, B)]),
+        )
+        for module in modules_with_adapter(of_adapter)
+    }
+    write_adapter(folder, Adapter(pairs=pairs, alpha=shape.alpha, rank=shape.rank))
+
+
 def measure(stage: str, lengths: str, result: Table, options: argparse.Namespace) -> None:
     """Start both sides, run the pairs, stop both; adds a row."""
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
@@ -313,6 +347,8 @@ def measure(stage: str, lengths: str, result: Table, options: argparse.Namespace
         make_scratch_tokenizer(["1 + 2 = 3"], 300, base)
         if stage == "reward":
             score_model(base, folder / "model", pad_id=0, seed=0)
+        if stage == "lora":
+            write_start(folder / "adapter", base)
         write_rows(folder / "rows.json", lengths, NUM_BATCHES * options.rows)
         millions = table(load_facts(folder / "model")).num_parameters / 1e6
 
