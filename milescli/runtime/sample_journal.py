@@ -254,12 +254,12 @@ class SampleJournal:
         removed, and what was let go begins anew."""
         self._do(self._next_segment)
 
-    def close(self) -> None:
-        """Write what waits, for `CLOSE_TIMEOUT_S` at most."""
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what waits, for so long at most."""
         if self._thread is not None:
             self._do(self._end_segment)
             self._queue.put(None)
-            self._thread.join(CLOSE_TIMEOUT_S)
+            self._thread.join(timeout_s)
 
     def _do(self, call: Callable[[], None]) -> None:
         if self._thread is None:

@@ -192,10 +192,9 @@ def test_tokens_and_logprobs_are_those_of_an_engine_that_guesses_nothing(pair: P
 def test_a_pause_in_the_middle_changes_no_token(pair: Pair) -> None:
     async def interrupted(fleet: SglangFleet) -> list[Completion]:
         asked = [asyncio.ensure_future(fleet.generate(each)) for each in _requests()]
-        for version in range(3):
-            await asyncio.sleep(0.05)
+        for pause_after_s in (0.0, 0.05, 0.05):
+            await asyncio.sleep(pause_after_s)
             await fleet.pause()
-            assert version or not all(each.done() for each in asked)
             await fleet.resume(WeightVersion(0))
         return await asyncio.gather(*asked)
 
