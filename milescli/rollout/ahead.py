@@ -94,6 +94,7 @@ class AheadCollector:
         `version`.
         """
         assert not self._pending, "started twice"
+        self._collector.start(version=version, first_step=first_step, last_step=last_step)
         self._lag = first_step - version
         self._next_step, self._last_step, self._version = first_step, last_step, version
         self._fill()

@@ -114,6 +114,7 @@ class Collector:
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
         """Nothing runs between steps of a strict collector; see `AheadCollector.start`."""
+        self._meter.read()
 
     def published(self, version: WeightVersion) -> None:
         """Nothing waits for it; see `AheadCollector.published`."""

@@ -4,8 +4,9 @@ waits for a straggler while other groups are there. The work itself is the Colle
 At weight version v the trainer may have begun at most (v - v0 + max_staleness + 1) steps' worth of
 groups since version v0, refused and given-up ones aside (the bound of AReaL, arXiv 2505.24298,
 equation 3): rollout waits for the trainer there, and the trainer waits for a step's worth of
-groups. A group is as old as its oldest token. One that the next step could not take any more is
-given up, whether it is done or not; its prompt is begun anew, or left out.
+groups. A group is as old as its oldest token. One that no step can take any more is given up,
+whether it is done or not, and its prompt is begun anew, or left out; or the last step that can
+waits for it.
 
 Steps take prompts out of their order, so that a run's place in its source is the oldest prompt that
 no step has settled, and those behind it that were (`taken`). A resumed run first takes the steps
@@ -160,6 +161,7 @@ class DoneFirstCollector:
         is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
         `version`."""
         assert not self._slots, "started twice"
+        self._collector.start(version=version, first_step=first_step, last_step=last_step)
         self._lag = first_step - version
         self._next_step, self._last_step, self._version = first_step, last_step, version
         step, start = first_step, self._source.position
@@ -295,7 +297,7 @@ class DoneFirstCollector:
         self._done = [other for other in self._done if other is not slot]
         self._num_stale += 1
         self._num_wasted += slot.num_tokens
-        if self._rollout.stale_groups == "retry" and slot.num_retries < MAX_RETRIES:
+        if self._rollout.stale_groups != "drop" and slot.num_retries < MAX_RETRIES:
             self._backlog.append(
                 _Slot(
                     position=slot.position,
@@ -315,7 +317,7 @@ class DoneFirstCollector:
         while True:
             if self._failure is not None:
                 raise self._failure
-            if len(self._done) >= wanted:
+            if len(self._done) >= wanted and not self._waits_for_old():
                 return
             if len(self._slots) == len(self._done) and len(self._refused) >= self._max_refused:
                 raise too_few_kept(
@@ -327,6 +329,15 @@ class DoneFirstCollector:
                 )
             self._news.clear()
             await self._news.wait()
+
+    def _waits_for_old(self) -> bool:
+        """Whether a group is being made that no later step could take, and this one shall."""
+        if self._rollout.stale_groups != "wait":
+            return False
+        last_chance = self._version - self._rollout.max_staleness
+        old = [slot for slot in self._slots.values() if slot.oldest <= last_chance]
+        num_done = sum(slot.group is not None for slot in old)
+        return num_done < min(len(old), self._rollout.prompts_per_step)
 
     def _chosen(self, step: int) -> tuple[Batch, BatchRecord]:
         """What the step takes, of what is there now."""

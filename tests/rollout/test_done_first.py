@@ -104,7 +104,7 @@ def _long_tailed(rng: random.Random) -> Delay:
     st.integers(1, 4),
     st.integers(0, 2**32).map(random.Random),
     st.sampled_from(["none", "zero_variance", "pass_rate"]),
-    st.sampled_from(["retry", "drop"]),
+    st.sampled_from(["retry", "drop", "wait"]),
 )
 def test_the_bounds_hold_and_no_prompt_is_trained_on_twice_or_lost(
     max_staleness: int, rng: random.Random, kind: str, stale_groups: str
@@ -129,6 +129,7 @@ def test_the_bounds_hold_and_no_prompt_is_trained_on_twice_or_lost(
     left_out = {*range(position), *taken} - set(settled)
     assert len(left_out) <= trainer.num_stale, "a prompt was lost"
     assert not left_out or stale_groups == "drop" or trainer.num_stale > MAX_RETRIES
+    assert stale_groups != "wait" or trainer.num_stale <= STEP
     assert kind == "none" or not trainer.refused or trainer.collector.stats.num_groups == STEP
 
 
@@ -205,6 +206,22 @@ def test_a_group_that_becomes_too_old_is_left_out_where_the_recipe_says_so() -> 
         assert (trainer.num_stale, trainer.num_wasted) == (1, 2)
         assert len([r for r in trainer.engine.requests if r.prompt_ids == [1]]) == 3
         await trainer.collector.stop()
+
+    asyncio.run(run())
+
+
+def test_a_straggler_is_waited_for_by_the_last_step_that_can_take_it() -> None:
+    async def run() -> None:
+        rng = random.Random(0)
+        trainer = Trainer(
+            max_staleness=2,
+            delay=lambda request: 900 if request.prompt_ids == [1] else rng.randrange(9),
+            stale_groups="wait",
+        )
+        await trainer.run(5, work=lambda: 0)
+        places = [[group.prompt.index for group in groups] for groups in trainer.steps]
+        assert 1 in places[2] and trainer.num_stale == 0
+        assert sorted(trainer.trained) == list(range(5 * STEP))
 
     asyncio.run(run())
 

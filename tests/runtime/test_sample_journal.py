@@ -256,7 +256,7 @@ def test_a_killed_run_goes_on_as_the_run_that_it_was(
     st.integers(0, 2**32).map(random.Random),
     st.integers(1, 3),
     st.sampled_from(["none", "zero_variance"]),
-    st.sampled_from(["retry", "drop"]),
+    st.sampled_from(["retry", "drop", "wait"]),
     st.lists(st.integers(1, 150), max_size=3),
 )
 def test_a_killed_run_that_takes_what_is_done_first_takes_no_prompt_twice(
