@@ -130,6 +130,21 @@ def test_each_token_is_of_the_weights_that_its_version_says(
         assert told.anew.response_ids == told.cut.response_ids, "another seed"
 
 
+def test_tokens_of_a_response_that_nobody_wants_any_more_are_counted(keeping: Service) -> None:
+    async def use(fleet: SglangFleet, wait_s: float) -> int:
+        running = asyncio.ensure_future(fleet.generate(_request(PROMPT, tokens=400)))
+        await asyncio.sleep(wait_s)
+        first = await fleet.pause()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        second = await fleet.pause()
+        await fleet.resume(WeightVersion(2))
+        assert (first.discarded_tokens, second.num_running) == (0, 0)
+        return second.discarded_tokens
+
+    assert any(keeping.run(lambda fleet, s=wait_s: use(fleet, s)) for wait_s in WAITS_S)
+
+
 def test_a_drain_that_does_not_end_says_who_waited_for_what(keeping: Service) -> None:
     async def use(fleet: SglangFleet) -> None:
         async with fleet._slot(deadline=1e12):  # a response that never ends
