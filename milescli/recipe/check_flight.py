@@ -36,7 +36,7 @@ def doubts_about_flight(recipe: Recipe) -> list[str]:
             f"`rollout.on_update={rollout.on_update}` has no effect: at `rollout.max_staleness` 0 "
             "nothing is running when new weights come"
         )
-    if rollout.stale_groups != "retry" and rollout.order != "done":
+    if rollout.stale_groups != "wait" and rollout.order != "done":
         doubts.append(
             f"`rollout.stale_groups={rollout.stale_groups}` has no effect: in the order of the "
             "prompts no group becomes too old"

@@ -134,10 +134,10 @@ class Rollout(Section):
     order: Literal["prompts", "done"] = "prompts"
     """Which groups a step trains on, where rollout runs ahead. prompts: those of the next prompts,
     so that a straggler is waited for; done: those that are done first (docs/asynchronous.md)."""
-    stale_groups: Literal["retry", "drop", "wait"] = "retry"
-    """With `order` done, of a group that is about to be older than `max_staleness`: retry gives it
-    up and begins its prompt anew, up to three times; drop goes on without it; wait has the step
-    before wait for it, and take it."""
+    stale_groups: Literal["wait", "retry", "drop"] = "wait"
+    """With `order` done, of a group that is about to be older than `max_staleness`: wait has the
+    last step that can take it wait for it; retry gives it up and begins its prompt anew, up to
+    three times; drop goes on without it."""
     on_update: OnUpdate = "continue"
     """What becomes of responses that are running when new weights come. continue: they go on under
     them, and each token has its version; drain: the weights wait until they have ended; abort: they

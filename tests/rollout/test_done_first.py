@@ -54,7 +54,8 @@ class Trainer:
     ) -> None:
         self.engine = Engine(delay=delay)
         self.source = make_source(10_000)
-        recipe = make_recipe(order="done", max_staleness=max_staleness, **rollout)
+        rollout = {"order": "done", "stale_groups": "retry", **rollout}
+        recipe = make_recipe(max_staleness=max_staleness, **rollout)
         collector = open_collector(self.source, make_episodes(self.engine), recipe=recipe)
         assert isinstance(collector, DoneFirstCollector)
         self.collector = collector
