@@ -100,7 +100,7 @@ def _long_tailed(rng: random.Random) -> Delay:
     return lambda _: min(int(rng.lognormvariate(2.0, 1.2)), 400)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(1, 4),
     st.integers(0, 2**32).map(random.Random),
