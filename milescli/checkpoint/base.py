@@ -59,6 +59,9 @@ class CheckpointManifest:
     curriculum: dict[str, list[float]] = field(default_factory=dict)
     """What came of each prompt that was tried, by its index: mean reward when it was sampled last,
     and how often that was."""
+    taken: list[int] = field(default_factory=list)
+    """Prompts behind `prompt_position` that steps have taken, by their place in the source
+    (`rollout.order=done`)."""
 
 
 def checksum_of(record: dict[str, object]) -> str:

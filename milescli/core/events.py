@@ -86,6 +86,35 @@ class PhaseSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishStats:
+    """What one change of the engines' weights did to the requests that were running."""
+
+    num_running: int = 0
+    """Requests that the engines had not replied to when it began."""
+    wait_s: float = 0.0
+    """Seconds until none was running any more: the drain, where `rollout.on_update` says so."""
+    discarded_tokens: int = 0
+    """Of responses that were given up since the change before, by `rollout.on_update=abort` or by
+    whoever asked; what an engine has made since then and not sent is not in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStats:
+    """How rollout and training met at one step; all since the step before."""
+
+    idle_s: float = 0.0
+    """Seconds in which no sample was being made: rollout was held back."""
+    running_mean: float = 0.0
+    """Samples that were being made, mean over the time."""
+    waiting_groups: int = 0
+    """Scored groups that were left when the step had its own."""
+    stale_groups: int = 0
+    """Given up, as they would have been older than `rollout.max_staleness` allows."""
+    wasted_tokens: int = 0
+    """Of the samples of those groups that were done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
     """One RL step."""
 
@@ -98,6 +127,9 @@ class StepDone:
     version: int
     rollout_tokens_per_s: float
     train_tokens_per_s: float
+    publish: PublishStats = PublishStats()
+    """Of the step's weights."""
+    flow: FlowStats = FlowStats()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

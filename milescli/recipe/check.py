@@ -12,6 +12,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
+from milescli.recipe.check_flight import check_flight, doubts_about_flight
 from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_lora import check_lora, doubt_about_lora
 from milescli.recipe.check_mix import check_mix
@@ -39,9 +40,11 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_distill(recipe)
     check_speculative(recipe)
     check_algorithm(recipe)
+    check_flight(recipe)
     check_lora(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
-    return [*doubts, *doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
+    doubts += [*doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
+    return [*doubts, *doubts_about_flight(recipe)]
 
 
 def _one_model(recipe: Recipe, origins: Origins) -> None:

@@ -35,6 +35,8 @@ from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Pos
 from milescli.recipe.speculative import SpeculativeSettings
 from milescli.recipe.train import OF_PAIRS, OF_SCORES, REFERENCE_FREE, Teacher, Train
 
+OnUpdate = Literal["continue", "drain", "abort"]
+
 
 class Rollout(Section):
     """How answers are made and scored."""
@@ -129,6 +131,17 @@ class Rollout(Section):
     """Bound on what a step may begin: so many times its prompts. Then the run stops and says so."""
     max_staleness: NonNegative = 0
     """0: strictly on-policy. N: rollout may run up to N weight versions ahead of the trainer."""
+    order: Literal["prompts", "done"] = "prompts"
+    """Which groups a step trains on, where rollout runs ahead. prompts: those of the next prompts,
+    so that a straggler is waited for; done: those that are done first (docs/asynchronous.md)."""
+    stale_groups: Literal["wait", "retry", "drop"] = "wait"
+    """With `order` done, of a group that is about to be older than `max_staleness`: wait has the
+    last step that can take it wait for it; retry gives it up and begins its prompt anew, up to
+    three times; drop goes on without it."""
+    on_update: OnUpdate = "continue"
+    """What becomes of responses that are running when new weights come. continue: they go on under
+    them, and each token has its version; drain: the weights wait until they have ended; abort: they
+    are given up, and begun anew under the new weights by the same seeds."""
     format: FormatSettings = FormatSettings()
     match: MatchSettings = MatchSettings()
     length: LengthSettings = LengthSettings()

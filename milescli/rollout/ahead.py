@@ -1,5 +1,5 @@
-"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions. The work itself is
-the Collector's.
+"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions, in the order of the
+prompts; out of it is the work of `done_first`. The work itself is the Collector's.
 
 Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
 hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
-from milescli.core.events import RolloutStats
+from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collector import Batch, Collector, SeedOf
 from milescli.rollout.curriculum import Tried
+from milescli.rollout.done_first import DoneFirstCollector
 from milescli.rollout.episode import Episodes
 from milescli.rollout.journal import Journal
 
@@ -53,6 +55,7 @@ class AheadCollector:
         self._next_step = self._last_step = 0
         self._version = WeightVersion(0)
         self._stopped = False
+        self._flow = FlowStats()
 
     @property
     def stats(self) -> RolloutStats:
@@ -65,6 +68,11 @@ class AheadCollector:
         return self._collector.refused
 
     @property
+    def flow(self) -> FlowStats:
+        """Up to the last step taken."""
+        return self._flow
+
+    @property
     def history(self) -> dict[int, Tried]:
         """Empty: a curriculum needs what came of the step before."""
         return self._collector.history
@@ -75,12 +83,18 @@ class AheadCollector:
         begun = [batch.start_position for batch in self._pending]
         return min([self._source.position, *(start for start in begun if start is not None)])
 
+    @property
+    def taken(self) -> list[int]:
+        """None: steps take the prompts in their order."""
+        return []
+
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
         """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
         is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
         `version`.
         """
         assert not self._pending, "started twice"
+        self._collector.start(version=version, first_step=first_step, last_step=last_step)
         self._lag = first_step - version
         self._next_step, self._last_step, self._version = first_step, last_step, version
         self._fill()
@@ -107,7 +121,14 @@ class AheadCollector:
         assert task is not None
         batch = await task
         self._pending.popleft()
-        return await self._collector.account(batch, version=version)
+        groups = await self._collector.account(batch, version=version)
+        waiting = sum(
+            len(ahead.task.result().kept)
+            for ahead in self._pending
+            if ahead.task is not None and ahead.task.done() and not ahead.task.exception()
+        )
+        self._flow = replace(self._collector.flow, waiting_groups=waiting)
+        return groups
 
     async def stop(self) -> None:
         """Cancel what is on its way and wait until it has ended. What is whole by then is
@@ -148,13 +169,17 @@ def open_collector(
     seed_of: SeedOf | None = None,
     with_greedy: bool = False,
     journal: Journal | None = None,
-) -> Collector | AheadCollector:
-    """The collector that the recipe's `rollout.max_staleness` asks for."""
+    taken: Collection[int] = (),
+) -> Collector | AheadCollector | DoneFirstCollector:
+    """The collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
+    positions at or behind the source's that steps have taken."""
     collector = Collector(
         source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy, journal=journal
     )
     if recipe.rollout.max_staleness == 0:
         return collector
+    if recipe.rollout.order == "done":
+        return DoneFirstCollector(collector, source, recipe=recipe, journal=journal, taken=taken)
     overlap = recipe.rollout.filter == "none"
     return AheadCollector(
         collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap

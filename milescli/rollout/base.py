@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from milescli.core.events import PublishStats
 from milescli.core.types import (
     NO_GUESSES,
     EngineAddress,
@@ -258,17 +259,17 @@ class RolloutEngine(Protocol):
         """A new engine that holds `version` already is asked from now on."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one response. Many calls run at once; the fleet batches them. One that is cut by
-        a pause is continued with the tokens that it has, after `resume`; its spans say which
-        weights made which tokens."""
+        """Sample one response. Many calls run at once; the fleet batches them. Its spans say which
+        weights made which tokens; what becomes of it at a pause, see `pause`."""
 
     async def score(self, token_ids: list[int]) -> array[float]:
         """[len(token_ids) - 1] log-prob of each token after the first, given those before it, at
         temperature 1."""
 
-    async def pause(self) -> None:
-        """Stop sampling; what is in flight is kept by `generate` and continued after `resume`.
-        Idempotent."""
+    async def pause(self) -> PublishStats:
+        """Stop sampling. What is in flight is continued by `generate` after `resume`, begun anew,
+        or waited for, as `rollout.on_update` says; returns when nothing is. Idempotent."""
+        ...
 
     async def resume(self, version: WeightVersion) -> None:
         """Go on after `pause`: the engines hold `version` from here on, and their prefix caches are

@@ -1,5 +1,5 @@
 """Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the
-trainer is `ahead`'s work.
+trainer is the work of `ahead` and `done_first`.
 
 The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
 position, sample), so what is trained on does not depend on which sample was done first.
@@ -11,19 +11,20 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, WaitTimeout
-from milescli.core.events import RolloutStats
+from milescli.core.events import FlowStats, RolloutStats
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
 from milescli.rollout.curriculum import NONE, Tried, chosen, load_curriculum, remember
 from milescli.rollout.episode import Episodes
 from milescli.rollout.filters import FILTERS, is_kept, load_filter
+from milescli.rollout.flow import FlowMeter
 from milescli.rollout.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.sample_filters import load_sample_filter, sifted
 from milescli.rollout.selection import FIRST, load_selection, selected
@@ -47,12 +48,15 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """Who is still awaited; for the error of a wait that reached its bound."""
+class Progress:
+    """What there is of the samples that were begun; for the error of a wait that reached its
+    bound."""
 
     step: int
     num_samples: int = 0
     num_done: int = 0
+    num_tokens: int = 0
+    """Of those that are done."""
     last_done: float = field(default_factory=time.monotonic)
 
 
@@ -87,6 +91,9 @@ class Collector:
         """By the filter, in the last step taken."""
         self.history: dict[int, Tried] = {}
         """What came of prompts, by index; kept where there is a curriculum."""
+        self.flow = FlowStats()
+        """Up to the last step taken."""
+        self._meter = FlowMeter()
         self._stats: RolloutStats | None = None
 
     @property
@@ -100,8 +107,14 @@ class Collector:
         """Of the source: where a resumed run goes on."""
         return self._source.position
 
+    @property
+    def taken(self) -> list[int]:
+        """None: steps take the prompts in their order."""
+        return []
+
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
         """Nothing runs between steps of a strict collector; see `AheadCollector.start`."""
+        self._meter.read()
 
     def published(self, version: WeightVersion) -> None:
         """Nothing waits for it; see `AheadCollector.published`."""
@@ -136,6 +149,7 @@ class Collector:
             )
         stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
         self._stats = replace(stats, skipped_prompts=getattr(self._source, "num_skipped", 0))
+        self.flow = self._meter.read()
         self.refused, settings = batch.refused, self._recipe.rollout
 
         def finished() -> list[Group]:
@@ -149,7 +163,7 @@ class Collector:
 
     async def collect(self, step: int) -> Batch:
         """Take prompts, have them sampled and scored, replace what the filter refuses."""
-        progress, bound_s = _Progress(step=step), self._recipe.machine.step_timeout_s
+        progress, bound_s = Progress(step=step), self._recipe.machine.step_timeout_s
         try:
             async with asyncio.timeout(bound_s) as bound:
                 again = await self._collect_again(progress)
@@ -157,19 +171,9 @@ class Collector:
         except TimeoutError:
             if not bound.expired():
                 raise
-            silent_s = time.monotonic() - progress.last_done
-            raise WaitTimeout(
-                f"the collector waited too long for the samples of step {step}",
-                why=f"{progress.num_done} of {progress.num_samples} samples were done after "
-                f"{bound_s:g} s; "
-                f"the last came {silent_s:.0f} s ago",
-                fix=[
-                    f"--set machine.step_timeout_s={2 * bound_s:g}",
-                    "--set rollout.max_response_tokens=N   # shorter responses",
-                ],
-            ) from None
+            raise waited_too_long([progress], step=step, bound_s=bound_s) from None
 
-    async def _collect_again(self, progress: _Progress) -> Batch | None:
+    async def _collect_again(self, progress: Progress) -> Batch | None:
         """As a run before this one did it, whose journal has all groups of the step."""
         start = self._source.position
         if (record := self._journal.batch(progress.step, start=start)) is None:
@@ -180,12 +184,12 @@ class Collector:
             for position, epoch, prompt in self._next(count)
         }
         groups = await all_or_first_error(
-            [self._group(*drawn[position], position, progress) for position in record.positions]
+            [self.group(*drawn[position], position, progress) for position in record.positions]
         )
         number = len(record.kept)
         return Batch(kept=groups[:number], refused=groups[number:], start_position=start)
 
-    async def _collect(self, progress: _Progress) -> Batch:
+    async def _collect(self, progress: Progress) -> Batch:
         rollout, step = self._recipe.rollout, progress.step
         start, kept, refused = self._source.position, list[Group](), list[Group]()
         places, draws, end = dict[tuple[int, int], int](), list[int](), start
@@ -197,15 +201,14 @@ class Collector:
             rounds, left = rounds + 1, left - len(prompts)
             places |= {(epoch, prompt.index): at for at, epoch, prompt in prompts}
             groups = [
-                self._group(epoch, prompt, position, progress)
-                for position, epoch, prompt in prompts
+                self.group(epoch, prompt, position, progress) for position, epoch, prompt in prompts
             ]
             if rollout.over_sampling > 1.0 and rollout.selection == FIRST:
                 await self._take_first(groups, wanted, kept, refused)
                 continue
             found = list[Group]()
             for group in await all_or_first_error(groups):
-                (found if await self._is_kept(group) else refused).append(group)
+                (found if await self.is_kept(group) else refused).append(group)
             kept += await self._select(found, wanted)
         if len(kept) == rollout.prompts_per_step:
             record = BatchRecord(
@@ -218,19 +221,10 @@ class Collector:
             )
             self._journal.keep_batch(record)
             return Batch(kept=kept, refused=refused, start_position=start)
-        raise MilesError(
-            f"the filter `{rollout.filter}` left too few groups for step {step}",
-            why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
-            f"rounds, {len(refused)} refused; "
-            f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
-            "hard for the model",
-            fix=[
-                "--set rollout.filter=none",
-                f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",
-            ],
-        )
+        raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
 
-    async def _is_kept(self, group: Group) -> bool:
+    async def is_kept(self, group: Group) -> bool:
+        """Whether the recipe's filter lets it pass."""
         settings = self._recipe.rollout
         if settings.filter in FILTERS.builtin:
             return is_kept(self._keep, group, settings=settings)
@@ -284,7 +278,7 @@ class Collector:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for place in sorted(tasks.index(task) for task in done):
                     group = tasks[place].result()
-                    if not await self._is_kept(group):
+                    if not await self.is_kept(group):
                         refused.append(group)
                     elif len(found) < wanted:
                         found[place] = group
@@ -294,7 +288,9 @@ class Collector:
             await asyncio.gather(*tasks, return_exceptions=True)
         kept += [found[place] for place in sorted(found)]
 
-    async def _group(self, epoch: int, prompt: Prompt, position: int, progress: _Progress) -> Group:
+    async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
+        """The prompt's, sampled and scored; from the journal, where the step may have that one.
+        Raises as `take`."""
         kept = await self._journal.group(progress.step, position, prompt)
         if kept is not None:
             return kept
@@ -315,12 +311,14 @@ class Collector:
         return group
 
     async def _sample(
-        self, prompt: Prompt, position: int, index: int, progress: _Progress, *, greedy: bool
+        self, prompt: Prompt, position: int, index: int, progress: Progress, *, greedy: bool
     ) -> Sample:
         progress.num_samples += 1
         seed = self._seed_of(self._recipe.run.seed, position, index)
-        sample = await self._episodes.play(prompt, sample_index=index, seed=seed, greedy=greedy)
+        with self._meter.sample():
+            sample = await self._episodes.play(prompt, sample_index=index, seed=seed, greedy=greedy)
         progress.num_done += 1
+        progress.num_tokens += sample.num_loss_tokens
         progress.last_done = time.monotonic()
         return sample
 
@@ -332,6 +330,40 @@ def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
         f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4
     ).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) -> WaitTimeout:
+    """What is said where the groups of `step` are not there after `bound_s`."""
+    begun = list(progress)
+    silent_s = time.monotonic() - max(one.last_done for one in begun)
+    num_done = sum(one.num_done for one in begun)
+    return WaitTimeout(
+        f"the collector waited too long for the samples of step {step}",
+        why=f"{num_done} of {sum(one.num_samples for one in begun)} samples were done after "
+        f"{bound_s:g} s; "
+        f"the last came {silent_s:.0f} s ago",
+        fix=[
+            f"--set machine.step_timeout_s={2 * bound_s:g}",
+            "--set rollout.max_response_tokens=N   # shorter responses",
+        ],
+    )
+
+
+def too_few_kept(
+    rollout: Rollout, kept: Sequence[Group], refused: Sequence[Group], *, step: int, rounds: int
+) -> MilesError:
+    """What is said where the filter refuses more than `rollout.max_filter_rounds` lets it."""
+    return MilesError(
+        f"the filter `{rollout.filter}` left too few groups for step {step}",
+        why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
+        f"rounds, {len(refused)} refused; "
+        f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
+        "hard for the model",
+        fix=[
+            "--set rollout.filter=none",
+            f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",
+        ],
+    )
 
 
 def _mean_reward(groups: list[Group]) -> float:

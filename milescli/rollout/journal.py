@@ -5,7 +5,7 @@ the runtime's business."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from milescli.core.types import Group, Prompt
@@ -28,6 +28,8 @@ class BatchRecord:
     """Positions of the groups that the step trains on, in this order."""
     refused: list[int]
     """Of those that the filter refused."""
+    dropped: list[int] = field(default_factory=list)
+    """Of prompts that are left out from this step on, as their groups were too old."""
 
     @property
     def positions(self) -> list[int]:

@@ -195,6 +195,7 @@ class Builder:
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
             adapter=ADAPTER_NAME if serves_adapter else None,
+            on_update=self.recipe.rollout.on_update,
         )
 
     async def _start_scorer(self, engines: Engines) -> None:

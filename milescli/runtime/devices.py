@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from milescli.core.errors import WorkerDied
+from milescli.core.events import PublishStats
 from milescli.core.types import EVALUATION, JOINING, ROLLOUT, EngineAddress, WeightVersion
 from milescli.rollout.base import RolloutEngine
 from milescli.train.base import Trainer
@@ -32,6 +33,8 @@ class Devices:
     """They have the memory of their weights back, and not yet the rest."""
     _weights_due: bool = False
     """They had, and lent it to ranks that start."""
+    interrupted: PublishStats = field(default_factory=PublishStats)
+    """What the last publish did to the engines' requests."""
     fleet: str = ROLLOUT
     """As the trainer knows the engines."""
     _connected: Sequence[EngineAddress] = ()
@@ -131,7 +134,7 @@ class Devices:
                     return
 
     async def _publish(self, version: WeightVersion, *, verify: bool) -> None:
-        await self.engines.pause()
+        self.interrupted = await self.engines.pause()
         while self._joining:
             with contextlib.suppress(WorkerDied):  # meanwhile: who watches it starts another
                 await self.engines.admit(self._joining.pop(), version)

@@ -51,7 +51,10 @@ async def open_journal(
             return journal if bound_gib else None
         manifest = checkpoint.manifest
         said = journal.load(
-            step=manifest.step, version=manifest.version, position=manifest.prompt_position
+            step=manifest.step,
+            version=manifest.version,
+            position=manifest.prompt_position,
+            taken=manifest.taken,
         )
         if said is not None:
             tell(said, "info")

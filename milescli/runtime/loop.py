@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
+    FlowStats,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
@@ -31,8 +32,8 @@ T = TypeVar("T")
 
 
 class GroupSource(Protocol):
-    """What the loop takes groups from; `rollout.collector` has the strict and the run-ahead
-    form."""
+    """What the loop takes groups from: the strict form, and those that run ahead; see
+    `rollout.ahead.open_collector`."""
 
     @property
     def stats(self) -> RolloutStats:
@@ -47,6 +48,16 @@ class GroupSource(Protocol):
     @property
     def position(self) -> int:
         """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        ...
+
+    @property
+    def taken(self) -> list[int]:
+        """Of prompts behind `position` that steps have taken."""
+        ...
+
+    @property
+    def flow(self) -> FlowStats:
+        """How rollout kept up with the steps, up to the last one taken."""
         ...
 
     @property
@@ -204,4 +215,6 @@ def _step_done(run: Run, report: StepReport, clock: _Clock) -> StepDone:
         version=run.devices.version,
         rollout_tokens_per_s=run.groups.stats.generated_tokens / max(seconds.rollout_s, 1e-9),
         train_tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
+        publish=run.devices.interrupted,
+        flow=run.groups.flow,
     )

@@ -107,7 +107,7 @@ class WeightsAndBiases:
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     """(step, name -> value) of an event, or None where it carries none. Names: train/, rollout/,
-    reward/, agent/, time/, speed/, eval/, validation/, warmup/."""
+    reward/, agent/, time/, publish/, flow/, speed/, eval/, validation/, warmup/."""
     if isinstance(event, StepDone):
         report = asdict(event.report)
         report |= report.pop("figures")
@@ -120,6 +120,8 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
         values |= {f"reward/{name}": value for name, value in parts.items()}
         values |= {f"agent/{name}": value for name, value in figures.items()}
         values |= {f"time/{name}": value for name, value in asdict(event.seconds).items()}
+        values |= {f"publish/{name}": value for name, value in asdict(event.publish).items()}
+        values |= {f"flow/{name}": value for name, value in asdict(event.flow).items()}
         values |= {
             "speed/rollout_tokens_per_s": event.rollout_tokens_per_s,
             "speed/train_tokens_per_s": event.train_tokens_per_s,

@@ -110,6 +110,7 @@ class ReinforceAttempt(Attempt):
             recipe=recipe,
             with_greedy=getattr(objective, "needs_greedy", False),
             journal=self.journal,
+            taken=spec.checkpoint.manifest.taken if spec.checkpoint is not None else (),
         )
         if spec.checkpoint is not None:
             groups.history.update(from_state(spec.checkpoint.manifest.curriculum))
@@ -185,6 +186,7 @@ class ReinforceAttempt(Attempt):
         assert run is not None, "nothing runs yet"
         return Progress(
             prompt_position=run.groups.position,
+            taken=run.groups.taken,
             objective=dict(run.objective.state) if adapts(run.objective) else {},
             curriculum=as_state(run.groups.history),
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -128,10 +128,13 @@ class SampleJournal:
             path.unlink()
         self._segments.clear()
 
-    def load(self, *, step: int, version: int, position: int) -> str | None:
+    def load(
+        self, *, step: int, version: int, position: int, taken: Collection[int] = ()
+    ) -> str | None:
         """Find what a run may take that goes on from the checkpoint of `step`, whose weights are
-        `version`, with the source at `position`; the rest is removed. Returns what there is to be
-        said of it. Raises OSError where what is not to be taken cannot be removed."""
+        `version`, with the source at `position`, and some positions behind it `taken`; the rest is
+        removed. Returns what there is to be said of it. Raises OSError where what is not to be
+        taken cannot be removed."""
         found = self._contents()
         if found.identity is None:
             return None
@@ -151,7 +154,7 @@ class SampleJournal:
             is_same_line=is_same_line,
         )
         self._remove_others(found, take)
-        ahead = [place for place in take.groups if place >= position]
+        ahead = [place for place in take.groups - set(taken) if place >= position]
         self._heads = {place: found.heads[place] for place in ahead}
         self._places = {place: found.places[place] for place in ahead}
         self._batches = {n: batch for n, batch in take.batches.items() if n > step}

@@ -38,6 +38,7 @@ class Progress:
     """How far a run is, beside its weights; as the manifest has it."""
 
     prompt_position: int = 0
+    taken: list[int] = field(default_factory=list)
     objective: dict[str, float] = field(default_factory=dict)
     curriculum: dict[str, list[float]] = field(default_factory=dict)
 
@@ -173,6 +174,7 @@ class Saver:
                 files={},
                 objective=pending.progress.objective,
                 curriculum=pending.progress.curriculum,
+                taken=pending.progress.taken,
             ),
             sha256=sha256,
         )

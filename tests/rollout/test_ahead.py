@@ -76,6 +76,21 @@ def test_the_bound_is_used_where_the_trainer_is_slow() -> None:
     assert trainer.staleness == [0, 1, 2, 2, 2, 2, 2, 2]
 
 
+def test_what_is_ready_and_what_held_rollout_back_are_told() -> None:
+    async def run() -> None:
+        trainer = Trainer(max_staleness=2)
+        trainer.collector.start(version=WeightVersion(0), first_step=1, last_step=9)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        await trainer.collector.take(1, version=WeightVersion(0))
+        flow = trainer.collector.flow
+        assert flow.waiting_groups == 8 and flow.stale_groups == flow.wasted_tokens == 0
+        assert flow.idle_s > 0 and flow.running_mean > 0
+        await trainer.collector.stop()
+
+    asyncio.run(run())
+
+
 def test_the_strict_loop_is_fresh_at_every_step() -> None:
     trainer = Trainer(max_staleness=0)
     assert isinstance(trainer.collector, Collector)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from milescli.core.errors import WorkerDied
+from milescli.core.events import PublishStats
 from milescli.core.types import EVALUATION, JOINING, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
 from tests.runtime.recorder import Recorder
@@ -69,6 +70,20 @@ def test_on_devices_of_their_own_nobody_sleeps() -> None:
         "trainer.publish",
         "engines.resume",
     ]
+
+
+def test_what_a_publish_did_to_running_requests_is_kept() -> None:
+    class Busy(Recorder):
+        """A fleet with requests."""
+
+        async def pause(self) -> PublishStats:
+            return PublishStats(num_running=3, wait_s=0.5, discarded_tokens=7)
+
+    devices = Devices(
+        taking_turns=False, trainer=Recorder("trainer", []), engines=Busy("engines", [])
+    )
+    asyncio.run(devices.publish(WeightVersion(1)))
+    assert devices.interrupted == PublishStats(num_running=3, wait_s=0.5, discarded_tokens=7)
 
 
 NEW = EngineAddress(url="http://127.0.0.1:2", name="engine 1")

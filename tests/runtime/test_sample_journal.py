@@ -70,6 +70,8 @@ class Saved:
     position: int
     past: dict[int, str] = field(default_factory=dict)
     """Weights by version, of all before it."""
+    taken: list[int] = field(default_factory=list)
+    """Behind the position."""
 
 
 @dataclass
@@ -116,7 +118,10 @@ class Rig:
             journal.begin()
         else:
             done.note = journal.load(
-                step=start.step, version=version_of(start.step), position=start.position
+                step=start.step,
+                version=version_of(start.step),
+                position=start.position,
+                taken=start.taken,
             )
         run = asyncio.ensure_future(self._run(done, start, journal, engine))
         death = asyncio.ensure_future(engine.died.wait())
@@ -134,7 +139,11 @@ class Rig:
         source = make_source()
         source.seek(start.position)
         collector = open_collector(
-            source, make_episodes(engine), recipe=make_recipe(**self.rollout), journal=journal
+            source,
+            make_episodes(engine),
+            recipe=make_recipe(**self.rollout),
+            journal=journal,
+            taken=start.taken,
         )
         weights, version = start.weights, version_of(start.step)
         done.weights |= start.past
@@ -150,7 +159,13 @@ class Rig:
                 if step % EVERY == 0:
                     self.saved = [
                         *self.saved,
-                        Saved(step, weights, collector.position, dict(done.weights)),
+                        Saved(
+                            step,
+                            weights,
+                            collector.position,
+                            dict(done.weights),
+                            collector.taken,
+                        ),
                     ]
                     self.saved = self.saved[-KEEP:]
                     journal.checkpoint()
@@ -236,6 +251,49 @@ def test_a_killed_run_goes_on_as_the_run_that_it_was(
         before = Done(
             trained=before.trained | after.trained, weights=before.weights | after.weights
         )
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 2**32).map(random.Random),
+    st.integers(1, 3),
+    st.sampled_from(["none", "zero_variance"]),
+    st.sampled_from(["retry", "drop", "wait"]),
+    st.lists(st.integers(1, 150), max_size=3),
+)
+def test_a_killed_run_that_takes_what_is_done_first_takes_no_prompt_twice(
+    tmp_path_factory: pytest.TempPathFactory,
+    rng: random.Random,
+    max_staleness: int,
+    kind: str,
+    stale_groups: str,
+    kills: list[int],
+) -> None:
+    """Its steps are those that it had done, group for group; what was done of the next is taken."""
+    way = {"max_staleness": max_staleness, "filter": kind, "stale_groups": stale_groups}
+    rig = Rig(
+        tmp_path_factory.mktemp("journal") / "journal",
+        rng,
+        {"order": "done", "max_filter_rounds": 99, **way},
+    )
+    before = rig.attempt(dies_at=kills[0] if kills else None, is_new=True)
+    trained = dict(before.trained)
+    for dies_at in [*kills[1:], None]:
+        if is_torn := rng.random() < 0.3:
+            rig.tear()
+        start, held = rig.saved[-1], rig.held()
+        after = rig.attempt(dies_at=dies_at)
+        _require_one_past(after, max_staleness=max_staleness)
+        if not is_torn:
+            again = after.trained.keys() & trained.keys()
+            assert {n: after.trained[n] for n in again} == {n: trained[n] for n in again}
+            newest = version_of(max([start.step, *trained]))
+            young = {at for at, v in held.items() if at >= start.position and v > newest - 1}
+            sampled = {at for at in young - set(start.taken) if after.seeds & _seeds(at)}
+            assert not sampled, f"prompts {sampled} are sampled again"
+        trained = {n: trained[n] for n in trained if n <= start.step} | after.trained
+    seeds = [seed for groups in trained.values() for _, samples in groups for seed, *_ in samples]
+    assert sorted(trained) == list(range(1, STEPS + 1)) and len(seeds) == len(set(seeds))
 
 
 def _killed(folder: Path, **changes: object) -> Rig:

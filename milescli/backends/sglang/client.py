@@ -1,8 +1,9 @@
 """The fleet of SGLang engines as the rollout room sees it: requests go to the router or, where
 there is none, to the engine with the fewest; orders go to every engine.
 
-Token ids in, token ids out. A pause aborts what is in flight; `generate` keeps the tokens and asks
-for the rest after `resume`.
+Token ids in, token ids out. A pause aborts what is in flight, and `generate` keeps the tokens and
+asks for the rest after `resume` (continue), or asks for all of it again (abort); or a pause waits
+until nothing is in flight (drain).
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from milescli.backends.sglang.http import EngineDied, EngineHttp
 from milescli.backends.sglang.reply import PartialResponse, prompt_logprobs, read_reply
 from milescli.backends.sglang.router_workers import RouterWorkers
 from milescli.core.errors import WaitTimeout
+from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
+from milescli.recipe.schema import OnUpdate
 from milescli.rollout.base import Completion, GenerateRequest
 
 ORDER_TIMEOUT_S = 120.0
@@ -43,11 +46,13 @@ class SglangFleet:
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
         adapter: str | None = None,
+        on_update: OnUpdate = "continue",
     ) -> None:
         """`router_url`: the router before the engines; None: they are asked themselves.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
-        `adapter`: that every request is made to, None: the model itself."""
+        `adapter`: that every request is made to, None: the model itself; `on_update`: what becomes
+        of running requests at a pause."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
@@ -73,7 +78,10 @@ class SglangFleet:
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight = 0
-        self._num_pauses = 0
+        self._on_update = on_update
+        self._num_aborts = 0
+        self._num_discarded = 0
+        """Tokens that were given up since the last pause."""
 
     def _stream_of(self, engine: EngineAddress) -> Stream:
         return lambda body, timeout_s: self.http.stream(
@@ -113,25 +121,38 @@ class SglangFleet:
         where an engine is dead and nobody replaces it."""
         response = PartialResponse(request=request)
         deadline = time.monotonic() + self._response_timeout_s
+        try:
+            while (reason := await self._go_on(response, deadline)) is None:
+                if self._on_update == "abort":
+                    self._num_discarded += len(response.token_ids)
+                    response = PartialResponse(request=request)
+        except asyncio.CancelledError:
+            self._num_discarded += len(response.token_ids)
+            raise
+        return response.completion(reason, routing_shape=self._routing_shape)
+
+    async def _go_on(self, response: PartialResponse, deadline: float) -> StopReason | None:
+        """Ask for what is missing, once. None: it was cut by a pause. Raises as `generate`."""
         while True:
             async with self._slot(deadline):
-                pauses_before = self._num_pauses
+                aborts_before = self._num_aborts
                 timeout_s = max(deadline - time.monotonic(), 0.001)
+                conversation = response.request.conversation
                 try:
                     raw = await self._ask(
-                        response.body, timeout_s=timeout_s, conversation=request.conversation
+                        response.body, timeout_s=timeout_s, conversation=conversation
                     )
                     reply = read_reply(raw)
+                    break
                 except EngineDied as error:
                     self._remove_dead(error)
-                    continue
-            response.extend(reply)
-            if reply.stop_reason is not StopReason.ABORT:
-                return response.completion(reply.stop_reason, routing_shape=self._routing_shape)
-            if response.is_full:
-                return response.completion(StopReason.LENGTH, routing_shape=self._routing_shape)
-            if self._num_pauses == pauses_before:  # nobody paused: the engine gave up by itself
-                return response.completion(StopReason.ABORT, routing_shape=self._routing_shape)
+        response.extend(reply)
+        if reply.stop_reason is not StopReason.ABORT:
+            return reply.stop_reason
+        if response.is_full:
+            return StopReason.LENGTH
+        # where nobody paused, the engine gave up by itself
+        return StopReason.ABORT if self._num_aborts == aborts_before else None
 
     async def _ask(
         self, body: dict[str, Any], *, timeout_s: float, conversation: int | None
@@ -243,11 +264,42 @@ class SglangFleet:
             fix="read the engines' logs",
         )
 
-    async def pause(self) -> None:
-        """Returns when no request is in flight."""
+    async def pause(self) -> PublishStats:
+        """See RolloutEngine. Raises WaitTimeout where requests do not end: aborted ones after
+        `order_timeout_s`, those that are waited for after `response_timeout_s`."""
+        num_running, began = self._in_flight, time.monotonic()
         self._is_paused = True
         self._set_open()
-        self._num_pauses += 1
+        if self._on_update == "drain":
+            await self._drain()
+        else:
+            await self._abort()
+        discarded, self._num_discarded = self._num_discarded, 0
+        return PublishStats(
+            num_running=num_running,
+            wait_s=time.monotonic() - began,
+            discarded_tokens=discarded,
+        )
+
+    async def _drain(self) -> None:
+        """Wait until what is in flight has ended by itself."""
+        try:
+            async with asyncio.timeout(self._response_timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            raise WaitTimeout(
+                f"new weights waited too long for {self._in_flight} running responses",
+                why="rollout.on_update=drain lets them end first; they did not within "
+                f"{format_duration(self._response_timeout_s)}",
+                fix=[
+                    "--set rollout.on_update=continue   # they go on under the new weights",
+                    "--set rollout.max_response_tokens=N   # shorter responses",
+                ],
+            ) from None
+
+    async def _abort(self) -> None:
+        """Order the engines to give up what is in flight, until nothing is."""
+        self._num_aborts += 1
         deadline = time.monotonic() + self._order_timeout_s
         while self._in_flight:
             await self._order_all("/abort_request", {"rid": "", "abort_all": True})

@@ -170,11 +170,17 @@ def test_an_adapter_other_than_the_one_that_was_sent_is_found(served: Served) ->
     channel.close()
 
 
-def test_a_response_that_a_publish_cut_goes_on_with_the_new_adapter(served: Served) -> None:
-    """Tokens are kept, and each span has the version that made it."""
+@pytest.mark.parametrize("on_update", ["continue", "drain", "abort"])
+def test_a_response_that_a_publish_cut_has_the_versions_that_it_should(
+    served: Served, on_update: str
+) -> None:
+    """Where it goes on, tokens are kept, and each span has the version that made it; else it is of
+    one adapter."""
 
     async def main() -> list[int]:
-        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        fleet = SglangFleet(
+            router_url=None, engines=[served.engine], adapter=ADAPTER_NAME, on_update=on_update
+        )
         channel = TensorChannel()
         channel.open([served.engine])
         await _publish(fleet, channel, served.adapter(4))
@@ -192,3 +198,4 @@ def test_a_response_that_a_publish_cut_goes_on_with_the_new_adapter(served: Serv
 
     versions = asyncio.run(main())
     assert versions == sorted(versions) and versions[-1] == versions[0] + len(versions) - 1
+    assert on_update == "continue" or len(versions) == 1

@@ -1,0 +1,68 @@
+"""Training on what is done first, killed and resumed, with evaluations beside it on engines of
+their own."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from tests.end_to_end.runs import Workplace, processes_of_run, saved, step_done, wait_until_gone
+
+pytestmark = pytest.mark.timeout(600)
+SETS = (
+    "rollout.order=done",
+    "rollout.max_staleness=2",
+    "rollout.on_update=abort",
+    "engines.placement=split",
+    "eval.engines=own",
+    "eval.every=3",
+    "train.steps=7",
+)
+
+
+def _steps(workplace: Workplace) -> list[dict]:
+    return [event for event in workplace.events("flight") if event["event"] == "StepDone"]
+
+
+def _learned(event: dict) -> tuple[dict, dict]:
+    """What was sampled and learned in a step, without seconds."""
+    seconds = ("forward_backward_s", "optimizer_s")
+    report = {name: value for name, value in event["report"].items() if name not in seconds}
+    return report, event["rollout"]
+
+
+def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice(
+    workplace: Workplace,
+) -> None:
+    sets = [word for pair in SETS for word in ("--set", pair)]
+    process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "flight", *sets)
+    workplace.wait_for("flight", saved(3), process)
+    workplace.wait_for("flight", step_done(5), process)
+    ours = processes_of_run(process.pid)
+    process.send_signal(signal.SIGKILL)
+    workplace.finish(process)
+    assert not wait_until_gone(ours)
+    killed = _steps(workplace)
+    assert {event["flow"]["waiting_groups"] >= 0 for event in killed} == {True}
+    assert {event["publish"]["num_running"] >= 0 for event in killed} == {True}
+
+    resumed = workplace.miles("resume", "flight")
+    assert resumed.code == 0, resumed
+    assert "none of them is sampled again" in resumed.err
+    after = {event["step"]: event for event in _steps(workplace)[len(killed) :]}
+    again = [event for event in killed if event["step"] in after]
+    assert [event["step"] for event in again][:2] == [4, 5] and max(after) == 7
+    for event in again:
+        assert _learned(after[event["step"]]) == _learned(event), f"step {event['step']}"
+    final = {event["step"]: event for event in killed} | after
+    assert max(event["rollout"]["staleness_max"] for event in final.values()) <= 2
+    seeds = [
+        json.loads(line)["seed"]
+        for step in range(1, 8)
+        for line in (workplace.run("flight") / "rollouts" / f"step_{step}.jsonl").open()
+    ]
+    assert len(seeds) == len(set(seeds)) == 7 * 16, "a sample was trained on twice"
+    evaluated = [e["step"] for e in workplace.events("flight") if e["event"] == "EvalDone"]
+    assert {0, 3, 6, 7} <= set(evaluated)
