@@ -119,9 +119,9 @@ class AheadCollector:
         )
         task = self._pending[0].task
         assert task is not None
-        batch = await task
+        groups = await self._collector.account(await task, version=version)
+        # nothing is awaited from here on: a step that is cancelled before has taken nothing
         self._pending.popleft()
-        groups = await self._collector.account(batch, version=version)
         waiting = sum(
             len(ahead.task.result().kept)
             for ahead in self._pending
