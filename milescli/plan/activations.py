@@ -253,3 +253,13 @@ def head_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tuple[
     columns = -(-facts.vocab_size // layout.tp)
     copies = 2 if facts.logit_softcap else 1
     return 2 * facts.hidden_size * share * size, copies * columns * size
+
+
+def mtp_bytes(facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int) -> float:
+    """What an MTP layer that is trained keeps per position, without its logits. `layer`: what it
+    has of a decoder's. Beside that: the embedding, embedding and hidden state side by side, and the
+    last norm's input and output; under full recompute the embedding and that norm's alone."""
+    norm, _ = head_bytes(facts, layout, size=size)
+    if layout.recompute == "full":
+        return layer.input + norm
+    return 3 * layer.input + layer.saved + norm

@@ -14,6 +14,7 @@ from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, is_converted
+from milescli.checkpoint.mtp_layer import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
 from milescli.checkpoint.weight_files import require_weights
@@ -21,6 +22,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
+from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
@@ -135,8 +137,10 @@ def require_model(model: Model) -> None:
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
     """As `facts_of_recipe`, of the model that is trained: with a score head where the objective
-    wants one."""
+    wants one, with its MTP layer where that is trained."""
     facts = facts_of_recipe(recipe.model)
+    if recipe.train.mtp.is_on:
+        return with_mtp(facts)
     return with_score_head(facts) if recipe.trains_scores else facts
 
 
@@ -167,6 +171,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
     facts = require_adapter(recipe, load_facts(model_dir))
+    if recipe.train.mtp.is_on:
+        require_mtp_layer(model_dir)
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
