@@ -29,8 +29,8 @@ def check_mtp(recipe: Recipe) -> None:
     if recipe.train.lora.is_on:
         raise RecipeError(
             "an MTP layer is not trained beside an adapter",
-            why="with `train.lora.rank` the model's own weights, the layer's too, stay as they are, "
-            "and are neither saved nor sent to engines",
+            why="with `train.lora.rank` the model's own weights, the layer's too, stay as they "
+            "are, and are neither saved nor sent to engines",
             fix=[_OFF, "--set train.lora.rank=null"],
         )
     if recipe.weights.channel == "distributed":
