@@ -171,11 +171,13 @@ class MemoryModel:
             saved, kept = sums.saved_between(start, end), sums.input * (end - start)
             top = load.row_tokens * (norm if is_last else 0.0)
             head = load.row_tokens * (logits if is_last else 0.0)
+            again = 0.0
             if is_last and self.table.facts.trains_mtp:
-                ahead = mtp_bytes(self.table.facts, layout, layer=sums.last, size=load.size)
+                ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.last, size=load.size)
                 top, head = top + load.row_tokens * ahead, 2 * head
             if layout.recompute == "full":
-                recomputed = load.row_tokens * (sums.most_between(start, end) - sums.input)
+                inner = max(sums.most_between(start, end) - sums.input, again)
+                recomputed = load.row_tokens * inner
                 activations = load.row_tokens * kept * in_flight + max(
                     top, recomputed if recomputed > top + head else top
                 )

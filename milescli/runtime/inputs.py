@@ -171,8 +171,6 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
     facts = require_adapter(recipe, load_facts(model_dir))
-    if recipe.train.mtp.is_on:
-        require_mtp_layer(model_dir)
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
@@ -385,7 +383,10 @@ def _unpacked(folder: Path, run: RunDir) -> Path:
 def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | None) -> Path:
     model = recipe.model
     if model.scratch is None:
-        return model_dir_of(model, run, output=output)
+        folder = model_dir_of(model, run, output=output)
+        if recipe.train.mtp.is_on:
+            require_mtp_layer(folder)
+        return folder
     if not (run.own_model_dir / "model.safetensors").exists():
         texts = texts_for_vocabulary(recipe, data, run)
         make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
