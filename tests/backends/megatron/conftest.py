@@ -155,12 +155,12 @@ class Worlds:
             self._saving("mtp four", "mtp", {}, 0, 4, train=TRAINED),
             self._saving("mtp three", "mtp", {}, 0, 3, save="mtp3", train=TRAINED),
             *(
-                {"name": f"{case} {model}", "call": call, "model": self.models[model], "layout": {}}
-                for model in ("mtp", "mtpglm")
-                for case, call in (
-                    ("ahead", "next_logprobs"),
-                    ("cut", "trunk_differs"),
-                    ("rows", "packed_and_single"),
+                {"name": name, "call": call, "model": self.models[model], "layout": {}}
+                for name, call, model in (
+                    ("ahead mtp", "next_logprobs", "mtp"),
+                    ("ahead mtpglm", "next_logprobs", "mtpglm"),
+                    ("mtp cut", "trunk_differs", "mtp"),
+                    ("mtp rows", "packed_and_single", "mtp"),
                 )
             ),
         ]

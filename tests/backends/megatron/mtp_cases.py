@@ -29,7 +29,6 @@ MTP = {
         layout_case("mtp cp2 ep2", "mtp", train=TRAINED, cp=2, ep=2),
         layout_case("mtp dp2 recompute", "mtp", train={**TRAINED, **_FULL}, dp=2),
         layout_case("mtpglm tp2 sp etp2", "mtpglm", train=TRAINED, **_SEQUENCE, etp=2),
-        layout_case("mtpglm pp2", "mtpglm", train=TRAINED, pp=2),
         layout_case(
             "mtptrunk tp2 sp etp2 recompute", "mtp", train={**TRUNK, **_FULL}, **_SEQUENCE, etp=2
         ),

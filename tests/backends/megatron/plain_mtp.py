@@ -1,6 +1,7 @@
 """A multi-token-prediction layer in plain torch around transformers' own decoder layers
 (arXiv 2412.19437, section 2.2), which knows nothing of the trainer. `python -m
-tests.backends.megatron.plain_mtp FOLDER ROWS.json OUT.json`"""
+tests.backends.megatron.plain_mtp ASKED.json OUT.json`, ASKED: {"folders": {name: folder},
+"rows"}"""
 
 from __future__ import annotations
 
@@ -65,5 +66,9 @@ def next_logprobs(folder: Path, rows: list[list[int]]) -> list[list[float]]:
 
 
 if __name__ == "__main__":
-    asked, out = Path(sys.argv[2]), Path(sys.argv[3])
-    out.write_text(json.dumps(next_logprobs(Path(sys.argv[1]), json.loads(asked.read_text()))))
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    said = {
+        name: next_logprobs(Path(folder), asked["rows"])
+        for name, folder in asked["folders"].items()
+    }
+    Path(sys.argv[2]).write_text(json.dumps(said))
