@@ -166,8 +166,8 @@ def build_model(
     mtp_trains_trunk: bool = False,
 ) -> GPTModel:
     """This rank's part, weights undefined until they are loaded. `engine`: as for `build_config`;
-    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own;
-    `mtp_trains_trunk`: see `layers.mtp`."""
+    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and that of an
+    MTP layer is the last one's; `mtp_trains_trunk`: see `layers.mtp`."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
