@@ -44,7 +44,9 @@ HELD = {"shed": (True, False, "cpu"), "sleep": (False, False, "cpu"), "wake": (T
 @given(st.lists(st.sampled_from(sorted(HELD)), max_size=8))
 def test_each_order_leaves_what_it_promises_whatever_came_before(orders: Sequence[str]) -> None:
     buffers, optimizer = [_Buffer(), _Buffer()], _Optimizer()
-    model = SimpleNamespace(buffers=buffers[:1], expert_parallel_buffers=buffers[1:])
+    model = SimpleNamespace(
+        buffers=buffers[:1], expert_parallel_buffers=buffers[1:], parameters=list
+    )
     sleeper = Sleeper(model, optimizer)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "synchronize", lambda: None)
