@@ -233,7 +233,7 @@ def test_what_guesses_stays_or_follows(restored: None, pair: Pair) -> None:
         pytest.skip("n-grams have no weights")
     before = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
     sent = {name: tensor for name, tensor in pair.named.items() if ".layers.3." not in name}
-    pair.publish(sent)  # the trainer has no MTP layer
+    pair.publish(sent)  # a trainer that does not train the MTP layer
     channel = TensorChannel(timeout_s=60)
     channel.open([pair.guessing.address])
     channel.verify(_buckets(sent))
