@@ -10,11 +10,15 @@ from milescli.recipe.schema import Recipe
 
 
 def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
-    """Nothing where none is trained."""
+    """Nothing where none is trained, and none guesses."""
     if not facts.trains_mtp:
+        if recipe.rollout.speculative.kind == "mtp":
+            why = "the layer that guesses stays as it is while the policy learns"
+            log.note("train.mtp.loss_weight", "off", why)
         return
-    lines = table(facts)
-    through = "; its loss trains the model below it, too" if recipe.train.mtp.trains_trunk else ""
+    lines, through = table(facts), ""
+    if recipe.train.mtp.trains_trunk:
+        through = "; its loss trains the model below it, too"
     log.note(
         "train.mtp.loss_weight",
         recipe.train.mtp.loss_weight,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from milescli.models import parse_facts, table
 from milescli.models.costs import token_flops
 from milescli.models.mtp import with_mtp
+from milescli.plan.decisions import Log
 from milescli.plan.memory import memory_model
+from milescli.plan.mtp import note_mtp
 from milescli.plan.types import TrainerLayout
+from milescli.recipe.schema import Recipe
 from tests.backends.megatron.tiny_models import MODELS
 
 WITHOUT = parse_facts(MODELS["mtp"])
@@ -30,3 +33,17 @@ def test_its_work_is_that_of_a_layer_and_an_output_layer() -> None:
     assert table(WITH).num_parameters - table(WITHOUT).num_parameters == (
         table(WITH).num_mtp_parameters
     )
+
+
+def test_the_plan_says_whether_the_layer_that_guesses_learns() -> None:
+    guessing = {"rollout": {"speculative": {"kind": "mtp"}}}
+    said = []
+    for facts, settings in (
+        (WITHOUT, {}),
+        (WITHOUT, guessing),
+        (WITH, {**guessing, "train": {"mtp": {"loss_weight": 0.1}}}),
+    ):
+        log = Log()
+        note_mtp(Recipe(**settings), facts, log)
+        said.append([decision.value for decision in log.decisions])
+    assert said == [[], ["off"], ["0.1"]]
