@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -104,10 +105,16 @@ class _Job:
 
     def _plain(self) -> Iterator[Named]:
         expected = dict.fromkeys(name for entry in self.table.entries for name in entry.hf)
+        mtp = {name for entry in self.table.entries if entry.mtp is not None for name in entry.hf}
+        copies, ends = _copies_in_mtp(self.table), dict[str, torch.Tensor]()
         for name, tensor in self.read(self.table):
             expected.pop(name)
+            ends |= dict.fromkeys(copies.get(name, ()), tensor)
             yield name, tensor
-        mtp = {name for entry in self.table.entries if entry.mtp is not None for name in entry.hf}
+        if mtp - expected.keys():  # the layers were trained, with the model's own ends
+            for name in [name for name in ends if name in expected]:
+                expected.pop(name)
+                yield name, ends[name].clone()
         if lacking := [name for name in expected if name not in mtp]:
             raise _lacking(lacking[0])
         self.copied_mtp = []
@@ -123,6 +130,18 @@ class _Job:
                 name,
                 self.base.read_region(name, *((0, length) for length in self.base.shape(name))),
             )
+
+
+def _copies_in_mtp(table: WeightTable) -> dict[str, list[str]]:
+    """Name of the embedding, and of the output layer -> names of copies that MTP layers have of
+    it."""
+    copies = defaultdict[str, list[str]](list)
+    for entry in table.entries:
+        if entry.mtp is not None and entry.rule.optional:
+            whole = table.by_megatron.get(entry.megatron.removeprefix(f"mtp.layers.{entry.mtp}."))
+            if whole is not None:
+                copies[whole.hf[0]] += entry.hf
+    return copies
 
 
 def write_folder(

@@ -11,6 +11,7 @@ from milescli.core.errors import CheckpointError
 from milescli.core.nearest import nearest
 from milescli.models.base import Entry, Rule, Sharding, WeightTable, read_config
 from milescli.models.facts import ModelFacts
+from milescli.models.mtp import with_shared_ends
 from milescli.models.score_head import scores, with_score_head, with_score_rule
 
 __all__ = [
@@ -71,6 +72,8 @@ def parse_facts(config: dict[str, object]) -> ModelFacts:
 def table(facts: ModelFacts) -> WeightTable:
     """The two-way weight table of a model."""
     of_family = _family(facts.family).table(facts)
+    if facts.trains_mtp:
+        return with_shared_ends(of_family)
     return with_score_rule(of_family) if facts.scores else of_family
 
 

@@ -252,6 +252,10 @@ class WeightTable:
         )
         return self if chosen == self.rules else replace(self, rules=chosen)
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether the trainer holds it: all but MTP layers that are not trained."""
+        return entry.mtp is None or self.facts.trains_mtp
+
     def is_passthrough(self, name: str) -> bool:
         """Whether a tensor on disk is carried past Megatron."""
         return any(re.search(pattern, name) for pattern in self.passthrough)
@@ -262,11 +266,12 @@ class WeightTable:
 
     @cached_property
     def num_parameters(self) -> int:
-        """Numbers in the model without its MTP layers; a tied output layer counts once."""
+        """Numbers in the model, and in its MTP layers where they are trained; a tied output layer
+        counts once."""
         return sum(
             times * entry.num_elements
             for entry, times in self.counted
-            if entry.mtp is None and not entry.rule.buffer
+            if self.holds(entry) and not entry.rule.buffer
         )
 
     @cached_property
@@ -284,7 +289,7 @@ class WeightTable:
         return sum(
             (times if entry.expert is None else self.facts.topk) * entry.num_elements
             for entry, times in self.counted
-            if entry.mtp is None and not entry.rule.buffer
+            if self.holds(entry) and not entry.rule.buffer
         )
 
     def _first_names(self, rule: Rule) -> set[str]:

@@ -138,7 +138,7 @@ def _state_bytes(facts: ModelFacts, layer: Layer, *, size: int) -> int:
 
 
 def token_flops(weights: WeightTable) -> TokenFlops:
-    """Of the model without its MTP layers."""
+    """Of the model, with its MTP layers where they are trained."""
     facts = weights.facts
     full = window = recurrence = 0
     for number, layer in enumerate(facts.layers):
@@ -154,6 +154,8 @@ def token_flops(weights: WeightTable) -> TokenFlops:
         if facts.indexer:
             full += 2 * facts.indexer.num_heads * facts.indexer.head_dim
         recurrence += _recurrence(facts, layer)
+    if facts.trains_mtp:
+        full += _per_position(facts, facts.layers[-1])
     return TokenFlops(
         matmul=_matmul(weights),
         attention_per_position=full,
@@ -168,11 +170,13 @@ def token_flops(weights: WeightTable) -> TokenFlops:
 def _matmul(weights: WeightTable) -> int:
     facts, total = weights.facts, 0
     for entry, times in weights.counted:
-        if entry.mtp is not None or entry.megatron.startswith("embedding."):
+        if not weights.holds(entry) or entry.megatron.startswith("embedding."):
             continue
         size = sum(_elements(shape) for shape in entry.shapes if len(shape) > 1)
         total += 2 * size * (times if entry.expert is None else facts.topk)
-    return total + (2 * facts.vocab_size * facts.hidden_size if facts.tied_embeddings else 0)
+    # MTP layers have the output layer in common with the model
+    heads = facts.num_mtp_layers * facts.trains_mtp + facts.tied_embeddings
+    return total + 2 * facts.vocab_size * facts.hidden_size * heads
 
 
 def _elements(shape: tuple[int, ...]) -> int:

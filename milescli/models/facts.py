@@ -252,6 +252,9 @@ class ModelFacts:
     row."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
+    trains_mtp: bool = False
+    """They are trained with the model, and counted with it; else they are converted and exported
+    alone."""
     mtp_layers: tuple[Layer, ...] = ()
     """Where a multi-token-prediction layer is made of several layers (Nemotron-H): those of each,
     in order."""

@@ -253,3 +253,17 @@ def head_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tuple[
     columns = -(-facts.vocab_size // layout.tp)
     copies = 2 if facts.logit_softcap else 1
     return 2 * facts.hidden_size * share * size, copies * columns * size
+
+
+def mtp_bytes(
+    facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int
+) -> tuple[float, float]:
+    """(what an MTP layer that is trained keeps per position, without its logits; what there is at
+    once on the last stage, beside the inputs of its decoder layers, while it is recomputed).
+    `layer`: what it has of a decoder's. Beside that: the embedding, embedding and hidden state side
+    by side, and the last norm's input and output."""
+    norm, _ = head_bytes(facts, layout, size=size)
+    within = 3 * layer.input + layer.saved
+    if layout.recompute == "full":
+        return layer.input + norm, norm + within
+    return within + norm, 0.0

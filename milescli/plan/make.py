@@ -16,6 +16,7 @@ from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
+from milescli.plan.mtp import note_mtp
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.placement import (
@@ -80,6 +81,7 @@ def _planned(
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
+    note_mtp(recipe, facts, log)
     if asked.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = beside_reward_model(

@@ -16,7 +16,14 @@ from milescli.models.adapter import ADAPTER_SLOTS, LoraShape, adapter_table
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
-from milescli.plan.activations import LOGITS_CHUNK, LayerBytes, Packing, head_bytes, layer_bytes
+from milescli.plan.activations import (
+    LOGITS_CHUNK,
+    LayerBytes,
+    Packing,
+    head_bytes,
+    layer_bytes,
+    mtp_bytes,
+)
 from milescli.plan.copies import copies_bytes
 from milescli.plan.measured import Reached
 from milescli.plan.parameters import Counter, Held
@@ -164,8 +171,13 @@ class MemoryModel:
             saved, kept = sums.saved_between(start, end), sums.input * (end - start)
             top = load.row_tokens * (norm if is_last else 0.0)
             head = load.row_tokens * (logits if is_last else 0.0)
+            again = 0.0
+            if is_last and self.table.facts.trains_mtp:
+                ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.last, size=load.size)
+                top, head = top + load.row_tokens * ahead, 2 * head
             if layout.recompute == "full":
-                recomputed = load.row_tokens * (sums.most_between(start, end) - sums.input)
+                inner = max(sums.most_between(start, end) - sums.input, again)
+                recomputed = load.row_tokens * inner
                 activations = load.row_tokens * kept * in_flight + max(
                     top, recomputed if recomputed > top + head else top
                 )
@@ -362,6 +374,7 @@ class _LayerSums:
     """[layers] bytes of this layer"""
     input: float
     widest: float
+    last: LayerBytes
 
     @classmethod
     def of(cls, layers: Sequence[LayerBytes]) -> _LayerSums:
@@ -371,6 +384,7 @@ class _LayerSums:
             layers=saved,
             input=layers[0].input,
             widest=max(layer.widest for layer in layers),
+            last=layers[-1],
         )
 
     def saved_between(self, start: int, end: int) -> float:

@@ -90,7 +90,7 @@ class Counter:
         layers = self.table.facts.num_layers
         groups: list[list[tuple[Entry, int]]] = [[] for _ in range(layers + 1)]
         for entry, times in self.table.counted:
-            if entry.mtp is None and not entry.rule.buffer:
+            if self.table.holds(entry) and not entry.rule.buffer:
                 groups[layers if entry.layer is None else entry.layer].append((entry, times))
         self._groups = [tuple(group) for group in groups]
         seen: dict[object, int] = {}
@@ -143,8 +143,9 @@ class Counter:
         held = [sums[end] - sums[start] for start, end in zip([0, *ends], ends, strict=False)]
         held[0] = held[0] + self._outside(layout, first=True)
         held[-1] = held[-1] + self._outside(layout, first=False)
-        if self.table.facts.tied_embeddings and layout.pp > 1:
-            # the last stage has a copy of the embedding as its output layer
+        facts = self.table.facts
+        if (facts.tied_embeddings or facts.trains_mtp) and layout.pp > 1:
+            # the last stage has a copy of the embedding as its output layer, or for its MTP layer
             held[-1] = held[-1] + self._outside(layout, first=True)
         return held
 

@@ -4,7 +4,7 @@ times the share that runs reach (`measured`). The work itself is counted. Pure."
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from milescli.models.base import WeightTable
 from milescli.models.costs import TokenFlops, token_flops
@@ -134,7 +134,11 @@ class TimeModel:
         self.links = Links(device=self.device, devices_per_node=self.devices_per_node)
         self._moe_layers = facts.num_moe_layers
         self._routed = 2 * self._moe_layers * facts.topk * self._expert_numbers()
-        self._head_part = 2 * facts.vocab_size * facts.hidden_size / self.flops.matmul
+        top = 2 * facts.vocab_size * facts.hidden_size
+        if facts.trains_mtp:  # on the last stage, as the output layer is
+            without = replace(facts, trains_mtp=False)
+            top += self.flops.matmul - token_flops(replace(self.table, facts=without)).matmul
+        self._head_part = top / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
         """Of one rank in one update."""

@@ -16,6 +16,7 @@ from milescli.recipe.check_flight import check_flight, doubts_about_flight
 from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_lora import check_lora, doubt_about_lora
 from milescli.recipe.check_mix import check_mix
+from milescli.recipe.check_mtp import check_mtp
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
 from milescli.recipe.check_speculative import check_speculative
@@ -42,6 +43,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_algorithm(recipe)
     check_flight(recipe)
     check_lora(recipe)
+    check_mtp(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     doubts += [*doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
     return [*doubts, *doubts_about_flight(recipe)]

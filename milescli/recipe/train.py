@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.lora import Lora
+from milescli.recipe.mtp import Mtp
 from milescli.recipe.rewards import Requests
 from milescli.recipe.section import (
     Fraction,
@@ -318,3 +319,4 @@ class Train(Section):
     reward_model: RewardModelSettings = RewardModelSettings()
     distill: Distill = Distill()
     lora: Lora = Lora()
+    mtp: Mtp = Mtp()

@@ -354,12 +354,18 @@ def check_engines(spec: RunSpec) -> None:
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
     check_speculates(engine)
-    if spec.plan.channel == "distributed" and spec.recipe.rollout.speculative.kind == "mtp":
+    recipe = spec.recipe
+    has_mtp = recipe.rollout.speculative.kind == "mtp" or recipe.train.mtp.is_on
+    if spec.plan.channel == "distributed" and has_mtp:
+        others = ["rollout.speculative.kind=ngram", "train.mtp.loss_weight=null"]
         raise FitError(
             "new weights would not reach the layer that guesses",
             why="they go to engines on other devices, by a way on which SGLang updates the model "
             "alone, without its MTP layer",
-            fix=["--set engines.placement=colocated", "--set rollout.speculative.kind=ngram"],
+            fix=[
+                "--set engines.placement=colocated",
+                " ".join(f"--set {other}" for other in others),
+            ],
         )
     check_extra(engine)
 

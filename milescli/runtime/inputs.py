@@ -13,6 +13,7 @@ from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.checkpoint.mtp_layer import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
 from milescli.checkpoint.weight_files import require_weights
@@ -20,6 +21,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME
+from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
@@ -135,8 +137,10 @@ def require_model(model: Model) -> None:
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
     """As `facts_of_recipe`, of the model that is trained: with a score head where the objective
-    wants one."""
+    wants one, with its MTP layer where that is trained."""
     facts = facts_of_recipe(recipe.model)
+    if recipe.train.mtp.is_on:
+        return with_mtp(facts)
     return with_score_head(facts) if recipe.trains_scores else facts
 
 
@@ -380,7 +384,10 @@ def _unpacked(folder: Path, run: RunDir) -> Path:
 def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | None) -> Path:
     model = recipe.model
     if model.scratch is None:
-        return model_dir_of(model, run, output=output)
+        folder = model_dir_of(model, run, output=output)
+        if recipe.train.mtp.is_on:
+            require_mtp_layer(folder)
+        return folder
     if not (run.own_model_dir / "model.safetensors").exists():
         texts = texts_for_vocabulary(recipe, data, run)
         make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)

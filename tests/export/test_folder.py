@@ -59,6 +59,33 @@ def export(
     )
 
 
+def test_a_trained_mtp_layer_is_written_with_the_ends_of_the_model(tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", DEEPSEEK_V3)
+    weights, lines = trained(base), table_of(DEEPSEEK_V3)
+    copies = {name for entry in lines.entries if entry.rule.optional for name in entry.hf}
+    assert {name.rpartition("layers.")[2].partition(".")[2] for name in copies} == {
+        "embed_tokens.weight",
+        "shared_head.head.weight",
+    }
+
+    def read(table):
+        yield from ((name, weights[name]) for name in table.hf_shapes() if name not in copies)
+
+    done = write_folder(
+        tmp_path / "out",
+        table=lines,
+        read=read,
+        base=tmp_path / "base",
+        format="bf16",
+        card=lambda done: {"README.md": "card"},
+    )
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert not done.copied
+    for name, tensor in written.items():
+        end = "lm_head.weight" if "head.head" in name else "model.embed_tokens.weight"
+        assert torch.equal(tensor, weights[end if name in copies else name]), name
+
+
 @pytest.mark.parametrize("format", ["fp8", "mxfp8", "int4", "nvfp4"])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe", "deepseek_v3"])
 def test_a_quantised_folder_reads_back_as_its_weights(

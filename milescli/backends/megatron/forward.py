@@ -27,6 +27,8 @@ class Outputs:
     """[S, k] log-probs of the tokens that the pass was asked about."""
     scores: torch.Tensor | None = None
     """[S]"""
+    next_logprobs: torch.Tensor | None = None
+    """[S] of the tokens after the targets, by an MTP layer that is trained; in training alone."""
 
     @property
     def values(self) -> torch.Tensor:
@@ -38,8 +40,9 @@ class Outputs:
 
 TokenLoss = Callable[[Microbatch, Outputs], torch.Tensor]
 """-> the scalar that is differentiated"""
-LogitsLoss = Callable[[torch.Tensor, Microbatch], torch.Tensor]
-"""(logits [S, columns], microbatch) -> the same"""
+LogitsLoss = Callable[[Sequence[torch.Tensor], Microbatch], torch.Tensor]
+"""(logits [S, columns] of the model, and of its MTP layer where it is asked; microbatch) -> the
+same"""
 Candidates = Callable[[Microbatch], torch.Tensor | None]
 """-> [S, k] ids of tokens whose log-probs a loss wants beside the targets'; None: of none"""
 
@@ -62,6 +65,8 @@ class Passes:
     """Empty without routing replay."""
     recomputes: bool = False
     """Layers are computed again in the backward pass."""
+    trains_mtp: bool = False
+    """The MTP layer is asked, too, in training."""
     counts_routes: bool = False
     """In training: hold replayed routes against the model's own; see
     `replay.share_that_differs`."""
@@ -73,7 +78,7 @@ class Passes:
         elsewhere. No gradient."""
         kept: list[torch.Tensor] = []
 
-        def keep(logits: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        def keep(logits: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
             kept.append(self._outputs(logits, microbatch, temperature=temperature).values)
             return kept[-1].sum()
 
@@ -88,9 +93,9 @@ class Passes:
         stage; empty elsewhere. No gradient."""
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def keep(logits: torch.Tensor, _: Microbatch) -> torch.Tensor:
-            shard = self._vocab_shard(logits)
-            kept.append(top_logprobs(logits, count=count, shard=shard, temperature=temperature))
+        def keep(logits: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
+            shard = self._vocab_shard(logits[0])
+            kept.append(top_logprobs(logits[0], count=count, shard=shard, temperature=temperature))
             return kept[-1][1].sum()
 
         with torch.no_grad():
@@ -128,7 +133,7 @@ class Passes:
     ) -> LogitsLoss:
         """The loss, given what the model says."""
 
-        def told(logits: torch.Tensor, microbatch: Microbatch) -> torch.Tensor:
+        def told(logits: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
             asked = candidates(microbatch)
             outputs = self._outputs(logits, microbatch, temperature=temperature, asked=asked)
             return loss(microbatch, outputs)
@@ -144,17 +149,23 @@ class Passes:
             if replays:
                 counts = self.counts_routes and not forward_only
                 replay.prepare_forward(self.routers, microbatch, mesh=self.mesh, counts=counts)
+            asks_mtp = self.trains_mtp and not forward_only
             output = model(
-                microbatch.input_ids, microbatch.positions, None, packed_seq_params=microbatch.row
+                microbatch.input_ids,
+                microbatch.positions,
+                None,
+                packed_seq_params=microbatch.row,
+                labels=microbatch.target_ids[None] if asks_mtp else None,
             )
             if replays:
                 replay.after_forward(self.routers, recomputes=self.recomputes and not forward_only)
 
-            def reduce(logits: torch.Tensor):
+            def reduce(output: torch.Tensor | tuple[torch.Tensor, ...]):
                 # Megatron wants a count of tokens; the weights of the batch have divided already
+                logits = [part[0] for part in (output if asks_mtp else (output,))]
                 return (
-                    loss(logits[0], microbatch),
-                    torch.ones((), dtype=torch.int, device=logits.device),
+                    loss(logits, microbatch),
+                    torch.ones((), dtype=torch.int, device=logits[0].device),
                     {},
                 )
 
@@ -175,22 +186,32 @@ class Passes:
 
     def _outputs(
         self,
-        logits: torch.Tensor,
+        logits: Sequence[torch.Tensor],
         microbatch: Microbatch,
         *,
         temperature: float,
         asked: torch.Tensor | None = None,
     ) -> Outputs:
         """`asked`: [S, k] ids of candidates."""
+        own, *of_mtp = logits
         if self.gives_scores:
-            return Outputs(scores=logits[:, 0].float())
-        targets, shard = microbatch.target_ids, self._vocab_shard(logits)
+            return Outputs(scores=own[:, 0].float())
+        targets, heat = microbatch.target_ids, {"temperature": temperature}
+        shard = self._vocab_shard(own)
+        further = None
+        for ahead in of_mtp:
+            further, _ = target_logprobs(ahead, microbatch.next_ids, shard=shard, **heat)
         if asked is not None:
             targets = torch.cat([targets[:, None], asked.long()], dim=1)
-        logprobs, entropy = target_logprobs(logits, targets, shard=shard, temperature=temperature)
+        logprobs, entropy = target_logprobs(own, targets, shard=shard, **heat)
         if asked is None:
-            return Outputs(logprobs=logprobs, entropy=entropy)
-        return Outputs(logprobs=logprobs[:, 0], entropy=entropy, candidates=logprobs[:, 1:])
+            return Outputs(logprobs=logprobs, entropy=entropy, next_logprobs=further)
+        return Outputs(
+            logprobs=logprobs[:, 0],
+            entropy=entropy,
+            candidates=logprobs[:, 1:],
+            next_logprobs=further,
+        )
 
     def _vocab_shard(self, logits: torch.Tensor) -> VocabShard:
         columns = logits.shape[-1]

@@ -36,7 +36,7 @@ def hf_buckets(
     dtypes = _dtypes(weights)
     bucket: list[Entry] = []
     held = 0
-    for unit in bundles_of(table.entries):
+    for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
         size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
         if bucket and held + size > bucket_bytes:
             yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
@@ -75,12 +75,9 @@ def bundles_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def _units(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that make up the same disk tensors. MTP layers are not trained, so they are not
-    published."""
+    """Entries that make up the same disk tensors."""
     for _, unit in groupby(entries, key=lambda entry: entry.hf):
-        listed = list(unit)
-        if listed[0].mtp is None:
-            yield listed
+        yield list(unit)
 
 
 @torch.no_grad()

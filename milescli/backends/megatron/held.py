@@ -13,6 +13,8 @@ from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
 from milescli.models import load_facts, table
+from milescli.models.mtp import with_mtp
+from milescli.recipe.mtp import Mtp
 
 
 class HeldModel:
@@ -28,12 +30,15 @@ class HeldModel:
         replays_routing: bool = False,
         layer_spec: str = DEFAULT,
         has_adapter: bool = False,
+        mtp: Mtp | None = None,
     ) -> None:
-        """The last four: as plan and recipe say, of a model that is trained. TransformerEngine
+        """The last five: as plan and recipe say, of a model that is trained. TransformerEngine
         fuses norms into linear layers, beside which no adapter can stand. Raises CheckpointError
         for a folder that is no model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
+        if mtp is not None:
+            self.facts = with_mtp(self.facts)
         self.replays_routing = replays_routing
         self.table = table(self.facts)
         engine = not has_adapter and model.uses_engine(self.facts, mesh.device)
@@ -47,7 +52,14 @@ class HeldModel:
             engine=engine,
         )
         change = load_layer_spec(layer_spec)
-        gpt = model.build_model(config, self.facts, mesh, engine=engine, change_layer=change)
+        gpt = model.build_model(
+            config,
+            self.facts,
+            mesh,
+            engine=engine,
+            change_layer=change,
+            mtp_trains_trunk=mtp is not None and mtp.trains_trunk,
+        )
         self.weights = weights.local_weights(gpt, self.table, mesh)
         weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
         self.model: torch.nn.Module = gpt
@@ -59,4 +71,5 @@ class HeldModel:
             gives_scores=self.facts.scores,
             routers=replay.own_routers(gpt, self.facts),
             recomputes=recompute == "full",
+            trains_mtp=self.facts.trains_mtp,
         )

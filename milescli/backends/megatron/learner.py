@@ -57,6 +57,8 @@ class Learner:
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
         figures = []
+        weight = self.recipe.train.mtp.loss_weight or 0.0
+        terms = stepping.mtp_terms(own, weight=weight, mesh=self.mesh)
         for number, microbatches in enumerate(own.updates):
             self.policy.passes.counts_routes = number == 0
             loss = stepping.UpdateLoss(
@@ -64,6 +66,7 @@ class Learner:
                 shard=own,
                 mesh=self.mesh,
                 measures_engine=number == 0 or Stream.OLD in own,
+                mtp=terms[number],
             )
             self.policy.gradients(microbatches, loss, temperature=shard.temperature)
             seconds.lap("forward_backward_s")

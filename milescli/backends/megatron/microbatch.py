@@ -29,6 +29,10 @@ class Microbatch:
     """[1, S] int64"""
     target_ids: torch.Tensor
     """[S] int64"""
+    next_ids: torch.Tensor
+    """[S] int64 the token after the target; 0 where the sequence ends before."""
+    next_mask: torch.Tensor
+    """[S] bool: there is such a token, and it is on the loss mask."""
     places: Places
     loss_mask: torch.Tensor
     """[S] bool"""

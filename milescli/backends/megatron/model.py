@@ -13,6 +13,7 @@ import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe.router_replay import RouterReplay
+from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -22,7 +23,15 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from milescli.backends.megatron.cpu.swiglu import is_plain
 from milescli.backends.megatron.hybrid import build_hybrid
 from milescli.backends.megatron.layer_specs import respecified, unchanged
-from milescli.backends.megatron.layers import attention, experts, gated_delta, gemma4, mamba, mla
+from milescli.backends.megatron.layers import (
+    attention,
+    experts,
+    gated_delta,
+    gemma4,
+    mamba,
+    mla,
+    mtp,
+)
 from milescli.backends.megatron.layers.gemma import ScaledAndCapped
 from milescli.backends.megatron.layers.score import ScoreLayer
 from milescli.backends.megatron.mesh import Mesh
@@ -83,6 +92,7 @@ def build_config(
     options |= mla.options(facts)
     options |= gated_delta.options(facts, cp=layout.cp)
     options |= mamba.options(facts)
+    options |= mtp.options(facts)
     if facts.norm_zero_centered:
         options["layernorm_zero_centered_gamma"] = True
     options |= _layout_options(facts, layout, dtype=dtype, device=device)
@@ -133,14 +143,15 @@ def _layout_options(
     }
     sizes = stage_sizes(layout, facts.num_layers)
     if not is_even(sizes):
-        options["pipeline_model_parallel_layout"] = _uneven_stages(sizes)
+        options["pipeline_model_parallel_layout"] = _uneven_stages(sizes, facts)
     return options
 
 
-def _uneven_stages(sizes: tuple[int, ...]) -> list[list[str]]:
+def _uneven_stages(sizes: tuple[int, ...], facts: ModelFacts) -> list[list[str]]:
     """In the words of Megatron."""
     stages = [["decoder"] * size for size in sizes]
     stages[0].insert(0, "embedding")
+    stages[-1] += ["mtp"] * (facts.num_mtp_layers * facts.trains_mtp)
     stages[-1].append("loss")
     return stages
 
@@ -152,9 +163,11 @@ def build_model(
     *,
     engine: bool | None = None,
     change_layer: Callable[..., Any] = unchanged,
+    mtp_trains_trunk: bool = False,
 ) -> GPTModel:
     """This rank's part, weights undefined until they are loaded. `engine`: as for `build_config`;
-    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own."""
+    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and that of an
+    MTP layer is the last one's; `mtp_trains_trunk`: see `layers.mtp`."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
@@ -162,20 +175,27 @@ def build_model(
     if facts.mamba is not None:
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
         return _finished(hybrid, facts, mesh)
+
+    def layer_of(number: int) -> ModuleSpec:
+        spec = layer_spec(config, facts, layer=number, engine=engine)
+        return respecified(change_layer, spec=spec, config=config, facts=facts, layer=number)
+
     first = get_transformer_layer_offset(config)
-    layers = [
-        respecified(
-            change_layer,
-            spec=layer_spec(config, facts, layer=first + index, engine=engine),
-            config=config,
-            facts=facts,
-            layer=first + index,
-        )
-        for index in range(get_num_layers_to_build(config))
-    ]
+    layers = [layer_of(first + index) for index in range(get_num_layers_to_build(config))]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
-    gemma_like = facts.embedding_scale is not None or facts.logit_softcap is not None
-    model = (partial(ScaledAndCapped, facts=facts) if gemma_like else GPTModel)(
+    made: Callable[..., GPTModel] = GPTModel
+    if facts.embedding_scale is not None or facts.logit_softcap is not None:
+        made = partial(ScaledAndCapped, facts=facts)
+    elif facts.trains_mtp:
+        made = mtp.GptWithMtp
+    of_mtp = None
+    if facts.trains_mtp and mesh.is_last_stage:
+        of_mtp = mtp.block_spec(
+            layer_of(facts.num_layers - 1),
+            norm=final_norm(engine=engine),
+            trains_trunk=mtp_trains_trunk,
+        )
+    model = made(
         config=config,
         transformer_layer_spec=spec,
         vocab_size=padded_vocab_size(facts, mesh.layout),
@@ -187,6 +207,7 @@ def build_model(
         position_embedding_type="rope" if engine else "none",
         rotary_base=facts.rope.theta if facts.rope else 10_000,
         parallel_output=True,
+        mtp_block_spec=of_mtp,
     )
     return _finished(model, facts, mesh)
 
@@ -195,4 +216,9 @@ def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
     """With the head that it is to have, on its device."""
     if facts.scores and mesh.is_last_stage:
         model.output_layer = ScoreLayer(model.config)
+    for name, parameter in model.named_parameters():
+        if name.startswith(mtp.PREFIX):
+            # Megatron's word for what the norm of all gradients leaves out: the steps of the model
+            # are those that it would make without the layer
+            parameter.shared = True
     return model if mesh.device.type == "cpu" else model.to(mesh.device)

@@ -84,6 +84,8 @@ class RankShard:
         targets = torch.where(is_real, inputs + 1, 0)
         loss_mask = self._loss_mask[targets] & is_real
         weights = self._loss_weights[[*indices, -1]][row.sequence]
+        has_next = is_real & (row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence])
+        after = torch.where(has_next, inputs + 2, 0)
         return Microbatch(
             indices=list(indices),
             source=row.source,
@@ -91,6 +93,8 @@ class RankShard:
             input_ids=torch.where(is_real, self._token_ids[inputs], 0).to(device)[None],
             positions=row.positions.to(device)[None],
             target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
+            next_ids=torch.where(has_next, self._token_ids[after], 0).to(device),
+            next_mask=(self._loss_mask[after] & has_next).to(device),
             places=Places(
                 sequence=row.sequence.to(device),
                 offset=torch.where(is_real, row.positions + 1, 0).to(device),

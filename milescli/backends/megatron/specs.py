@@ -29,11 +29,12 @@ def final_norm(*, engine: bool) -> type:
 
 def engine_knows(facts: ModelFacts) -> bool:
     """Whether TransformerEngine's layers compute this model: full attention with plain rotary
-    embeddings, and gated SiLU. For others this room's own layers are taken, on an accelerator
-    too."""
+    embeddings, and gated SiLU, and no MTP layer that is trained. For others this room's own layers
+    are taken, on an accelerator too."""
     plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)
     others = (
+        facts.trains_mtp,
         facts.attention_sinks,
         facts.attention_softcap,
         facts.attention_scale,

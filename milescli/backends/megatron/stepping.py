@@ -24,6 +24,32 @@ from milescli.train.streams import Stream
 _TOKEN_BITS = 32
 """Of a place: sequence number above, token below."""
 _NOWHERE = 2**62
+MTP_LOSS = "mtp_loss"
+"""Figure of a step: cross-entropy of the token after next by the MTP layer, in nats a token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpTerm:
+    """The loss of an MTP layer beside the objective's, in one update."""
+
+    weight: float
+    num_tokens: float
+    """That it is a mean over, of all ranks."""
+
+
+def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | None]:
+    """[updates]; None where none has a loss. Collective over the ranks that hold tokens."""
+    if not weight:
+        return [None] * len(own.updates)
+    counts = torch.stack(
+        [
+            torch.stack([microbatch.next_mask.sum() for microbatch in microbatches]).sum()
+            for microbatches in own.updates
+        ]
+    )
+    if mesh.is_last_stage and mesh.token_group is not None:
+        dist.all_reduce(counts, group=mesh.token_group)
+    return [MtpTerm(weight=weight, num_tokens=max(count, 1)) for count in counts.tolist()]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,6 +62,7 @@ class UpdateLoss:
     mesh: Mesh
     measures_engine: bool
     """Compare the engine's log-probs with the trainer's: before any update of the step."""
+    mtp: MtpTerm | None = None
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Float64, over the tokens of this rank so far."""
     peaks: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -72,7 +99,18 @@ class UpdateLoss:
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
-        return total
+        if self.mtp is None or outputs.next_logprobs is None:
+            return total
+        return total + self.mtp.weight * self._mtp_loss(microbatch, outputs.next_logprobs, self.mtp)
+
+    def _mtp_loss(
+        self, microbatch: Microbatch, logprobs: torch.Tensor, term: MtpTerm
+    ) -> torch.Tensor:
+        """This microbatch's part of the mean over the update."""
+        loss = -torch.where(microbatch.next_mask, logprobs, 0.0).sum() / term.num_tokens
+        self.rules[MTP_LOSS] = Reduce.LOSS
+        self._add(MTP_LOSS, loss.detach().double())
+        return loss
 
     def candidates(self, microbatch: Microbatch) -> torch.Tensor | None:
         """[S, k] ids of the tokens whose log-probs the loss is given too; None: of none."""

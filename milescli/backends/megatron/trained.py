@@ -23,6 +23,7 @@ from milescli.models.adapter import adapter_table
 from milescli.plan.adapters import shape_of
 from milescli.plan.types import Plan
 from milescli.recipe.lora import Lora
+from milescli.recipe.mtp import Mtp
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
@@ -43,10 +44,12 @@ class TrainedModel(HeldModel):
         dtype: torch.dtype,
         rule: Optimizer,
         lora: Lora | None = None,
+        mtp: Mtp | None = None,
     ) -> None:
         """`rule`: the optimizer, which may be another than the recipe's; `lora`: where an adapter
-        is trained, and no weight of the folder. Raises CheckpointError for a folder that cannot be
-        trained, RecipeError where no adapter fits it."""
+        is trained, and no weight of the folder; `mtp`: where its MTP layer is trained. Raises
+        CheckpointError for a folder that cannot be trained, RecipeError where no adapter fits
+        it."""
         super().__init__(
             folder,
             mesh=mesh,
@@ -54,6 +57,7 @@ class TrainedModel(HeldModel):
             recompute=plan.trainer.recompute,
             layer_spec=recipe.model.layer_spec,
             has_adapter=lora is not None,
+            mtp=mtp,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
         self._bucket_bytes = recipe.weights.bucket_mib * _MIB

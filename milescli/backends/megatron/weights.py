@@ -18,6 +18,7 @@ from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Sharding, WeightTable
 from milescli.models.engine_names import own_name
+from milescli.models.mtp import require_mtp_weights
 
 _LAYER = re.compile(r"^decoder\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.local_experts\.(\d+)\.")
@@ -110,7 +111,11 @@ def load_hf(
     """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError
     for missing or misshapen weights."""
     with open_source(folder) as reader:
-        by_megatron = table.as_on_disk(reader.names()).by_megatron
+        names = reader.names()
+        on_disk = table.as_on_disk(names)
+        if table.facts.trains_mtp:
+            require_mtp_weights(on_disk, names, folder=str(folder))
+        by_megatron = on_disk.by_megatron
         for weight in weights:
             entry = by_megatron[weight.entry.megatron]
             fused = entry.rule.fuse(_read_parts(reader, entry, mesh=mesh), entry.facts)

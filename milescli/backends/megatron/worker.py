@@ -108,7 +108,10 @@ class TrainerRank:
         if self.critic_dir is not None:
             self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
         lora = settings.lora if settings.lora.is_on else None
-        self.policy = TrainedModel(self.model_dir, rule=settings.optimizer, lora=lora, **made)
+        mtp = settings.mtp if settings.mtp.is_on else None
+        self.policy = TrainedModel(
+            self.model_dir, rule=settings.optimizer, lora=lora, mtp=mtp, **made
+        )
         self.reference = Reference(self.policy.model)
         self.learner = Learner(
             recipe=self.recipe,

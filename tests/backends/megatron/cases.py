@@ -24,6 +24,12 @@ from tests.backends.megatron.harness import (
 )
 from tests.backends.megatron.lora_cases import adapter_and_merged  # noqa: F401
 from tests.backends.megatron.measuring import measure_memory, plain_steps  # noqa: F401  (cases that `world` calls)
+from tests.backends.megatron.mtp_cases import (  # noqa: F401
+    layer_learns,
+    next_logprobs,
+    packed_and_single,
+    trunk_differs,
+)
 from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F401
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
 from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401

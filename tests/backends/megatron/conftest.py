@@ -22,6 +22,7 @@ from tests.backends.megatron.layouts import (
 )
 from tests.backends.megatron.lora_cases import KINDS, LORA, RANK
 from tests.backends.megatron.memory_cases import MEMORY
+from tests.backends.megatron.mtp_cases import MTP, TRAINED
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
 
@@ -66,6 +67,7 @@ class Worlds:
                 "layout": case.layout,
                 "tokens": case.tokens,
                 "precision": case.precision,
+                "train": TRAINED if case.model == "mtp" else None,
             }
             for case in MEMORY[which]
         ]
@@ -148,6 +150,28 @@ class Worlds:
             self._saving("lora moe pp2 rest", "moe", {"pp": 2}, 3, 4, load="lora3", train=RANK),
         ]
 
+    def _mtp_saved(self) -> list[dict]:
+        return [
+            self._saving("mtp four", "mtp", {}, 0, 4, train=TRAINED),
+            self._saving("mtp three", "mtp", {}, 0, 3, save="mtp3", train=TRAINED),
+            *(
+                {"name": name, "call": call, "model": self.models[model], "layout": {}}
+                for name, call, model in (
+                    ("ahead mtp", "next_logprobs", "mtp"),
+                    ("ahead mtpglm", "next_logprobs", "mtpglm"),
+                    ("mtp cut", "trunk_differs", "mtp"),
+                    ("mtp rows", "packed_and_single", "mtp"),
+                )
+            ),
+        ]
+
+    def _mtp_goes_on(self) -> list[dict]:
+        sp = {"tp": 2, "ep": 2, "sequence_parallel": True}
+        return [
+            self._saving("mtp tp2 rest", "mtp", sp, 3, 4, load="mtp3", train=TRAINED),
+            self._saving("mtp pp2 rest", "mtp", {"pp": 2}, 3, 4, load="mtp3", train=TRAINED),
+        ]
+
     def _merged(self) -> list[dict]:
         return [
             {
@@ -194,6 +218,8 @@ class Worlds:
             *self._adamw("one"),
             *self._layouts(LORA["one"]),
             *self._merged(),
+            *self._layouts(MTP["one"]),
+            *self._mtp_saved(),
             self._saving("lora four", "moe", {}, 0, 4, train=RANK),
             self._saving("lora three", "moe", {}, 0, 3, save="lora3", train=RANK),
             self._saving("dense six", "dense", {}, 0, 6),
@@ -256,6 +282,8 @@ class Worlds:
             *self._layouts(TWO),
             *self._layouts(LORA["two"]),
             *self._adapters_go_on(),
+            *self._layouts(MTP["two"]),
+            *self._mtp_goes_on(),
             *self._memory("two"),
             *self._packed("two"),
             *self._algorithms("two"),

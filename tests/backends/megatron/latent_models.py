@@ -30,6 +30,7 @@ _LATENT = {
 }
 MODELS = {
     "latent": _LATENT,
+    "mtp": {**_LATENT, "num_key_value_heads": 6, "num_nextn_predict_layers": 1},
     "sparse": {
         **_LATENT,
         "model_type": "glm_moe_dsa",

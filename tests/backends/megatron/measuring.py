@@ -63,6 +63,7 @@ def measure_memory(
     layout: dict,
     tokens: int,
     precision: str = "fp32",
+    train: dict | None = None,
 ) -> list[dict]:
     """[ranks] of bytes, by one update of `pp` microbatches of one sequence of `tokens` positions
     for each data-parallel rank."""
@@ -74,7 +75,13 @@ def measure_memory(
     from tests.backends.megatron import harness
 
     made = harness.trainer(
-        rank=rank, size=size, port=port, model=model, layout=layout, precision=precision
+        rank=rank,
+        size=size,
+        port=port,
+        model=model,
+        layout=layout,
+        precision=precision,
+        train=train,
     )
     own = made.mesh.layout
     rng = torch.Generator().manual_seed(3)
@@ -84,7 +91,10 @@ def measure_memory(
     ]
     own_shard = made.learner._on_rank(harness.rows_shard(made, rows, cap=tokens))
     (microbatches,) = own_shard.updates
+    weight = made.recipe.train.mtp.loss_weight or 0.0
+    (term,) = stepping.mtp_terms(own_shard, weight=weight, mesh=made.mesh)
     loss = stepping.UpdateLoss(
+        mtp=term,
         objective=load_objective("supervised", made.recipe),
         shard=own_shard,
         mesh=made.mesh,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class MemoryCase(NamedTuple):
-    """One model under one layout."""
+    """One model under one layout; of `mtp` the MTP layer is trained, too."""
 
     model: str
     layout: dict[str, object]
@@ -33,6 +33,8 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("moe", _FULL),
         MemoryCase("latent", {}),
         MemoryCase("latent", _FULL),
+        MemoryCase("mtp", {}),
+        MemoryCase("mtp", _FULL),
         MemoryCase("delta", {}, tokens=256),
         MemoryCase("nemotron", _FULL, tokens=256),
         MemoryCase("glm", {}),
@@ -50,6 +52,8 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("moe", {**_SEQUENCE, "etp": 2}),
         MemoryCase("latent", {**_SEQUENCE, "ep": 2}),
         MemoryCase("latent", {"pp": 2}),
+        MemoryCase("mtp", {"pp": 2}),
+        MemoryCase("mtp", {**_SEQUENCE, "ep": 2}),
         MemoryCase("delta", {"cp": 2}, tokens=256),
         MemoryCase("glm", {**_SEQUENCE, "ep": 2}, precision="fp32"),
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.models import parse_facts, table
+from milescli.models.mtp import with_mtp
 from milescli.plan.activations import Packing
 from milescli.plan.memory import MemoryModel, TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
@@ -30,7 +31,10 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
         packing=Packing(fill=1.0, imbalance=1.0),
         fused_swiglu=case.precision == "fp32",  # the worlds have no accelerator
     )
-    return MemoryModel(table(parse_facts(MODELS[case.model]))).stages(layout, wish)
+    facts = parse_facts(MODELS[case.model])
+    if case.model == "mtp":
+        facts = with_mtp(facts)
+    return MemoryModel(table(facts)).stages(layout, wish)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ HELD = {"shed": (True, False, "cpu"), "sleep": (False, False, "cpu"), "wake": (T
 def test_each_order_leaves_what_it_promises_whatever_came_before(orders: Sequence[str]) -> None:
     buffers, optimizer = [_Buffer(), _Buffer()], _Optimizer()
     model = SimpleNamespace(
-        buffers=buffers[:1], expert_parallel_buffers=buffers[1:], parameters=lambda: iter(())
+        buffers=buffers[:1], expert_parallel_buffers=buffers[1:], parameters=list
     )
     sleeper = Sleeper(model, optimizer)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:

@@ -60,6 +60,16 @@ MODELS = {
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.5,
     },
+    "mtpglm": {
+        **DENSE,
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 2,
+        "use_qk_norm": True,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "num_nextn_predict_layers": 1,
+    },
     "gemma4": {
         "model_type": "gemma4_text",
         "hidden_size": 48,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
@@ -21,6 +21,7 @@ from milescli.core.errors import MismatchError
 from milescli.core.types import Guesses, WeightVersion
 from milescli.models import parse_facts, table
 from milescli.rollout.base import Completion, GenerateRequest
+from tests.backends.megatron.world import run_world
 from tests.backends.sglang.conftest import (
     EOS,
     VOCAB,
@@ -52,6 +53,7 @@ class Pair:
     plain: Service
     named: Named
     """Their weights, as the trainer sends them; of an MTP layer, too."""
+    folder: Path
 
     def publish(self, named: Named) -> None:
         """To both."""
@@ -130,7 +132,7 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             with ThreadPoolExecutor() as threads:
                 starting = [threads.submit(_started, folder, each) for each in ("mtp", None)]
                 started += [each.result() for each in starting]
-            yield Pair(kind=kind, guessing=started[0], plain=started[1], named=named)
+            yield Pair(kind=kind, guessing=started[0], plain=started[1], named=named, folder=folder)
             return
         model, draft = make_qwen3(folder), folder / "draft"
         named = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -140,7 +142,7 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             other.save_pretrained(draft)
         started.append(_started(folder, kind, draft if kind == "draft" else None))
         plain = request.getfixturevalue("service")
-        yield Pair(kind=kind, guessing=started[0], plain=plain, named=named)
+        yield Pair(kind=kind, guessing=started[0], plain=plain, named=named, folder=folder)
     finally:
         with ThreadPoolExecutor() as threads:
             for service in started:
@@ -230,7 +232,7 @@ def test_what_guesses_stays_or_follows(restored: None, pair: Pair) -> None:
         pytest.skip("n-grams have no weights")
     before = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
     sent = {name: tensor for name, tensor in pair.named.items() if ".layers.3." not in name}
-    pair.publish(sent)  # the trainer has no MTP layer
+    pair.publish(sent)  # a trainer that does not train the MTP layer
     channel = TensorChannel(timeout_s=60)
     channel.open([pair.guessing.address])
     channel.verify(_buckets(sent))
@@ -241,3 +243,36 @@ def test_what_guesses_stays_or_follows(restored: None, pair: Pair) -> None:
         pair.publish({**pair.named, **layer})
         after = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
         assert after.num_right < before.num_right / 2
+
+
+def test_a_layer_that_was_trained_guesses_better(
+    restored: None, pair: Pair, tmp_path: Path
+) -> None:
+    if pair.kind != "mtp":
+        pytest.skip("the trainer trains no other that guesses")
+    asked = [request for sampling in SAMPLED for request in _requests(**sampling)]
+    before = pair.guessing.run(_all)
+    case = {
+        "name": "learns",
+        "call": "layer_learns",
+        "model": str(pair.folder),
+        "layout": {},
+        "rows": [
+            [*request.prompt_ids, *made.response_ids]
+            for request, made in zip(asked, before, strict=True)
+        ],
+        "steps": 12,
+        "save": str(tmp_path / "published.safetensors"),
+    }
+    losses = run_world(1, [case], tmp_path / "world")["learns"]
+    assert losses[-1] < losses[0] - 0.5
+    published = load_file(case["save"])
+    moved = [name for name in published if not torch.equal(published[name], pair.named[name])]
+    assert moved and all(".layers.3." in name for name in moved)
+    pair.publish(published)
+    channel = TensorChannel(timeout_s=60)
+    channel.open([pair.guessing.address])
+    channel.verify(_buckets(published))
+    channel.close()
+    after = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+    assert after.num_right > sum((each.guesses for each in before), Guesses()).num_right

@@ -1,0 +1,110 @@
+"""The multi-token-prediction layer (arXiv 2412.19437, section 2.2) in training: Megatron's own
+module and names, over packed rows, its gradient cut from the model below. Used by `model`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear, checkpoint
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+
+from milescli.models.facts import ModelFacts
+
+PREFIX = "mtp."
+"""Of the names of its weights."""
+
+
+def options(facts: ModelFacts) -> dict[str, object]:
+    """Megatron's settings of a layer that is trained; nothing of a model without it."""
+    return {"mtp_num_layers": facts.num_mtp_layers} if facts.trains_mtp else {}
+
+
+def block_spec(
+    layer: ModuleSpec, *, norm: type, trains_trunk: bool
+) -> MultiTokenPredictionBlockSubmodules:
+    """`layer`: what it has of a decoder; `trains_trunk`: let its gradient through to the model
+    below."""
+    return MultiTokenPredictionBlockSubmodules(
+        layer_specs=[
+            ModuleSpec(
+                module=MtpLayer,
+                params={"trains_trunk": trains_trunk},
+                submodules=MultiTokenPredictionLayerSubmodules(
+                    enorm=norm,
+                    hnorm=norm,
+                    eh_proj=ColumnParallelLinear,
+                    transformer_layer=layer,
+                    layer_norm=norm,
+                ),
+            )
+        ]
+    )
+
+
+class MtpLayer(MultiTokenPredictionLayer):
+    """Given the token after each input token instead of moving the row by one, which would take a
+    message at every border of a context-parallel part."""
+
+    def __init__(self, *args, trains_trunk: bool, **options) -> None:
+        """Called by Megatron."""
+        super().__init__(*args, **options)
+        self.trains_trunk = trains_trunk
+
+    def _get_embeddings(
+        self, input_ids, position_ids, embedding, hidden_states, packed_seq_params=None
+    ):
+        """input_ids [1, S] of the tokens after; hidden_states [S, 1, hidden], or this rank's part
+        of S under sequence parallelism. Called by Megatron."""
+        with nullcontext() if self.trains_trunk else torch.no_grad():
+            embedded = embedding(input_ids=input_ids, position_ids=position_ids)
+        if not self.trains_trunk:
+            # Megatron's recomputation gives gradients where an input wants one
+            embedded, hidden_states = (
+                part.detach().requires_grad_() for part in (embedded, hidden_states)
+            )
+        return input_ids, position_ids, embedded, hidden_states
+
+    def _checkpointed_forward(self, forward_func, *, hidden_states, decoder_input, **rest):
+        """Megatron's own gives autograd all arguments to keep, and a row is no tensor. Called by
+        Megatron."""
+
+        def forward(hidden_states, decoder_input):
+            return forward_func(hidden_states=hidden_states, decoder_input=decoder_input, **rest)
+
+        return checkpoint(forward, False, hidden_states, decoder_input)
+
+
+class GptWithMtp(GPTModel):
+    """Gives the logits of the MTP layer beside its own, where it is told the tokens after."""
+
+    def _postprocess(self, hidden_states, input_ids, position_ids, labels, *args, **options):
+        """hidden_states [S, 1, hidden] after the last norm; labels [1, S] the token after each
+        input token, or None -> logits [1, S, columns], with labels on the last stage (logits, those
+        of the token after next). Called by Megatron."""
+        if not self.post_process:
+            return hidden_states
+        logits, _ = self.output_layer(hidden_states)
+        logits = logits.transpose(0, 1).contiguous()
+        if labels is None:
+            return logits
+        (layer,) = self.mtp.layers
+        ahead, _, _ = layer(
+            input_ids=labels,
+            position_ids=position_ids,
+            hidden_states=hidden_states,
+            attention_mask=None,
+            packed_seq_params=options["packed_seq_params"],
+            embedding=self.embedding,
+        )
+        weight = self.output_layer.weight
+        further, _ = self.output_layer(
+            ahead, weight=weight if layer.trains_trunk else weight.detach()
+        )
+        return logits, further.transpose(0, 1).contiguous()

@@ -1,0 +1,66 @@
+"""Which multi-token-prediction layers the trainer trains. Called before a device is taken, and by
+the trainer's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from milescli.core.errors import CheckpointError
+from milescli.models.base import WeightTable
+from milescli.models.facts import ModelFacts
+
+TRAINABLE = ("deepseek_v3", "glm4_moe")
+"""Families whose layer was compared with an independent implementation."""
+_OFF = "--set train.mtp.loss_weight=null"
+
+
+def with_mtp(facts: ModelFacts) -> ModelFacts:
+    """The facts of a model whose MTP layer is trained with it. Raises CheckpointError where there
+    is none, or one that the trainer does not compute."""
+    why = None
+    if not facts.num_mtp_layers:
+        why = "its config.json has no `num_nextn_predict_layers`"
+    elif facts.family not in TRAINABLE:
+        why = (
+            f"it is of type `{facts.family}`, and only the layers of {', '.join(TRAINABLE)} were "
+            "compared with another implementation"
+        )
+    elif facts.num_mtp_layers > 1:
+        why = f"it has {facts.num_mtp_layers} of them, and releases of its family have one"
+    elif facts.tied_embeddings:
+        why = "its output layer is its embedding, which no release of its family with one has"
+    elif not facts.is_moe_layer(facts.num_layers - 1):
+        why = "its last layer has no experts, as the MTP layer has"
+    if why is not None:
+        raise CheckpointError(
+            f"the MTP layer of this `{facts.family}` model cannot be trained",
+            why=why,
+            fix=[_OFF, "--set model.path=FOLDER   # of another model"],
+        )
+    return replace(facts, trains_mtp=True)
+
+
+def with_shared_ends(table: WeightTable) -> WeightTable:
+    """The table without the copies of embedding and output layer that some releases hold in their
+    MTP layers: the layer that is trained has them in common with the model."""
+    rules = tuple(rule for rule in table.rules if not (rule.block == "mtp" and rule.optional))
+    return replace(table, rules=rules)
+
+
+def require_mtp_weights(table: WeightTable, names: Collection[str], *, folder: str) -> None:
+    """Raises CheckpointError where a folder with tensors `names` lacks weights of the MTP layer.
+    `table`: of `with_mtp`, in the folder's form."""
+    there = set(names)
+    mine = {name for entry in table.entries if entry.mtp is not None for name in entry.hf}
+    if mine and mine <= there:
+        return
+    missing = sorted(mine - there)
+    raise CheckpointError(
+        f"`{folder}` has no weights of an MTP layer that could be trained",
+        why=f"config.json has `num_nextn_predict_layers`, and `{missing[0]}` is not there"
+        if missing
+        else "config.json has `num_nextn_predict_layers`, and not one tensor of such a layer is "
+        "there (transformers leaves them out of what it saves)",
+        fix=[_OFF, "--set model.path=FOLDER   # as the model was released"],
+    )
