@@ -25,6 +25,7 @@ from typing import Any
 
 from pairs import Machine, Table, command_line, report, take_turns
 from sides import Orders, Side, parse_as_side
+from start_adapter import write_start
 
 from milescli.checkpoint.score_model import score_model
 from milescli.models import load_facts, table
@@ -314,30 +315,6 @@ def _trl_rows(folder: Path, stage: str) -> list[dict[str, Any]]:
     ]
 
 
-def write_start(folder: Path, model: Path) -> None:
-    """The adapter that both sides begin with: a random A and no B, of each matrix."""
-    import torch
-
-    from milescli.export.adapter import Adapter, write_adapter
-    from milescli.models.adapter import A, B, adapter_table, modules_with_adapter
-    from milescli.models.adapter import peft_name as name
-    from milescli.plan.adapters import trained_shape
-
-    shape = trained_shape(Recipe.model_validate(recipe_of("lora", folder.parent)))
-    assert shape is not None
-    of_adapter = adapter_table(table(load_facts(model)), shape)
-    sizes = of_adapter.hf_shapes()
-    torch.manual_seed(0)
-    pairs = {
-        module: (
-            torch.randn(sizes[name(module, A)]) / sizes[name(module, A)][1] ** 0.5,
-            torch.zeros(sizes[name(module, B)]),
-        )
-        for module in modules_with_adapter(of_adapter)
-    }
-    write_adapter(folder, Adapter(pairs=pairs, alpha=shape.alpha, rank=shape.rank))
-
-
 def measure(stage: str, lengths: str, result: Table, options: argparse.Namespace) -> None:
     """Start both sides, run the pairs, stop both; adds a row."""
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
@@ -348,7 +325,7 @@ def measure(stage: str, lengths: str, result: Table, options: argparse.Namespace
         if stage == "reward":
             score_model(base, folder / "model", pad_id=0, seed=0)
         if stage == "lora":
-            write_start(folder / "adapter", base)
+            write_start(folder / "adapter", base, recipe_of(stage, folder))
         write_rows(folder / "rows.json", lengths, NUM_BATCHES * options.rows)
         millions = table(load_facts(folder / "model")).num_parameters / 1e6
 
