@@ -90,12 +90,12 @@ class Workplace:
         )
 
     def miles(
-        self, *arguments: str, import_from: Path | None = None, timeout_s: float = 280.0
+        self, *arguments: str, import_from: Path | None = None, timeout_s: float = 450.0
     ) -> Finished:
         """Call `miles` and wait for its end."""
         return self.finish(self.start(*arguments, import_from=import_from), timeout_s=timeout_s)
 
-    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 280.0) -> Finished:
+    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 450.0) -> Finished:
         """Wait for the end of a process that was started."""
         try:
             out, err = process.communicate(timeout=timeout_s)

@@ -118,7 +118,7 @@ def served(teacher: Workplace) -> Iterator[str]:
     )
     try:
         engine.start()
-        engine.wait_ready(180)
+        engine.wait_ready(400)
         yield engine.url
     finally:
         engine.stop()

@@ -195,9 +195,9 @@ def start_service(
     router = RouterServer(door)
     try:
         engine.start()
-        engine.wait_ready(180)
+        engine.wait_ready(400)
         router.start()
-        router.wait_ready(60)
+        router.wait_ready(200)
     except BaseException:
         router.stop()
         engine.stop()

@@ -76,7 +76,7 @@ def _engine(folder: Path, model: Path, adapter: Path | None) -> Iterator[EngineA
     server = EngineServer(spec)
     server.start()
     try:
-        server.wait_ready(240)
+        server.wait_ready(400)
         yield EngineAddress(url=spec.url, name=spec.name, tp=1, sharing_ranks=[0])
     finally:
         server.stop()

@@ -237,7 +237,7 @@ def responses_of(folder: Path, other: Path) -> dict[str, list]:
     server = EngineServer(engine.spec)
     server.start()
     try:
-        server.wait_ready(180)
+        server.wait_ready(400)
         own = {"greedy": engine.responses(0.0), "sampled": engine.responses(1.0)}
         engine.send(other)
         return {**own, "updated": engine.responses(1.0)}

@@ -116,9 +116,9 @@ def start_pair(service: Service, logs: Path) -> Pair:
         for engine in across:
             engine.start()
         for engine in across:
-            engine.wait_ready(240)
+            engine.wait_ready(400)
         pair.router.start()
-        pair.router.wait_ready(60)
+        pair.router.wait_ready(200)
     except BaseException:
         pair.stop()
         raise

@@ -39,7 +39,7 @@ def second(service: Service, tmp_path):
     engine = EngineServer(spec)
     engine.start()
     try:
-        engine.wait_ready(180)
+        engine.wait_ready(400)
         yield engine
     finally:
         engine.stop()
@@ -61,7 +61,7 @@ def router(service: Service, tmp_path):
     )
     door.start()
     try:
-        door.wait_ready(60)
+        door.wait_ready(200)
         yield door
     finally:
         door.stop()

@@ -296,7 +296,7 @@ def test_an_engine_that_cannot_start_is_named_with_its_last_words(tmp_path):
     server.start()
     try:
         with pytest.raises(WorkerDied, match="engine 0 ended while it started") as caught:
-            server.wait_ready(90)
+            server.wait_ready(200)
     finally:
         server.stop()
     assert "Error" in caught.value.why
