@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.end_to_end.runs import Workplace, processes_of_run, saved, step_done, wait_until_gone
+from tests.end_to_end.runs import Workplace, processes_of_run, step_done, wait_until_gone
 
 pytestmark = pytest.mark.timeout(600)
 SETS = (
@@ -18,7 +18,8 @@ SETS = (
     "engines.placement=split",
     "eval.engines=own",
     "eval.every=3",
-    "train.steps=7",
+    "train.steps=20",
+    "checkpoint.every=99",
 )
 
 
@@ -38,7 +39,6 @@ def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice
 ) -> None:
     sets = [word for pair in SETS for word in ("--set", pair)]
     process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "flight", *sets)
-    workplace.wait_for("flight", saved(3), process)
     workplace.wait_for("flight", step_done(5), process)
     ours = processes_of_run(process.pid)
     process.send_signal(signal.SIGKILL)
@@ -52,17 +52,16 @@ def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice
     assert resumed.code == 0, resumed
     assert "none of them is sampled again" in resumed.err
     after = {event["step"]: event for event in _steps(workplace)[len(killed) :]}
-    again = [event for event in killed if event["step"] in after]
-    assert [event["step"] for event in again][:2] == [4, 5] and max(after) == 7
-    for event in again:
+    assert sorted(after) == list(range(1, 21))
+    for event in killed[:-1]:  # what the last one took may not have been written
         assert _learned(after[event["step"]]) == _learned(event), f"step {event['step']}"
     final = {event["step"]: event for event in killed} | after
     assert max(event["rollout"]["staleness_max"] for event in final.values()) <= 2
     seeds = [
         json.loads(line)["seed"]
-        for step in range(1, 8)
+        for step in after
         for line in (workplace.run("flight") / "rollouts" / f"step_{step}.jsonl").open()
     ]
-    assert len(seeds) == len(set(seeds)) == 7 * 16, "a sample was trained on twice"
+    assert len(seeds) == len(set(seeds)) == 20 * 16, "a sample was trained on twice"
     evaluated = [e["step"] for e in workplace.events("flight") if e["event"] == "EvalDone"]
-    assert {0, 3, 6, 7} <= set(evaluated)
+    assert {0, 3, 18, 20} <= set(evaluated)

@@ -49,7 +49,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
         step=step,
         devices=devices,
         trainer=None,
-        groups=SimpleNamespace(position=0, history={}),
+        groups=SimpleNamespace(position=0, taken=[], history={}),
         objective=None,
     )
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
