@@ -118,9 +118,11 @@ class EngineKeeper:
         nothing is started."""
         if isinstance(error, NodeDied):
             self._failure = error
-        elif refusal := self._repairs.begin(engine.name, error):
+            return False
+        if refusal := self._repairs.begin(engine.name, error):
             self._failure = beyond(error, refusal)
-        return self._failure is None
+            return False
+        return True
 
     async def _heal(self, engine: EngineActors) -> None:
         """Until another is there, or bounds are met."""
