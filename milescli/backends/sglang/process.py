@@ -25,10 +25,9 @@ from milescli.core.units import format_duration
 
 POLL_S = 0.1
 """Between two looks at whether a process is ready."""
-END_TIMEOUT_S = 10.0
-"""For processes to be gone after SIGKILL; a device driver may hold one longer."""
-KILLED_S = 30.0
-"""For the system to end what was sent SIGKILL: on a busy machine it takes more than a moment."""
+END_TIMEOUT_S = 30.0
+"""For processes to be gone after SIGKILL, which takes more than a moment on a busy machine; a
+device driver may hold one longer."""
 TEMP_PREFIX = "miles-process-"
 """Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
 most 107 bytes."""
@@ -226,12 +225,12 @@ class ManagedProcess:
             time.sleep(0.05)
         _signal_group(self._process.pid, signal.SIGKILL)
         try:
-            self._process.wait(timeout=KILLED_S)
+            self._process.wait(timeout=END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             raise WaitTimeout(
                 f"{self.name} does not end",
-                why=f"process group {self._process.pid} was sent SIGKILL {KILLED_S:g} s ago; a "
-                "device driver may hold it",
+                why=f"process group {self._process.pid} was sent SIGKILL {END_TIMEOUT_S:g} s "
+                "ago; a device driver may hold it",
                 fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
             ) from None
 
