@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -196,14 +197,14 @@ class Passes:
         own, *of_mtp = logits
         if self.gives_scores:
             return Outputs(scores=own[:, 0].float())
-        targets, heat = microbatch.target_ids, {"temperature": temperature}
-        shard = self._vocab_shard(own)
+        targets = microbatch.target_ids
+        said = partial(target_logprobs, shard=self._vocab_shard(own), temperature=temperature)
         further = None
-        for ahead in of_mtp:
-            further, _ = target_logprobs(ahead, microbatch.next_ids, shard=shard, **heat)
+        if of_mtp and microbatch.after is not None:
+            further, _ = said(of_mtp[0], microbatch.after.ids)
         if asked is not None:
             targets = torch.cat([targets[:, None], asked.long()], dim=1)
-        logprobs, entropy = target_logprobs(own, targets, shard=shard, **heat)
+        logprobs, entropy = said(own, targets)
         if asked is None:
             return Outputs(logprobs=logprobs, entropy=entropy, next_logprobs=further)
         return Outputs(

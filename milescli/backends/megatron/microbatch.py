@@ -14,6 +14,16 @@ from milescli.train.packed_tokens import Places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """The tokens after the targets of a row."""
+
+    ids: torch.Tensor
+    """[S] int64; 0 where the sequence ends before."""
+    mask: torch.Tensor
+    """[S] bool: there is such a token, and it is on the loss mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
     """S: positions of this rank, padding included; padding is off the mask and has weight 0."""
 
@@ -29,10 +39,8 @@ class Microbatch:
     """[1, S] int64"""
     target_ids: torch.Tensor
     """[S] int64"""
-    next_ids: torch.Tensor
-    """[S] int64 the token after the target; 0 where the sequence ends before."""
-    next_mask: torch.Tensor
-    """[S] bool: there is such a token, and it is on the loss mask."""
+    after: After | None
+    """Where an MTP layer is trained."""
     places: Places
     loss_mask: torch.Tensor
     """[S] bool"""

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.layers.attention import pack_row
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.microbatch import Microbatch, row_shape
-from milescli.backends.megatron.rows import make_row
+from milescli.backends.megatron.microbatch import After, Microbatch, row_shape
+from milescli.backends.megatron.rows import RowLayout, make_row
 from milescli.models.facts import ModelFacts
 from milescli.train.base import TrainShard
 from milescli.train.packed_tokens import PackedTokens, Places
@@ -84,8 +84,6 @@ class RankShard:
         targets = torch.where(is_real, inputs + 1, 0)
         loss_mask = self._loss_mask[targets] & is_real
         weights = self._loss_weights[[*indices, -1]][row.sequence]
-        has_next = is_real & (row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence])
-        after = torch.where(has_next, inputs + 2, 0)
         return Microbatch(
             indices=list(indices),
             source=row.source,
@@ -93,8 +91,7 @@ class RankShard:
             input_ids=torch.where(is_real, self._token_ids[inputs], 0).to(device)[None],
             positions=row.positions.to(device)[None],
             target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
-            next_ids=torch.where(has_next, self._token_ids[after], 0).to(device),
-            next_mask=(self._loss_mask[after] & has_next).to(device),
+            after=self._after(row, lengths) if facts.trains_mtp else None,
             places=Places(
                 sequence=row.sequence.to(device),
                 offset=torch.where(is_real, row.positions + 1, 0).to(device),
@@ -103,12 +100,17 @@ class RankShard:
             ),
             loss_mask=loss_mask.to(device),
             loss_weights=torch.where(loss_mask, weights, 0.0).to(device),
-            routed_experts=self._routing(inputs),
+            routed_experts=(None if self._routed_experts is None else self._routed_experts[inputs]),
             num_tokens=row.num_real,
         )
 
-    def _routing(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        return None if self._routed_experts is None else self._routed_experts[inputs]
+    def _after(self, row: RowLayout, lengths: Sequence[int]) -> After:
+        has_two = row.positions + 2 < torch.tensor([*lengths, 0])[row.sequence]
+        places = torch.where(has_two, row.source + 2, 0)
+        return After(
+            ids=torch.where(has_two, self._token_ids[places], 0).to(self._mesh.device),
+            mask=(self._loss_mask[places] & has_two).to(self._mesh.device),
+        )
 
     def fill(
         self,

@@ -41,12 +41,11 @@ def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | No
     """[updates]; None where none has a loss. Collective over the ranks that hold tokens."""
     if not weight:
         return [None] * len(own.updates)
-    counts = torch.stack(
-        [
-            torch.stack([microbatch.next_mask.sum() for microbatch in microbatches]).sum()
-            for microbatches in own.updates
-        ]
-    )
+    masks = [
+        [microbatch.after.mask for microbatch in microbatches if microbatch.after is not None]
+        for microbatches in own.updates
+    ]
+    counts = torch.stack([torch.cat(of_update).sum() for of_update in masks])
     if mesh.is_last_stage and mesh.token_group is not None:
         dist.all_reduce(counts, group=mesh.token_group)
     return [MtpTerm(weight=weight, num_tokens=max(count, 1)) for count in counts.tolist()]
@@ -99,15 +98,14 @@ class UpdateLoss:
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
-        if self.mtp is None or outputs.next_logprobs is None:
+        if self.mtp is None or outputs.next_logprobs is None or microbatch.after is None:
             return total
-        return total + self.mtp.weight * self._mtp_loss(microbatch, outputs.next_logprobs, self.mtp)
+        ahead = outputs.next_logprobs, microbatch.after.mask
+        return total + self.mtp.weight * self._mtp_loss(*ahead, self.mtp)
 
-    def _mtp_loss(
-        self, microbatch: Microbatch, logprobs: torch.Tensor, term: MtpTerm
-    ) -> torch.Tensor:
-        """This microbatch's part of the mean over the update."""
-        loss = -torch.where(microbatch.next_mask, logprobs, 0.0).sum() / term.num_tokens
+    def _mtp_loss(self, logprobs: torch.Tensor, mask: torch.Tensor, term: MtpTerm) -> torch.Tensor:
+        """A microbatch's part of the mean over the update. Both: [S]."""
+        loss = -torch.where(mask, logprobs, 0.0).sum() / term.num_tokens
         self.rules[MTP_LOSS] = Reduce.LOSS
         self._add(MTP_LOSS, loss.detach().double())
         return loss

@@ -50,7 +50,7 @@ def next_logprobs(
 
     def keep(microbatch, outputs) -> torch.Tensor:
         for place, index in enumerate(microbatch.indices):
-            which = (microbatch.places.sequence == place) & microbatch.next_mask
+            which = (microbatch.places.sequence == place) & microbatch.after.mask
             rows[int(own.shard.sequence_ids[index])] = outputs.next_logprobs[which].tolist()
         return outputs.next_logprobs.sum()
 
