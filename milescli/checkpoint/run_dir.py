@@ -126,23 +126,11 @@ class RunDir:
         """A teacher's model, where another run's checkpoint was written out to be one."""
         return self.path / f"teacher-{number}-model"
 
-    def reward_model_dir(self, source: str) -> Path:
-        """The reward model that is asked, where it is the checkpoint of another run: `source`, as
-        the recipe names it."""
+    def held_model_dir(self, what: str, source: str) -> Path:
+        """A model that is asked and not trained (`what`: reward-model, draft-model, role-model),
+        where it is the checkpoint of another run: `source`, as the recipe names it."""
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
-        return self.path / f"reward-model-{mark}"
-
-    def draft_model_dir(self, source: str) -> Path:
-        """The model that guesses ahead, where it is the checkpoint of another run: `source`, as the
-        recipe names it."""
-        mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
-        return self.path / f"draft-model-{mark}"
-
-    def role_model_dir(self, source: str) -> Path:
-        """An older policy that plays a role, where it is the checkpoint of another run: `source`,
-        as the recipe names it."""
-        mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
-        return self.path / f"role-model-{mark}"
+        return self.path / f"{what}-{mark}"
 
     @property
     def own_model_dir(self) -> Path:

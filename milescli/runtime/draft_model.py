@@ -51,7 +51,7 @@ def draft_folder(
     path = draft_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.draft_model_dir(path.path), output=output)
+    folder = path.folder(run.held_model_dir("draft-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
     return folder
 

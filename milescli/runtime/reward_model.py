@@ -56,6 +56,6 @@ def reward_model_folder(
     path = reward_path(recipe)
     if path is None:
         return None
-    folder = path.folder(run.reward_model_dir(path.path), output=output)
+    folder = path.folder(run.held_model_dir("reward-model", path.path), output=output)
     path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
     return folder

@@ -58,7 +58,7 @@ def policy_folders(
     `require_policies`, and RecipeError where one has another tokenizer."""
     folders = []
     for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
-        folder = path.folder(run.role_model_dir(text), output=output)
+        folder = path.folder(run.held_model_dir("role-model", text), output=output)
         _require_same(path, load_facts(folder), facts)
         path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
         folders.append(folder)
