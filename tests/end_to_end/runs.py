@@ -121,6 +121,10 @@ class Workplace:
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
+    def steps(self, name: str) -> list[dict]:
+        """Its StepDone, of all attempts."""
+        return [event for event in self.events(name) if event["event"] == "StepDone"]
+
     def wait_for(
         self,
         name: str,
@@ -144,6 +148,13 @@ class Workplace:
         raise AssertionError(
             f"no such event within {seconds} s; the last were {self.events(name)[-3:]}"
         )
+
+
+def learned(step: dict) -> tuple[dict, dict]:
+    """What was sampled and learned in a step, without seconds."""
+    seconds = ("forward_backward_s", "optimizer_s")
+    report = {name: value for name, value in step["report"].items() if name not in seconds}
+    return report, step["rollout"]
 
 
 def step_done(step: int) -> Callable[[dict], bool]:

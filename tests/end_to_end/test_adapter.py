@@ -44,7 +44,7 @@ def _steps(workplace: Workplace, name: str) -> dict[int, tuple]:
 def test_engine_and_trainer_agree_while_the_adapter_learns(
     workplace: Workplace, whole: str
 ) -> None:
-    done = [event for event in workplace.events(whole) if event["event"] == "StepDone"]
+    done = workplace.steps(whole)
     assert max(event["report"]["logprob_diff_max"] for event in done) < 1e-4
     assert done[-1]["report"]["figures"]["kl"] > 0, "the reference is the base"
 

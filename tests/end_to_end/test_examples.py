@@ -21,7 +21,7 @@ def test_an_agent_and_an_algorithm_of_the_users_own_train_and_are_evaluated(
         import_from=ROOT / "docs" / "examples",
     )  # fmt: skip
     assert finished.code == 0, finished
-    steps = [event for event in workplace.events("own") if event["event"] == "StepDone"]
+    steps = workplace.steps("own")
     assert len(steps) == 2
     for step in steps:
         assert step["report"]["grad_norm"] > 0

@@ -8,7 +8,13 @@ import signal
 
 import pytest
 
-from tests.end_to_end.runs import Workplace, processes_of_run, step_done, wait_until_gone
+from tests.end_to_end.runs import (
+    Workplace,
+    learned,
+    processes_of_run,
+    step_done,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.timeout(600)
 SETS = (
@@ -23,17 +29,6 @@ SETS = (
 )
 
 
-def _steps(workplace: Workplace) -> list[dict]:
-    return [event for event in workplace.events("flight") if event["event"] == "StepDone"]
-
-
-def _learned(event: dict) -> tuple[dict, dict]:
-    """What was sampled and learned in a step, without seconds."""
-    seconds = ("forward_backward_s", "optimizer_s")
-    report = {name: value for name, value in event["report"].items() if name not in seconds}
-    return report, event["rollout"]
-
-
 def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice(
     workplace: Workplace,
 ) -> None:
@@ -44,17 +39,17 @@ def test_a_run_that_takes_what_is_done_first_is_killed_and_takes_no_sample_twice
     process.send_signal(signal.SIGKILL)
     workplace.finish(process)
     assert not wait_until_gone(ours)
-    killed = _steps(workplace)
+    killed = workplace.steps("flight")
     assert {event["flow"]["waiting_groups"] >= 0 for event in killed} == {True}
     assert {event["publish"]["num_running"] >= 0 for event in killed} == {True}
 
     resumed = workplace.miles("resume", "flight")
     assert resumed.code == 0, resumed
     assert "none of them is sampled again" in resumed.err
-    after = {event["step"]: event for event in _steps(workplace)[len(killed) :]}
+    after = {event["step"]: event for event in workplace.steps("flight")[len(killed) :]}
     assert sorted(after) == list(range(1, 21))
     for event in killed[:-1]:  # what the last one took may not have been written
-        assert _learned(after[event["step"]]) == _learned(event), f"step {event['step']}"
+        assert learned(after[event["step"]]) == learned(event), f"step {event['step']}"
     final = {event["step"]: event for event in killed} | after
     assert max(event["rollout"]["staleness_max"] for event in final.values()) <= 2
     seeds = [

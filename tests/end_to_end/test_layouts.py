@@ -10,6 +10,7 @@ import pytest
 
 from tests.end_to_end.runs import (
     Workplace,
+    learned,
     processes_of_run,
     saved,
     step_done,
@@ -29,10 +30,6 @@ def _sets(*pairs: str) -> list[str]:
     return [word for pair in pairs for word in ("--set", pair)]
 
 
-def _steps(workplace: Workplace, name: str) -> list[dict]:
-    return [event for event in workplace.events(name) if event["event"] == "StepDone"]
-
-
 def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_sampled(
     workplace: Workplace,
 ) -> None:
@@ -48,7 +45,7 @@ def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_s
     process.send_signal(signal.SIGKILL)
     workplace.finish(process)
     assert not wait_until_gone(ours)
-    killed = _steps(workplace, "stale")
+    killed = workplace.steps("stale")
     measured = [event["rollout"]["staleness_max"] for event in killed]
     assert max(measured) in (1, 2), measured
     assert measured[0] == 0
@@ -59,18 +56,11 @@ def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_s
     resumed = workplace.miles("resume", "stale")
     assert resumed.code == 0, resumed
     assert "none of them is sampled again" in resumed.err
-    after = {event["step"]: event for event in _steps(workplace, "stale")[len(killed) :]}
+    after = {event["step"]: event for event in workplace.steps("stale")[len(killed) :]}
     again = [event for event in killed if event["step"] in after]
     assert [event["step"] for event in again][:2] == [4, 5] and max(after) == 7
     for event in again:
-        assert _learned(after[event["step"]]) == _learned(event), f"step {event['step']}"
-
-
-def _learned(event: dict) -> tuple[dict, dict]:
-    """What was sampled and learned in a step, without seconds."""
-    seconds = ("forward_backward_s", "optimizer_s")
-    report = {name: value for name, value in event["report"].items() if name not in seconds}
-    return report, event["rollout"]
+        assert learned(after[event["step"]]) == learned(event), f"step {event['step']}"
 
 
 def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout(
@@ -89,7 +79,7 @@ def test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_anoth
     )
     assert resumed.code == 0, resumed
     assert _layout(workplace, "moe") == {"tp": 1, "ep": 1, "pp": 2}
-    reports = [event["report"] for event in _steps(workplace, "moe")]
+    reports = [event["report"] for event in workplace.steps("moe")]
     assert len(reports) == 4
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
     assert max(report["logprob_diff_mean"] for report in reports) <= 1e-5

@@ -34,7 +34,7 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     words = [word for setting in sets for word in ("--set", setting)]
     finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "duo", *words)
     assert finished.code == 0, finished
-    done = [event for event in workplace.events("duo") if event["event"] == "StepDone"]
+    done = workplace.steps("duo")
     assert len(done) == 2
     for event in done:
         # trainer and engine agree on the tokens of every turn, in its own role's context
@@ -56,7 +56,7 @@ def test_two_roles_imitate_a_worked_episode_and_are_trained_on_their_own_turns(
     words = [word for setting in again for word in ("--set", setting)]
     finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "self", *words)
     assert finished.code == 0, finished
-    (event,) = [event for event in workplace.events("self") if event["event"] == "StepDone"]
+    (event,) = workplace.steps("self")
     assert event["rollout"]["figures"]["turns"] == 1, "the other turn is the older one's"
     assert event["report"]["logprob_diff_max"] < 1e-3
     file = workplace.run("self") / "rollouts" / "step_1.jsonl"

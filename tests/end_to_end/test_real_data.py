@@ -45,7 +45,7 @@ def test_gsm8k_goes_through_template_length_policy_grader_and_truncation(
     assert report["num_rows"] == len(lengths) == 7473
     assert report["num_dropped"] == sum(length > MAX_PROMPT_TOKENS for length in lengths) > 0
     assert report["prompt_tokens_max"] == max(lengths)
-    steps = [event for event in workplace.events("gsm8k") if event["event"] == "StepDone"]
+    steps = workplace.steps("gsm8k")
     assert len(steps) == 2
     for step in steps:
         samples = [

@@ -236,3 +236,13 @@ def one_rank_trainer() -> Iterator[None]:
     yield
     if made_here:
         dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The model of `service`, on an engine of the file's own that keeps prefixes."""
+    folder = tmp_path_factory.mktemp("keeping")
+    made = start_service(folder, make_qwen3(folder), name="keeping", prefix_cache=True)
+    yield made
+    made.router.stop()
+    made.engine.stop()

@@ -4,7 +4,6 @@ is done, each token is of the weights that its version says, and of no KV of oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +15,7 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from tests.backends.sglang.conftest import Service, make_qwen3, start_service
+from tests.backends.sglang.conftest import Service
 from tests.backends.sglang.sending import weights
 
 pytestmark = pytest.mark.engine
@@ -25,16 +24,6 @@ SCALES = {2: 1.0, 5: 1.05}
 PROMPT = list(range(3, 103))
 WAITS_S = (0.1, 0.05, 0.2, 0.02, 0.4, 0.8)
 """When the publish comes; tried until it falls into the response."""
-
-
-@pytest.fixture(scope="module")
-def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """An engine of its own, which keeps prefixes."""
-    folder = tmp_path_factory.mktemp("on-update")
-    made = start_service(folder, make_qwen3(folder), name="keeping", prefix_cache=True)
-    yield made
-    made.router.stop()
-    made.engine.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,26 +6,15 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.types import WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from tests.backends.sglang.conftest import KEY, Service, make_qwen3, start_service
+from tests.backends.sglang.conftest import KEY, Service
 
 TURNS, NEW, ADDED = 4, 24, 20
-
-
-@pytest.fixture(scope="module")
-def keeping(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """The model of `service`, on an engine that keeps prefixes."""
-    folder = tmp_path_factory.mktemp("prefixes")
-    made = start_service(folder, make_qwen3(folder), name="keeping", prefix_cache=True)
-    yield made
-    made.router.stop()
-    made.engine.stop()
 
 
 async def _talk(fleet: SglangFleet) -> list[list[Completion]]:
