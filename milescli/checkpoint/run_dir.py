@@ -39,6 +39,8 @@ LAYOUT = {
     "rollouts/": "some samples of each step, to read",
     "journal/": "finished samples, which `miles resume` takes instead of sampling them again",
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
+    "adapters/NAME/": "of a run of several adapters: each as a run of its own, for `miles export`, "
+    "`miles eval` and `miles resume`",
     "reference/, teacher/": "what a reference or a teacher says of the rows, computed once",
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",
@@ -121,6 +123,11 @@ class RunDir:
     def critic_model_dir(self) -> Path:
         """The model that the run's critic is made of."""
         return self.path / "critic-model"
+
+    @property
+    def adapters_dir(self) -> Path:
+        """A run directory for each of several adapters."""
+        return self.path / "adapters"
 
     def teacher_model_dir(self, number: int) -> Path:
         """A teacher's model, where another run's checkpoint was written out to be one."""

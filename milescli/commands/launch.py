@@ -6,6 +6,7 @@ import typer
 
 from milescli.commands.driving import SupervisedOption, begin, drive
 from milescli.commands.options import (
+    AdapterOption,
     AddressOption,
     DryRunOption,
     EmitOption,
@@ -53,6 +54,7 @@ def launch(
     steps: StepsOption = None,
     seed: SeedOption = None,
     lora: LoraOption = None,
+    adapters: AdapterOption = None,
     dry_run: DryRunOption = False,
     on: OnOption = None,
     emit: EmitOption = None,
@@ -62,6 +64,7 @@ def launch(
 ) -> None:
     """Train a model by a recipe."""
     from milescli.recipe.load import load
+    from milescli.recipe.several import from_options
 
     output: Output = context.obj
     machine = planned_machine(on, price=price, dry_run=dry_run, emits=emit is not None)
@@ -74,7 +77,9 @@ def launch(
         run__seed=("--seed", seed),
         train__lora__rank=("--lora", lora),
     )
-    loaded = with_warnings(load(recipe, sets=sets or [], flags=flags, **here()), output=output)
+    further = from_options(adapters or [])
+    read = load(recipe, sets=sets or [], flags=flags, further=further, **here())
+    loaded = with_warnings(read, output=output)
     if emit is not None:
         from milescli.commands.show_job import show_job
 

@@ -97,6 +97,14 @@ LoraOption = Annotated[
         "--lora", min=1, metavar="RANK", help="Train an adapter of this rank (train.lora.rank)."
     ),
 ]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FILE",
+        help="One of several adapters, trained at once: what it has other than the recipe.",
+    ),
+]
 OnOption = Annotated[
     str | None,
     typer.Option(

@@ -13,6 +13,7 @@ from milescli.core.events import (
     EvalDone,
     Event,
     Notice,
+    OfAdapter,
     PhaseStarted,
     RowStepDone,
     RunEnded,
@@ -34,6 +35,8 @@ LABEL_WIDTH = 10
 def step_line(event: Event) -> Text | None:
     """A step as one line, aligned with its neighbours; None for other events and for most warm-up
     steps."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, step_line(event.event))
     if isinstance(event, StepDone):
         return Text(_step(event))
     if isinstance(event, RowStepDone):
@@ -97,6 +100,8 @@ def _guesses(done: StepDone) -> list[str]:
 def milestone(event: Event) -> Text | None:
     """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
     all else."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, milestone(event.event))
     when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
     if isinstance(event, ValidationDone):
         shown = "".join(f", {name} {value:.3f}" for name, value in event.figures.items())
@@ -150,9 +155,15 @@ def milestone(event: Event) -> Text | None:
 
 def phase_line(event: Event) -> Text | None:
     """A new phase, for logs; the panel shows it in its frame."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, phase_line(event.event))
     return (
         _line(event.phase, event.detail, theme.ACCENT) if isinstance(event, PhaseStarted) else None
     )
+
+
+def _named(adapter: str, line: Text | None) -> Text | None:
+    return None if line is None else Text.assemble((f"{adapter}: ", theme.ACCENT), line)
 
 
 def _line(label: str, text: str, style: str) -> Text:

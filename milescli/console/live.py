@@ -18,7 +18,7 @@ from milescli.console import lines, theme
 from milescli.console.output import Mode, Output, envelope
 from milescli.console.panel import frame
 from milescli.console.progress import RunProgress
-from milescli.core.events import Event, Notice, PhaseStarted, to_record
+from milescli.core.events import Event, Notice, OfAdapter, PhaseStarted, to_record
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("[^"]*"\)')
 """rich's pictures fetch their font from the web; ours take one that is there."""
@@ -112,10 +112,14 @@ class LiveRun:
             self.output.data.file.write(envelope("event", to_record(event)) + "\n")
             self.output.data.file.flush()
         elif self.output.mode is Mode.QUIET:
-            if isinstance(event, Notice) and event.level == "warning":
-                self.output.warn(event.text)
+            told = event.event if isinstance(event, OfAdapter) else event
+            if isinstance(told, Notice) and told.level == "warning":
+                self.output.warn(told.text)
         elif self._live is not None:
-            if (line := lines.milestone(event)) is not None:
+            line = lines.milestone(event)
+            if line is None and isinstance(event, OfAdapter):
+                line = lines.step_line(event)  # the panel has room for one line of steps
+            if line is not None:
                 self.output.narration.print(line)
             if isinstance(event, PhaseStarted):
                 self._live.refresh()

@@ -254,6 +254,14 @@ class RunEnded:
     error: dict[str, object] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfAdapter:
+    """What happens to one of several adapters, in the events of the run that trains them."""
+
+    adapter: str
+    event: Event
+
+
 Event = (
     PhaseStarted
     | Notice
@@ -268,6 +276,7 @@ Event = (
     | WorkerLost
     | WorkerReplaced
     | RunEnded
+    | OfAdapter
 )
 
 
@@ -290,5 +299,8 @@ class EventBus:
 
 
 def to_record(event: Event) -> dict[str, object]:
-    """The JSON form: the class name under `event`, then the fields."""
+    """The JSON form: the class name under `event`, then the fields; of an adapter's event its own,
+    with `adapter`."""
+    if isinstance(event, OfAdapter):
+        return {**to_record(event.event), "adapter": event.adapter}
     return {"event": type(event).__name__, **asdict(event)}

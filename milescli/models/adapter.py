@@ -22,8 +22,8 @@ from milescli.models.transforms import alone, same
 PEFT_PREFIX = "base_model.model."
 PEFT_WEIGHTS = "adapter_model.safetensors"
 A, B = "lora_A", "lora_B"
-ADAPTER_SLOTS = 2
-"""Adapters that an engine has room for: that of the policy, and none at all."""
+SOLE_ADAPTER = "policy"
+"""How engines know the adapter of a run that trains one."""
 ALL_LINEAR = "all-linear"
 """Every matrix of the layers that an adapter can stand beside."""
 _WEIGHT = ".weight"
@@ -112,6 +112,23 @@ def modules_with_adapter(table: WeightTable) -> list[str]:
 def peft_name(module: str, which: str) -> str:
     """Of `lora_A` or `lora_B` beside a module, as the base model's folder names it."""
     return f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}"
+
+
+def engine_name(adapter: str, name: str) -> str:
+    """What a tensor of an adapter is called on its way to the engines; `name`: as `peft_name`."""
+    return f"{adapter}/{name}"
+
+
+def of_engine_name(name: str) -> tuple[str, str] | None:
+    """(adapter, name by PEFT); None: it is a weight of the model. What names no adapter is of the
+    only one."""
+    adapter, _, inner = name.rpartition("/")
+    return (adapter or SOLE_ADAPTER, inner) if inner.startswith(PEFT_PREFIX) else None
+
+
+def engine_slots(num_adapters: int) -> int:
+    """Adapters that an engine has room for: those that are trained, and none at all."""
+    return max(1, num_adapters) + 1
 
 
 def base_name(entry: Entry) -> str:

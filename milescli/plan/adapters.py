@@ -25,9 +25,10 @@ def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
     numbers, of_base = adapter_table(base, shape).num_parameters, base.num_parameters
     log.note(
         "adapter",
-        f"rank {shape.rank}",
+        f"rank {shape.rank}" + (f" x {len(recipe.adapters)}" if recipe.adapters else ""),
         f"{format_count(numbers)} of {format_count(of_base)} numbers are trained "
-        f"({100 * numbers / of_base:.2g} %); the others have neither gradient nor optimizer",
+        f"({100 * numbers / of_base:.2g} %); the others have neither gradient nor optimizer"
+        + (f"; {', '.join(recipe.adapters)} take turns" if recipe.adapters else ""),
     )
 
 

@@ -95,7 +95,7 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory = memory_model(facts, trained_shape(recipe))
+    memory = memory_model(facts, trained_shape(recipe), max(1, len(recipe.adapters)))
     budget = int(USABLE * machine.nodes[0].memory_bytes)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)

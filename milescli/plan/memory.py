@@ -12,7 +12,7 @@ from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
-from milescli.models.adapter import ADAPTER_SLOTS, LoraShape, adapter_table
+from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -132,6 +132,8 @@ class MemoryModel:
     table: WeightTable
     adapter: WeightTable | None = None
     """Of what is trained instead of the model's weights; None: these are."""
+    num_adapters: int = 1
+    """That engines serve at once; the trainer's device holds one."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
     """Of what is trained."""
@@ -317,7 +319,8 @@ class MemoryModel:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
             self._engine[key] = self.counter.engine_total(**cut)
             if self.adapter is not None:
-                self._engine[key] += ADAPTER_SLOTS * self.trained.engine_total(**cut)
+                own = self.trained.engine_total(**cut)
+                self._engine[key] += engine_slots(self.num_adapters) * own
         return self._engine[key] * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
@@ -357,11 +360,15 @@ class MemoryModel:
 
 
 @lru_cache(maxsize=8)
-def memory_model(facts: ModelFacts, shape: LoraShape | None = None) -> MemoryModel:
+def memory_model(
+    facts: ModelFacts, shape: LoraShape | None = None, num_adapters: int = 1
+) -> MemoryModel:
     """One for each model: what it has summed up serves the next plan as well. `shape`: of the
-    adapter that is trained instead of it. Raises RecipeError where that fits nowhere."""
+    adapter that is trained instead of it, or of each of several. Raises RecipeError where that fits
+    nowhere."""
     table = models.table(facts)
-    return MemoryModel(table, adapter_table(table, shape) if shape is not None else None)
+    adapter = adapter_table(table, shape) if shape is not None else None
+    return MemoryModel(table, adapter, num_adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def search_space(
     reaches = reached(device.name)
     if not recipe.engines.cuda_graphs:
         reaches = replace(reaches, engine_graphs=0)
-    memory = memory_model(table.facts, trained_shape(recipe))
+    memory = memory_model(table.facts, trained_shape(recipe), max(1, len(recipe.adapters)))
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     )

@@ -48,6 +48,7 @@ def load(
     *,
     sets: Iterable[str] = (),
     flags: Mapping[str, str] | None = None,
+    further: Table | None = None,
     environ: Mapping[str, str],
     cwd: Path,
     home: Path,
@@ -55,7 +56,8 @@ def load(
     """Read a template by name, or a .yaml file, under the layers above it.
 
     `sets`: texts of `--set`. `flags`: options that are short for one, `{"machine.gpus": "--gpus
-    4"}`. Raises RecipeError, before anything heavy is imported.
+    4"}`; `further`: what else the command line says. Raises RecipeError, before anything heavy is
+    imported.
     """
     path = find_recipe(recipe, cwd=cwd)
     base = layers.from_yaml(
@@ -64,7 +66,8 @@ def load(
         layer=SettingsLayer.RECIPE,
     )
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=path)
-    table = _layered(base, user_files, environ, layers.from_command_line(sets, flags or {}))
+    words = layers.from_command_line(sets, flags or {}) | (further or {})
+    table = _layered(base, user_files, environ, words)
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
         table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
@@ -134,7 +137,7 @@ def override(
                 fix=f"miles launch --recipe {loaded.source} --name NEW {entry.origin.where}   "
                 "# a new run",
             )
-    table = _table_of(loaded)
+    table = table_of(loaded)
     if loaded.origins["machine.address"].where in ("", layers.RAY_VARIABLE):
         del table["machine.address"]
     return build(
@@ -217,7 +220,8 @@ def _shown(path: Path, cwd: Path, home: Path) -> str:
     return str(path)
 
 
-def _table_of(loaded: LoadedRecipe) -> Table:
+def table_of(loaded: LoadedRecipe) -> Table:
+    """Every value that it holds, and who said so."""
     table: Table = {}
     for name, origin in loaded.origins.items():
         parent = name.rpartition(".")[0]

@@ -83,7 +83,7 @@ def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     inner = [*value.values()] if isinstance(value, dict) else value
-    if isinstance(inner, list) and any(isinstance(item, Section) for item in inner):
+    if isinstance(inner, list) and any(isinstance(item, Section | dict) for item in inner):
         return json.dumps(plain(value), ensure_ascii=False)  # which is YAML, without tags
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_scalar(k)}: {_scalar(v)}" for k, v in value.items()) + "}"

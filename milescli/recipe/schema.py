@@ -6,7 +6,7 @@ It knows nothing of the machine.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -262,6 +262,10 @@ class Recipe(Section):
     machine: MachineSettings = MachineSettings()
     fault: Fault = Fault()
     run: RunSettings = RunSettings()
+    adapters: dict[str, dict[str, Any]] = Field(default={})
+    """Several adapters over one model, trained and served at once: {sums: {data: {prompts:
+    a.jsonl}}, words: {train: {steps: 80}}}. Each has a name, and says what it has other than this
+    recipe: of data, rollout, train, eval, checkpoint, warmup, model.adapter and run.seed."""
 
     @property
     def learns_from_rows(self) -> bool:

@@ -18,13 +18,22 @@ def typed_value(node: YamlNode, key: RecipeKey) -> object:
         return {name: _typed_item(child, key.items) for name, child in node.value.items()}
     if isinstance(node.value, dict):
         return {
-            name: child.value if key.takes_mapping else child.text
+            name: as_written(child) if key.takes_mapping else child.text
             for name, child in node.value.items()
         }
     if isinstance(node.value, list):
         return [item.text if item.plain else item.value for item in node.value]
     if key.is_text and not key.is_list and node.plain and not (key.optional and node.value is None):
         return node.text
+    return node.value
+
+
+def as_written(node: YamlNode) -> object:
+    """The values that the text has by itself, whatever key they are of."""
+    if isinstance(node.value, dict):
+        return {name: as_written(child) for name, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [as_written(item) for item in node.value]
     return node.value
 
 

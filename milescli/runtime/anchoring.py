@@ -9,6 +9,7 @@ from pathlib import Path
 from milescli.core.errors import MilesError
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.section import Section
+from milescli.recipe.several import KEY as ADAPTERS
 from milescli.rollout.source import file_named
 
 _KEYS = frozenset(
@@ -43,7 +44,11 @@ def _anchored(value, *, key: str):
     if isinstance(value, list):
         new = [_anchored(one, key=key) for one in value]
         return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
-    return _absolute(value, key=key) if isinstance(value, str) and key in _KEYS else value
+    if isinstance(value, dict) and (key == ADAPTERS or key.startswith(f"{ADAPTERS}.")):
+        new = {name: _anchored(one, key=f"{ADAPTERS}.{name}") for name, one in value.items()}
+        return new if any(new[name] is not value[name] for name in new) else value
+    last = key.removeprefix(f"{ADAPTERS}.")
+    return _absolute(value, key=last) if isinstance(value, str) and last in _KEYS else value
 
 
 def _absolute(text: str, *, key: str) -> str:

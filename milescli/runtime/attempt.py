@@ -15,7 +15,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import NodesJoined, Stopped
-from milescli.core.events import EventBus, Notice, PhaseStarted
+from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.buddies import buddies, start_keepers
@@ -23,7 +23,7 @@ from milescli.runtime.copies import Copies
 from milescli.runtime.devices import Devices
 from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
-from milescli.runtime.healing_trainer import HealingTrainer
+from milescli.runtime.healing_trainer import AdapterTrainer, HealingTrainer
 from milescli.runtime.joining_nodes import JoiningNodes
 from milescli.runtime.restarts import Repairs, Restarts, until_started
 from milescli.runtime.saving import Progress, Saver
@@ -94,6 +94,11 @@ class Attempt:
         plan = self.spec.plan
         return bool(plan.engines.num) and plan.colocated and plan.device_kind != "cpu"
 
+    @property
+    def has_begun(self) -> bool:
+        """All processes are there, and there is something to stop."""
+        return self.run is not None
+
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
@@ -113,7 +118,7 @@ class Attempt:
             await self.session.resources.release()
 
     def _on_stop(self) -> bool:
-        if self.run is None:
+        if not self.has_begun:
             return False
         self.bus.emit(
             PhaseStarted(
@@ -147,7 +152,7 @@ class Attempt:
             await self.work(trainer, fleet)
         except Stopped as stopped:
             await self.settle()
-            await self._save_and_stop(stopped)
+            await self.save_and_stop(stopped)
         finally:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
@@ -161,7 +166,7 @@ class Attempt:
             self.session.resources.token,
             silence_s=self.spec.recipe.machine.silence_s,
             bus=self.bus,
-            is_over=lambda: self.run is not None,
+            is_over=lambda: self.has_begun,
         ).probe
 
     async def _check_ray(self) -> None:
@@ -178,6 +183,10 @@ class Attempt:
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Learn to the last step. `fleet`: None where the plan has no engines."""
         raise NotImplementedError
+
+    def tell_end(self, event: RunEnded) -> None:
+        """How it ended."""
+        self.bus.emit(event)
 
     async def settle(self) -> None:
         """End what runs beside the steps. May be called more than once."""
@@ -238,22 +247,25 @@ class Attempt:
         return fleet
 
     async def _start_trainer(self) -> Trainer:
-        """The ranks, with the weights to begin from: of the checkpoint, or of the model after its
+        trainer = await self._start_ranks()
+        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
+        await self.begin_with(trainer)
+        return trainer
+
+    async def begin_with(self, trainer: HealingTrainer | AdapterTrainer) -> None:
+        """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
         warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
-        trainer = await self._start_ranks()
         if checkpoint is None:
             await self.prepare(trainer)
             if recipe.keeps_reference:
                 await trainer.freeze_reference()
-            return trainer
+            return
         await self.recall(trainer)
         await self._load(trainer, checkpoint)
-        if isinstance(trainer, HealingTrainer):
-            trainer.is_saved()
-        return trainer
+        trainer.is_saved()
 
-    async def _start_ranks(self) -> Trainer:
+    async def _start_ranks(self) -> HealingTrainer:
         """Those that die are replaced."""
         start = partial(self.session.builder.start_trainer, with_teachers=self.asks_teachers)
         trainer = self.trainer = HealingTrainer(
@@ -264,7 +276,6 @@ class Attempt:
             room=self._room if self.taking_turns else None,
             copies=self._copies(),
         )
-        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         self.probes.append(trainer.probe)
         return trainer
 
@@ -294,9 +305,13 @@ class Attempt:
         """New ranks, with what the newest checkpoint of this past has, or the model where there is
         none yet."""
         ranks = await self._start_bare_ranks()
+        await self.load_newest(ranks)
+        return ranks
+
+    async def load_newest(self, ranks: RankGroup) -> None:
+        """Give new ranks what the newest checkpoint has, where there is one."""
         if (step := self.saver.newest_step) is not None:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
-        return ranks
 
     async def _start_bare_ranks(self) -> RankGroup:
         """As the model is. A checkpoint whose manifest is being written counts by then."""
@@ -325,7 +340,7 @@ class Attempt:
         """As `save`, with the trainer awake."""
         await self.save(self.step)
 
-    async def _save_and_stop(self, stopped: Stopped) -> None:
+    async def save_and_stop(self, stopped: Stopped) -> None:
         """Save what was learned since the newest checkpoint, then say how to go on."""
         command = f"miles resume {self.spec.run.shown}"
         if self.run is None:

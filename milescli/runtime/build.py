@@ -11,7 +11,6 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.ports import free_ports
@@ -20,6 +19,7 @@ from milescli.backends.sglang.spec import EngineSpec, check_servable, check_spec
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import FitError, WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
+from milescli.models.adapter import SOLE_ADAPTER
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
@@ -90,6 +90,7 @@ class Builder:
                 "teacher_dirs": [
                     str(folder) for folder in self.spec.inputs.teacher_dirs if with_teachers
                 ],
+                "adapters": {name: each.recipe for name, each in self.spec.adapters.items()},
                 "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
                 if self.plan.engines.num
                 else None,
@@ -143,7 +144,10 @@ class Builder:
             starting.append(until_started(SCORER_NAME, partial(self._start_scorer, engines)))
         await asyncio.gather(*starting)
         of_rollout = self.engine_addresses(engines)
-        engines.fleet = self._fleet(of_rollout, await self._start_router(of_rollout, engines))
+        router_url = await self._start_router(of_rollout, engines)
+        engines.fleet = self._fleet(of_rollout, router_url)
+        for name in self.spec.adapters:
+            engines.adapters[name] = self._fleet(of_rollout, router_url, adapter=name)
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         for name in self.recipe.rollout.policies:
@@ -184,7 +188,9 @@ class Builder:
         router_url: str | None,
         *,
         serves_policy: bool = True,
+        adapter: str | None = None,
     ) -> SglangFleet:
+        """`adapter`: the one of several that it asks for."""
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
@@ -194,7 +200,8 @@ class Builder:
             response_timeout_s=bound_s,
             order_timeout_s=min(bound_s, ORDER_TIMEOUT_S),
             routing_shape=(facts.num_layers, facts.topk) if replay else None,
-            adapter=ADAPTER_NAME if serves_adapter else None,
+            adapter=adapter or (SOLE_ADAPTER if serves_adapter else None),
+            shares_engines=adapter is not None,
             on_update=self.recipe.rollout.on_update,
         )
 

@@ -41,8 +41,9 @@ class Devices:
     """The engines that the trainer's channel is open to."""
     _joining: list[EngineAddress] = field(default_factory=list)
     """Engines that answer from the next publish on."""
-    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who changes what the engines hold, or which engines there are."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who changes what the engines hold, or which engines there are; several adapters have
+    one."""
     _is_level: asyncio.Event = field(default_factory=asyncio.Event)
     """The trainer's weights are those of `version`."""
 
@@ -57,7 +58,7 @@ class Devices:
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
         """As `training`; the trainer's weights stay as they are."""
-        async with self._changing:
+        async with self.changing:
             if self.taking_turns and not self.engines_asleep:
                 self._is_level.clear()
                 await self._wake_trainer()
@@ -75,9 +76,9 @@ class Devices:
         if self._weights_awake:
             await self.engines.sleep_weights()
             self._weights_awake, self._weights_due = False, True
-        elif self.taking_turns and not self.engines_asleep and not self._changing.locked():
+        elif self.taking_turns and not self.engines_asleep and not self.changing.locked():
             # only at the end of a run is a sleeping trainer asked for anything: nobody asks engines
-            async with self._changing:
+            async with self.changing:
                 self._is_level.clear()
                 await self.engines.pause()
                 await self.engines.sleep()
@@ -96,7 +97,7 @@ class Devices:
         `verify`: raises MismatchError where they then hold anything else; nobody may ask the
         engines meanwhile.
         """
-        async with self._changing:
+        async with self.changing:
             await self._publish(version, verify=verify)
             self._is_level.set()
 
@@ -128,7 +129,7 @@ class Devices:
         """Trainer and engines hold the same weights, and keep them."""
         while True:
             await self._is_level.wait()
-            async with self._changing:
+            async with self.changing:
                 if self._is_level.is_set():
                     yield
                     return

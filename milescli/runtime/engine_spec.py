@@ -7,6 +7,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.backends.sglang.speculation import Speculation
+from milescli.models.adapter import SOLE_ADAPTER
 from milescli.plan.speculation import guesses
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
@@ -49,6 +50,7 @@ def engine_spec(
         return_routed_experts=recipe.train.routing_replay,
         speculation=_speculation(recipe, plan, draft_dir),
         adapter_dir=adapter_dir,
+        adapter_names=tuple(recipe.adapters) or (SOLE_ADAPTER,),
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,
         extra_args=tuple(recipe.engines.extra),

@@ -109,6 +109,8 @@ class Engines:
     """Of the engines that are kept for evaluations; None: the plan keeps none."""
     policies: dict[str, SglangFleet] = field(default_factory=dict)
     """Of the engines that serve `rollout.policies`, by their name there."""
+    adapters: dict[str, SglangFleet] = field(default_factory=dict)
+    """Of several adapters: the same engines, as each of them asks."""
     scorer: RankGroup | None = None
     """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
     scores: ScoreClient | None = None
@@ -139,7 +141,8 @@ class Engines:
     async def stop(self) -> None:
         """End clients, router and engines."""
         await self.leave()
-        for fleet in filter(None, (self.fleet, self.evaluation, *self.policies.values())):
+        others = (*self.policies.values(), *self.adapters.values())
+        for fleet in filter(None, (self.fleet, self.evaluation, *others)):
             await fleet.close()
         if self.router is not None:
             await asyncio.to_thread(self.router.stop)

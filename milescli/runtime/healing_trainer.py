@@ -7,28 +7,26 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from milescli.checkpoint.store import not_written
 from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
+from milescli.runtime.asking import Asking
 from milescli.runtime.copies import Copies
-from milescli.runtime.kept_calls import Call, KeptCalls, num_steps
+from milescli.runtime.kept_calls import Call, KeptCalls, Numbered, num_steps
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Repairs, beyond
 from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
-from milescli.train.base import TrainBatch
 
 
-class HealingTrainer:
-    """Implements milescli.train.base.Trainer. One call at a time; belongs to one event loop."""
+class HealingTrainer(Asking):
+    """One call at a time; belongs to one event loop."""
 
     def __init__(
         self,
@@ -55,10 +53,10 @@ class HealingTrainer:
         self._copies = copies
         self._is_warned = False
         """That a death would end the run, as too much would have to be kept."""
-        self._saving: tuple[Path, int] | None = None
-        """The folder that is being written, and the mark of what is in it. No copy is taken
-        meanwhile: new ranks that write it anew must begin before it."""
-        self._failed_save: CheckpointError | None = None
+        self._saving: dict[str | None, tuple[Path, int]] = {}
+        """By adapter: the folder that is being written, and the mark of what is in it. No copy is
+        taken meanwhile: new ranks that write it anew must begin before it."""
+        self._failed_saves: dict[str | None, CheckpointError] = {}
         """Why new ranks could not write that folder."""
         self._lasting = list[Call]()
         """What no checkpoint keeps."""
@@ -71,23 +69,27 @@ class HealingTrainer:
         self._death: WorkerDied | None = None
         """Of the first rank that died, where that was seen."""
 
-    def is_saved(self) -> None:
+    def of_adapter(self, name: str) -> AdapterTrainer:
+        """The trainer as one of several adapters has it: in its turn."""
+        return AdapterTrainer(self, name)
+
+    def is_saved(self, adapter: str | None = None) -> None:
         """The checkpoint that was written last is complete, or the ranks hold one that is: what was
         done before it need never be done again."""
-        self._kept.checkpoint = self._kept.done if self._saving is None else self._saving[1]
-        self._kept.let_go(self._kept.checkpoint)
-        self._saving = None
+        _, mark = self._saving.pop(adapter, (None, self._kept.done))
+        self._kept.set_saved(mark, adapter)
 
-    def is_given_up(self) -> None:
+    def is_given_up(self, adapter: str | None = None) -> None:
         """The checkpoint that was written last will never be complete: what was done since the one
         before it is kept on."""
-        self._saving, self._failed_save = None, None
+        self._saving.pop(adapter, None)
+        self._failed_saves.pop(adapter, None)
 
     @property
     def _is_whole(self) -> bool:
         """All is there that new ranks would have to do again."""
         copy = self._copies.mark if self._copies is not None else None
-        return self._kept.reaches(self._kept.checkpoint) or self._kept.reaches(copy)
+        return self._kept.reaches_checkpoints or self._kept.reaches(copy)
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
@@ -127,7 +129,8 @@ class HealingTrainer:
             if self._ranks is dead:
                 await self._recover(error)
 
-    async def _ask(self, call: Call, *, changes: bool = False) -> Any:
+    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+        """See Asking."""
         async with self._turn:
             while True:
                 try:
@@ -145,7 +148,7 @@ class HealingTrainer:
         """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
         them next."""
         copies.count_step()
-        if self._saving is None:
+        if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
                 await copies.take(self._ranks, self._kept.done)
 
@@ -215,138 +218,103 @@ class HealingTrainer:
         words. Raises the error where the copy is lost and the checkpoint is not enough."""
         kept, copies = self._kept, self._copies
         mark = copies.mark if copies is not None else None
-        if copies is not None and mark is not None and mark >= kept.checkpoint:
+        if copies is not None and mark is not None and mark >= kept.saved():
             calls = kept.since(mark)
             self._ranks, self._death = await copies.start_ranks(), None
             self._open.clear()
             if await copies.restore(self._ranks):
-                await self._do_again(calls, mark)
+                await self._do_again(calls)
                 return f"from the copy in memory, {_told_again(calls)}"
             await self._ranks.kill()
-        if not kept.reaches(kept.checkpoint):
+        if not kept.reaches_checkpoints:
             raise error
         self._ranks, self._death = await self._restart(), None
         self._open.clear()
-        calls = kept.since(kept.checkpoint)
-        await self._do_again(calls, kept.checkpoint)
+        calls = kept.since_checkpoints
+        await self._do_again(calls)
         if not num_steps(calls):
             return ""
-        begun = "the newest checkpoint" if kept.checkpoint else "the beginning"
+        begun = "the newest checkpoint" if kept.has_saved else "the beginning"
         return f"from {begun}, {_told_again(calls)}"
 
-    async def _do_again(self, calls: Sequence[Call], mark: int) -> None:
-        """What was done since `mark`, which new ranks are as; a checkpoint that was being written
-        is written where it was."""
+    async def _do_again(self, calls: Numbered) -> None:
+        """What was done since; a checkpoint that was being written is written where it was."""
         for call in self._lasting:
             await call.of(self._ranks)
-        for number, call in enumerate([*calls, None], start=mark):
-            if self._saving is not None and number == self._saving[1]:
-                try:
-                    _empty(self._saving[0])
-                    await self._ranks.save(self._saving[0])
-                    await self._ranks.finish_save()
-                except CheckpointError as error:
-                    self._failed_save = error
-            if call is not None:
-                await call.of(self._ranks)
+        due = dict(self._saving)
+        for number, call in calls:
+            if call.adapter in due and number >= due[call.adapter][1]:
+                await self._save_again(due.pop(call.adapter)[0], call.adapter)
+            await call.of(self._ranks)
+        for adapter, (folder, _) in due.items():
+            await self._save_again(folder, adapter)
 
-    async def _take(self, posture: Call) -> None:
-        await self._ask(posture)
-        self._posture = posture
+    async def _save_again(self, folder: Path, adapter: str | None) -> None:
+        try:
+            _empty(folder)
+            await Call("save", (folder,), adapter=adapter).of(self._ranks)
+            await Call("finish_save", adapter=adapter).of(self._ranks)
+        except CheckpointError as error:
+            self._failed_saves[adapter] = error
 
-    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
-        await self._ask(Call("connect_engines", (engines, fleet)))
-        self._fleets[fleet] = engines
-        self._open.add(fleet)
+    def note(self, call: Call) -> None:
+        """See Asking."""
+        if call.method == "connect_engines":
+            engines, fleet = call.args
+            self._fleets[fleet] = engines
+            self._open.add(fleet)
+        elif call.method == "dismiss_teachers":
+            self._lasting.append(call)
+        elif call.method == "save":
+            self._saving[call.adapter] = call.args[0], self._kept.done
+        else:
+            self._posture = call
 
-    async def step(
-        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
-        """See Trainer."""
-        call = Call("step", (batch,), {"lr": lr, "critic_lr": critic_lr})
-        return await self._ask(call, changes=True)
-
-    async def start_critic(self) -> None:
-        """See Trainer."""
-        await self._ask(Call("start_critic"), changes=True)
-
-    async def measure(self, batch: TrainBatch) -> StepReport:
-        """See Trainer."""
-        return await self._ask(Call("measure", (batch,)))
-
-    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
-        """See Trainer."""
-        return await self._ask(Call("score", (batch,)))
-
-    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See Trainer."""
-        return await self._ask(Call("ask_teachers", (batch,)))
-
-    async def dismiss_teachers(self) -> None:
-        """See Trainer."""
-        call = Call("dismiss_teachers")
-        await self._ask(call)
-        self._lasting.append(call)
-
-    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
-        await self._ask(Call("publish", (version, fleet), fleet=fleet))
-
-    async def verify(self, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
-        await self._ask(Call("verify", (fleet,), fleet=fleet))
-
-    async def reset_optimizer(self) -> None:
-        """See Trainer."""
-        await self._ask(Call("reset_optimizer"), changes=True)
-
-    async def freeze_reference(self) -> None:
-        """See Trainer."""
-        await self._ask(Call("freeze_reference"), changes=True)
-
-    async def silence_layers(self, first: int) -> None:
-        """See Trainer."""
-        await self._ask(Call("silence_layers", (first,)))
-
-    async def shed(self) -> None:
-        """See Trainer."""
-        await self._take(Call("shed"))
-
-    async def sleep(self) -> None:
-        """See Trainer."""
-        await self._take(Call("sleep"))
-
-    async def wake(self) -> None:
-        """See Trainer."""
-        await self._take(Call("wake"))
-
-    async def save(self, folder: Path) -> None:
-        """See Trainer."""
-        await self._ask(Call("save", (folder,)))
-        self._saving = folder, self._kept.done
-
-    async def is_written(self) -> bool:
-        """See Trainer. Of dead ranks: not yet."""
+    async def is_written_of(self, adapter: str | None) -> bool:
+        """See Asking. Of dead ranks: not yet."""
         async with self._turn:
             try:
-                return await self._ranks.is_written()
+                return await Call("is_written", adapter=adapter).of(self._ranks)
             except (WorkerDied, WaitTimeout):  # seen by `probe`, too
                 return False
 
-    async def finish_save(self) -> dict[str, str]:
-        """See Trainer."""
-        sha256 = await self._ask(Call("finish_save"))
-        if self._failed_save is not None:
-            raise self._failed_save
-        return sha256
-
-    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See Trainer."""
-        await self._ask(Call("load", (folder,), {"weights_only": weights_only}), changes=True)
+    def failed_save(self, adapter: str | None) -> CheckpointError | None:
+        """See Asking."""
+        return self._failed_saves.get(adapter)
 
 
-def _told_again(calls: Sequence[Call]) -> str:
+class AdapterTrainer(Asking):
+    """The trainer of one of several adapters: every call is made in its turn."""
+
+    def __init__(self, trainer: HealingTrainer, name: str) -> None:
+        self._trainer, self.adapter = trainer, name
+
+    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+        """See Asking."""
+        return await self._trainer.ask(call, changes=changes)
+
+    def note(self, call: Call) -> None:
+        """See Asking."""
+        self._trainer.note(call)
+
+    async def is_written_of(self, adapter: str | None) -> bool:
+        """See Asking."""
+        return await self._trainer.is_written_of(adapter)
+
+    def failed_save(self, adapter: str | None) -> CheckpointError | None:
+        """See Asking."""
+        return self._trainer.failed_save(adapter)
+
+    def is_saved(self) -> None:
+        """Its newest checkpoint is complete; see HealingTrainer."""
+        self._trainer.is_saved(self.adapter)
+
+    def is_given_up(self) -> None:
+        """See HealingTrainer."""
+        self._trainer.is_given_up(self.adapter)
+
+
+def _told_again(calls: Numbered) -> str:
     num = num_steps(calls)
     return f"{num} step{'s'[: num != 1]} done again"
 

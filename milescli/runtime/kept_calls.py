@@ -19,6 +19,8 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     fleet: str | None = None
     """Whose channel must be open."""
+    adapter: str | None = None
+    """Whose turn it must be; None: the ranks train one policy."""
 
     @property
     def size_bytes(self) -> int:
@@ -28,26 +30,35 @@ class Call:
 
     async def of(self, ranks: Any) -> Any:
         """Ask it. `ranks`: a RankGroup."""
+        if self.adapter is not None:
+            await ranks.take_turn(self.adapter)
         return await getattr(ranks, self.method)(*self.args, **self.kwargs)
+
+
+Numbered = list[tuple[int, Call]]
+"""(calls that were done before it, it)"""
 
 
 @dataclass(slots=True, kw_only=True)
 class KeptCalls:
-    """The last calls that changed the ranks, without a gap. A *mark* is a number of such calls
-    since the run began: new ranks that are as the old ones were at a mark do again what follows."""
+    """The last calls that changed the ranks. A *mark* is a number of such calls since the run
+    began: new ranks that are as the old ones were at a mark do again what follows. Adapters change
+    apart from each other, and each has a checkpoint of its own."""
 
     limit_bytes: float
     done: int = 0
     """Mark of the ranks as they are."""
-    checkpoint: int = 0
-    """Mark of the newest checkpoint that is complete, or of the beginning."""
     size_bytes: int = 0
     """Of the batches that are kept."""
-    _calls: list[Call] = field(default_factory=list)
+    _saved: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: mark of its newest checkpoint that is complete."""
+    _lost: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: the mark from which on all of its calls are kept."""
+    _calls: Numbered = field(default_factory=list)
 
     def add(self, call: Call) -> None:
         """It was done."""
-        self._calls.append(call)
+        self._calls.append((self.done, call))
         self.done += 1
         self.size_bytes += call.size_bytes
 
@@ -56,26 +67,56 @@ class KeptCalls:
         """Some must be let go."""
         return self.size_bytes > self.limit_bytes
 
-    def reaches(self, mark: int | None) -> bool:
-        """Whether all that was done since is there."""
-        return mark is not None and self._first <= mark
-
-    def since(self, mark: int) -> list[Call]:
-        """What must be done again by ranks that are as these were then."""
-        assert self.reaches(mark), f"calls since {mark} are asked for, kept since {self._first}"
-        return self._calls[mark - self._first :]
-
-    def let_go(self, mark: int) -> None:
-        """What was done before will not be asked for."""
-        del self._calls[: max(0, mark - self._first)]
-        self.size_bytes = sum(call.size_bytes for call in self._calls)
+    def saved(self, adapter: str | None = None) -> int:
+        """Mark of the newest checkpoint that is complete, or of the beginning."""
+        return self._saved.get(adapter, 0)
 
     @property
-    def _first(self) -> int:
-        """The mark from which on they are kept."""
-        return self.done - len(self._calls)
+    def has_saved(self) -> bool:
+        """Whether anything was, since the beginning."""
+        return any(self._saved.values())
+
+    def set_saved(self, mark: int, adapter: str | None = None) -> None:
+        """A checkpoint of that mark is complete: what was done before it will not be asked for."""
+        self._saved[adapter] = mark
+        self._drop(lambda number, call: number < mark and call.adapter == adapter)
+
+    def reaches(self, mark: int | None) -> bool:
+        """Whether all that was done since is there."""
+        return mark is not None and all(lost <= mark for lost in self._lost.values())
+
+    @property
+    def reaches_checkpoints(self) -> bool:
+        """Whether all is there that was done since the checkpoint, of each adapter since its
+        own."""
+        return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
+
+    def since(self, mark: int) -> Numbered:
+        """What must be done again by ranks that are as these were then."""
+        assert self.reaches(mark), f"calls since {mark} are asked for, kept since {self._lost}"
+        return [(number, call) for number, call in self._calls if number >= mark]
+
+    @property
+    def since_checkpoints(self) -> Numbered:
+        """What must be done again by ranks that are as the checkpoints."""
+        assert self.reaches_checkpoints, f"kept since {self._lost}, saved at {self._saved}"
+        return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
+
+    def let_go(self, mark: int) -> None:
+        """What was done before will not be asked for, or not be there."""
+        self._drop(lambda number, call: number < mark)
+
+    def _drop(self, is_gone: Any) -> None:
+        kept: Numbered = []
+        for number, call in self._calls:
+            if is_gone(number, call):
+                self._lost[call.adapter] = number + 1
+            else:
+                kept.append((number, call))
+        self._calls = kept
+        self.size_bytes = sum(call.size_bytes for _, call in kept)
 
 
-def num_steps(calls: Iterable[Call]) -> int:
+def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
     """Optimizer steps among them."""
-    return sum(call.method == "step" for call in calls)
+    return sum(call.method == "step" for _, call in calls)

@@ -14,12 +14,11 @@ from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
+from milescli.runtime.adapters import Recipes, adapter_runs, prepare_each
 from milescli.runtime.anchoring import with_absolute_paths
-from milescli.runtime.data_inputs import require_files
 from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import planned_facts, prepare, require_model
+from milescli.runtime.inputs import planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
-from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
@@ -33,27 +32,42 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     """Make the run directory, check everything that can be checked, then train. Raises MilesError;
     Stopped where the user asked for the end and the run was saved."""
     refuse_two_lengths(loaded)
-    loaded = with_absolute_paths(loaded)
+    recipes = Recipes.of(with_absolute_paths(loaded))
+    loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
     nodes = find_nodes(loaded, output=output)
-    plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
+    plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
     begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-    with begun as engines_begun, _new_run(loaded) as run, ExitStack() as held:
+    with begun as engines_begun, _new_run(recipes) as run, ExitStack() as held:
         try:
             ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
             prestarted = held.enter_context(ray_begun)
             # torch is imported from here on, beside the warm process
-            load_train_plugins(loaded.recipe)
-            inputs = prepare(loaded.recipe, run, output=output)
-            if inputs.rows is not None:
-                loaded = with_steps(loaded, len(inputs.rows))
-                plan = replace(plan, steps=loaded.recipe.train.steps)
-            plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+            recipes.load_plugins()
+            adapters = dict[str, RunSpec]()
+            if recipes.each:
+                runs = held.enter_context(adapter_runs(run, recipes))
+                inputs, plan, adapters = prepare_each(
+                    recipes, runs, run=run, plan=plan, nodes=nodes, output=output
+                )
+            else:
+                inputs = prepare(loaded.recipe, run, output=output)
+                if inputs.rows is not None:
+                    loaded = with_steps(loaded, len(inputs.rows))
+                    plan = replace(plan, steps=loaded.recipe.train.steps)
+                plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+                require_environments(loaded.recipe, inputs, nodes)
             nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
-            require_environments(loaded.recipe, inputs, nodes)
-            spec = RunSpec(run=run, recipe=loaded.recipe, plan=plan, nodes=nodes, inputs=inputs)
+            spec = RunSpec(
+                run=run,
+                recipe=loaded.recipe,
+                plan=plan,
+                nodes=nodes,
+                inputs=inputs,
+                adapters=adapters,
+            )
             write_records(spec, loaded)
             say(run=run.path)
         except BaseException:
@@ -66,15 +80,14 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 
 @contextmanager
-def _new_run(loaded: LoadedRecipe) -> Iterator[RunDir]:
+def _new_run(recipes: Recipes) -> Iterator[RunDir]:
     """Its directory, locked; made when all that can be refused at once has been looked at."""
-    check_at_once(loaded.recipe)
-    require_files(loaded.recipe.data)
-    require_model(loaded.recipe.model)
+    recipes.check_at_once()
+    recipe = recipes.loaded.recipe
     run = create(
-        base=Path(loaded.recipe.run.dir).expanduser(),
-        recipe_name=loaded.recipe.name,
-        name=loaded.recipe.run.name,
+        base=Path(recipe.run.dir).expanduser(),
+        recipe_name=recipe.name,
+        name=recipe.run.name,
     )
     with lock(run):
         yield run

@@ -51,8 +51,12 @@ class ReinforceAttempt(Attempt):
         try:
             await super().main()
         finally:
-            if (journal := self.journal) is not None:
-                await in_thread(journal.close)
+            await self.close_journal()
+
+    async def close_journal(self) -> None:
+        """What was written is kept."""
+        if (journal := self.journal) is not None:
+            await in_thread(journal.close)
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """See Attempt."""
@@ -123,12 +127,7 @@ class ReinforceAttempt(Attempt):
             objective=objective,
             groups=groups,
             trainer=trainer,
-            devices=Devices(
-                taking_turns=self.taking_turns,
-                trainer=trainer,
-                engines=fleet,
-                engines_asleep=self.taking_turns,
-            ),
+            devices=self.devices(trainer, fleet),
             hooks=loop.Hooks(
                 save=self.save,
                 evaluate=self._evaluate,
@@ -137,6 +136,15 @@ class ReinforceAttempt(Attempt):
             ),
             stop=self.stop,
             step=self.step,
+        )
+
+    def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
+        """Who holds them, and when."""
+        return Devices(
+            taking_turns=self.taking_turns,
+            trainer=trainer,
+            engines=fleet,
+            engines_asleep=self.taking_turns,
         )
 
     async def _join(self, run: loop.Run) -> None:

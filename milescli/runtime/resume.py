@@ -4,6 +4,7 @@ nothing had happened."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime import drift
+from milescli.runtime.adapters import Recipes, adapter_runs, prepare_each
 from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import RunInputs, planned_facts, prepare
 from milescli.runtime.planning import as_fetched, plan_without_plugins
@@ -56,44 +58,90 @@ def resume(
         say(run=run.path)
         for line in drift.edited_keys(run, kept, may_change=drift.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
-        checkpoint = _checkpoint_of(run, loaded.recipe, output=output)
-        if checkpoint is not None:
-            _refuse_if_done(checkpoint.step, loaded.recipe.train.steps, path)
-        wished = loaded
-        loaded, nodes = nodes_that_are_left(loaded, output=output)
-        facts = planned_facts(loaded.recipe)
-        plan = plan_without_plugins(loaded, nodes.machine, facts=facts)
-        require_wheel(plan.device_kind)
-        begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
-        with (
-            begun as engines_begun,
-            prestart_ray(loaded.recipe, plan, nodes, engines_begun) as prestarted,
-        ):
+        wished, recipes = loaded, Recipes.of(loaded)
+        with adapter_runs(run, recipes) as runs, ExitStack() as held:
+            pasts = _pasts(run, runs, recipes, output=output)
+            loaded, nodes = nodes_that_are_left(loaded, output=output)
+            recipes = Recipes.of(loaded)
+            facts = planned_facts(loaded.recipe)
+            plan = plan_without_plugins(recipes.planned, nodes.machine, facts=facts)
+            require_wheel(plan.device_kind)
+            begun = prestart_engines(loaded.recipe, plan, facts, address=nodes.address)
+            engines_begun = held.enter_context(begun)
+            ray_begun = prestart_ray(loaded.recipe, plan, nodes, engines_begun)
+            prestarted = held.enter_context(ray_begun)
             # torch is imported from here on, beside the warm process
             from milescli.runtime.train import train
 
-            load_plugins(loaded.recipe)
-            inputs = prepare(loaded.recipe, run, output=output)
-            plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+            for one in recipes.learned:
+                load_plugins(one.recipe)
+            adapters = dict[str, RunSpec]()
+            if recipes.each:
+                inputs, plan, adapters = prepare_each(
+                    recipes,
+                    runs,
+                    run=run,
+                    plan=plan,
+                    nodes=nodes,
+                    checkpoints=pasts,
+                    output=output,
+                )
+            else:
+                inputs = prepare(loaded.recipe, run, output=output)
+                plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
+                require_environments(loaded.recipe, inputs, nodes)
             nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
-            require_environments(loaded.recipe, inputs, nodes)
             spec = RunSpec(
                 run=run,
                 recipe=loaded.recipe,
                 plan=plan,
                 nodes=nodes,
                 inputs=inputs,
-                checkpoint=checkpoint,
+                checkpoint=pasts.get(ITSELF),
                 wished=None if loaded.recipe.machine == wished.recipe.machine else wished,
+                adapters=adapters,
             )
-            if checkpoint is not None:
-                _refuse_other_prompts(checkpoint.manifest, inputs, path)
-                if (adapter := read_shape(checkpoint.path)) is not None:
-                    require_base(adapter[1], inputs.model_dir, checkpoint=checkpoint.path)
+            for name, one in (adapters or {ITSELF: spec}).items():
+                _require_same(one, path, name=name, output=output)
+            if any(pasts.values()):
                 _tell_drift(spec, output=output)
-                output.note(f"going on from step {checkpoint.step}")
             write_records(spec, wished)
             return train(spec, prestarted=prestarted, output=output)
+
+
+ITSELF = ""
+"""What learns in a run that has no adapters by name."""
+
+
+def _pasts(
+    run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
+) -> dict[str, StoredCheckpoint | None]:
+    """Where the run goes on from, or each of its adapters does. Raises as `_checkpoint_of`, and
+    where all steps are done."""
+    learned = {ITSELF: recipes.loaded} if not recipes.each else recipes.each
+    pasts = {
+        name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
+        for name, one in learned.items()
+    }
+    ahead = {
+        name: (past.step if past is not None else 0, learned[name].recipe.train.steps)
+        for name, past in pasts.items()
+    }
+    if all(done >= steps for done, steps in ahead.values()):
+        _refuse_as_done(*max(ahead.values()), run)
+    return pasts
+
+
+def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:
+    """Raises CheckpointError where what it learned from is not what it would go on with. `name`: of
+    the adapter, of a run of several."""
+    if (checkpoint := spec.checkpoint) is None:
+        return
+    _refuse_other_prompts(checkpoint.manifest, spec.inputs, path)
+    if (adapter := read_shape(checkpoint.path)) is not None:
+        require_base(adapter[1], spec.inputs.model_dir, checkpoint=checkpoint.path)
+    who = f"{name}: " if name else ""
+    output.note(f"{who}going on from step {checkpoint.step}")
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
@@ -113,13 +161,15 @@ def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredChec
     return checkpoint
 
 
-def _refuse_if_done(step: int, num_steps: int, path: Path) -> None:
-    if step >= num_steps:
-        raise RecipeError(
-            f"run {path.name} has done all its {num_steps} steps",
-            why=f"its newest checkpoint is step {step}",
-            fix=[f"miles resume {path} --steps {2 * num_steps}", f"miles export {path} --to DIR"],
-        )
+def _refuse_as_done(step: int, num_steps: int, run: RunDir) -> None:
+    raise RecipeError(
+        f"run {run.name} has done all its {num_steps} steps",
+        why=f"its newest checkpoint is step {step}",
+        fix=[
+            f"miles resume {run.shown} --steps {2 * num_steps}",
+            f"miles export {run.shown} --to DIR",
+        ],
+    )
 
 
 def _tell_drift(spec: RunSpec, *, output: Output) -> None:

@@ -3,7 +3,8 @@ prepared."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.store import StoredCheckpoint
@@ -29,6 +30,10 @@ class RunSpec:
     wished: LoadedRecipe | None = None
     """The recipe with the number of nodes that the user wants, where the run goes on with fewer, as
     some are lost; None: it has all."""
+
+    adapters: Mapping[str, RunSpec] = field(default_factory=dict)
+    """Of a run of several adapters: each as a run of its own, within this one's directory. Then the
+    run itself learns nothing, and has neither prompts nor checkpoints."""
 
     @property
     def first_step(self) -> int:

@@ -32,6 +32,7 @@ from milescli.runtime.prestart import Prestarted
 from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
+from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import ended_now
 
@@ -80,8 +81,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
-            kind = RowAttempt if recipe.learns_from_rows else ReinforceAttempt
-            attempt: Attempt = kind(spec, session=session, bus=bus)
+            attempt = _kind_of(spec)(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
             except BaseException as caught:
@@ -111,6 +111,12 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
         seconds=time.monotonic() - began,
     )
+
+
+def _kind_of(spec: RunSpec) -> type[Attempt]:
+    if spec.adapters:
+        return SeveralAttempt
+    return RowAttempt if spec.recipe.learns_from_rows else ReinforceAttempt
 
 
 def _first(figures: dict[int, float]) -> float | None:
@@ -147,7 +153,7 @@ def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> 
     cause = None
     if error is not None:
         cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}
-    attempt.bus.emit(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
+    attempt.tell_end(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
     verdict = {"outcome": outcome, "step": attempt.step, "error": cause}
     attempt.session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
 

@@ -88,6 +88,10 @@ class RankGroup:
         async with self._turn:
             return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
 
+    async def take_turn(self, adapter: str) -> None:
+        """What follows is of this one of several adapters."""
+        await self._all("take_turn", adapter)
+
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """See Trainer."""
         await self._all("connect_engines", engines, fleet)

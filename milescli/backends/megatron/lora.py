@@ -88,8 +88,8 @@ class Adapters:
                 scaling=shape.scaling,
                 dropout=dropout,
             )
-            pair.reset(seed)
             self._pairs.append(pair)
+        self.reset(seed)
         _let_gradients_through(model)
         self.weights = local_weights(model, table, mesh, of_adapter=True)
         """Of the adapter alone, in the order of the model."""
@@ -117,6 +117,11 @@ class Adapters:
             (sharding.dim, number, count),
             replica_id=(0, same_as if sharding.axis == "none" else 0, replica),
         )
+
+    def reset(self, seed: int) -> None:
+        """A new one: A at random, by `seed` and names alone, B zero."""
+        for pair in self._pairs:
+            pair.reset(seed)
 
     @torch.no_grad()
     def begin_with(self, folder: Path) -> None:

@@ -80,12 +80,26 @@ class TrainedModel(HeldModel):
             self.model, rule, dtype=dtype, on_host=plan.trainer.offload_optimizer
         )
         self.sleeper = Sleeper(self.model, self.optimizer)
-        self.checkpoints = CheckpointIO(
+        self._save_timeout_s = recipe.machine.step_timeout_s
+        self.checkpoints = self.new_checkpoints()
+
+    def new_checkpoints(self) -> CheckpointIO:
+        """Another line of checkpoints, of which one may be written beside those of others."""
+        return CheckpointIO(
             self.model,
             self.optimizer,
-            timeout_s=recipe.machine.step_timeout_s,
+            timeout_s=self._save_timeout_s,
             adapters=self.adapters,
         )
+
+    def begin_adapter(self, seed: int, folder: Path | None) -> None:
+        """A new adapter in the place of the one that is there, which has not learned yet; `folder`:
+        of PEFT, to begin with."""
+        assert self.adapters is not None, "a model without an adapter"
+        self.adapters.reset(seed)
+        if folder is not None:
+            self.adapters.begin_with(folder)
+        self.optimizer.reload_model_params()
 
     def gradients(
         self,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts
+from milescli.models.adapter import engine_name
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
@@ -31,6 +32,8 @@ from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.held import HeldModel
+    from milescli.backends.megatron.learner import Learner
+    from milescli.backends.megatron.reference import Reference
     from milescli.backends.megatron.trained import TrainedModel
 
 
@@ -50,9 +53,11 @@ class TrainerRank:
         channel: str | None = None,
         critic_dir: str | None = None,
         teacher_dirs: Sequence[str] = (),
+        adapters: Mapping[str, Recipe] | None = None,
     ) -> None:
         """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
         or None; `teacher_dirs`: those of `train.distill.teachers`, where the ranks hold them.
+        `adapters`: by name, where several are trained, the recipe of each.
         `channel`: import path `module:Class` of the weight channel, or None where nothing is
         published. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
@@ -62,6 +67,7 @@ class TrainerRank:
         self.model_dir = Path(model_dir)
         self.critic_dir = Path(critic_dir) if critic_dir else None
         self.teacher_dirs = [Path(folder) for folder in teacher_dirs]
+        self.adapters = adapters or {}
         self.channel_path = channel
         self.dtype = torch.bfloat16 if plan.precision == "bf16" else torch.float32
 
@@ -93,7 +99,7 @@ class TrainerRank:
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:
-        from milescli.backends.megatron.learner import Learner
+        from milescli.backends.megatron.adapter_turns import AdapterTurns
         from milescli.backends.megatron.reference import Reference
         from milescli.backends.megatron.snapshot import Snapshot
         from milescli.backends.megatron.trained import TrainedModel
@@ -112,22 +118,34 @@ class TrainerRank:
         self.policy = TrainedModel(
             self.model_dir, rule=settings.optimizer, lora=lora, mtp=mtp, **made
         )
-        self.reference = Reference(self.policy.model)
-        self.learner = Learner(
-            recipe=self.recipe,
-            mesh=self.mesh,
-            policy=self.policy,
-            critic=self.critic,
-            reference=self.reference,
-            teachers=teachers,
-        )
+        self.learner = self._learner(self.recipe, Reference(self.policy.model), teachers)
+        self.turns = None
+        if self.adapters:
+            self.turns = AdapterTurns(
+                self.policy, self.adapters, learner_of=self._learner, device=self.device
+            )
+            self.learner = self.turns.learner
         if self.critic is not None and self.device.type != "cpu":
             self.critic.sleeper.sleep()
         self.snapshot = Snapshot(
             [model for model, _ in self._kept(Path())],
-            self.reference,
+            self.learner.reference,
             awake=self._awake,
             device=self.device,
+        )
+
+    def _learner(
+        self, recipe: Recipe, reference: Reference, teachers: Sequence[HeldModel] = ()
+    ) -> Learner:
+        from milescli.backends.megatron.learner import Learner
+
+        return Learner(
+            recipe=recipe,
+            mesh=self.mesh,
+            policy=self.policy,
+            critic=self.critic,
+            reference=reference,
+            teachers=list(teachers),
         )
 
     def _teacher(self, folder: Path) -> HeldModel:
@@ -190,7 +208,7 @@ class TrainerRank:
 
     def freeze_reference(self) -> None:
         """The current weights become the reference of the KL term, kept in host memory."""
-        self.reference.freeze()
+        self.learner.reference.freeze()
 
     def reset_optimizer(self) -> None:
         """Forget the moments."""
@@ -293,6 +311,12 @@ class TrainerRank:
         if self.device.type != "cpu":
             self.policy.sleeper.wake()
 
+    def take_turn(self, adapter: str) -> None:
+        """What follows is of this one of several adapters."""
+        assert self.turns is not None, f"{adapter}: this trainer has no adapters that take turns"
+        self.turns.take(adapter)
+        self.learner = self.turns.learner
+
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """Open the weight channel to these engines, the fleet's; again after one was replaced.
         Without any it is closed."""
@@ -307,12 +331,12 @@ class TrainerRank:
     def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """Send the current weights to a fleet."""
         with self._named(f"publishing weights {version}"):
-            self.channels[fleet].send(formatted(self.buckets(), self.format))
+            self.channels[fleet].send(formatted(self._buckets_to_send(), self.format))
 
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what a fleet's engines hold with the current weights. Raises MismatchError."""
         with self._named("verifying weights"):
-            self.channels[fleet].verify(formatted(self.buckets(), self.format))
+            self.channels[fleet].verify(formatted(self._buckets_to_send(), self.format))
 
     def silence_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through. For finding out where engine and
@@ -324,6 +348,15 @@ class TrainerRank:
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
         return self.policy.buckets()
+
+    def _buckets_to_send(self) -> Iterator[Bucket]:
+        """As `buckets`; where there are several adapters, under the name of the one whose turn it
+        is."""
+        for bucket in self.buckets():
+            if self.turns is None:
+                yield bucket
+            else:
+                yield [(engine_name(self.turns.name, name), each) for name, each in bucket]
 
     def parameter_checksums(self) -> dict[str, str]:
         """Hugging Face name -> SHA-256 of the tensor's bytes; equal for equal weights under any

@@ -46,26 +46,28 @@ class SglangFleet:
         order_timeout_s: float = ORDER_TIMEOUT_S,
         routing_shape: tuple[int, int] | None = None,
         adapter: str | None = None,
+        shares_engines: bool = False,
         on_update: OnUpdate = "continue",
     ) -> None:
         """`router_url`: the router before the engines; None: they are asked themselves.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
-        `adapter`: that every request is made to, None: the model itself; `on_update`: what becomes
-        of running requests at a pause."""
+        `adapter`: that every request is made to, None: the model itself; `shares_engines`: others
+        ask the same engines for other adapters, and go on where this one is replaced; `on_update`:
+        what becomes of running requests at a pause."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
         is an error of whoever asks."""
-        self._router = RouterWorkers(self.http) if router_url is not None else None
+        tells_router = router_url is not None and not shares_engines
+        self._router = RouterWorkers(self.http) if tells_router else None
         self._removals = list[asyncio.Task[None]]()
         """What the router is or was told of engines that died."""
         self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
         self._response_timeout_s = response_timeout_s
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
-        self._to = {} if adapter is None else {"lora_path": adapter}
-        """Part of every request's body."""
+        self._adapter, self._shares_engines = adapter, shares_engines
         self.version = WeightVersion(0)
         """That the engines hold."""
         self._loaded: Path | None = None
@@ -78,7 +80,7 @@ class SglangFleet:
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight = 0
-        self._on_update = on_update
+        self._on_update = "drain" if shares_engines else on_update
         self._num_aborts = 0
         self._num_discarded = 0
         """Tokens that were given up since the last pause."""
@@ -92,6 +94,13 @@ class SglangFleet:
     def engines(self) -> Sequence[EngineAddress]:
         """See RolloutEngine."""
         return self.http.engines
+
+    @property
+    def _to(self) -> dict[str, str]:
+        """Part of every request's body. What was computed under another version of an adapter is
+        kept apart from what is, where the engines' caches cannot be emptied, as others use them."""
+        asked = {} if self._adapter is None else {"lora_path": self._adapter}
+        return {**asked, "extra_key": str(self.version)} if self._shares_engines else asked
 
     def num_waiting(self, url: str) -> int:
         """Requests that the engine at this URL has not replied to; where a router picks, those that
@@ -143,6 +152,8 @@ class SglangFleet:
                         response.body, timeout_s=timeout_s, conversation=conversation
                     )
                     reply = read_reply(raw)
+                    if self._shares_engines:  # they know no version of each adapter
+                        reply = reply.all_of(self.version)
                     break
                 except EngineDied as error:
                     self._remove_dead(error)
@@ -219,7 +230,8 @@ class SglangFleet:
         async with self._changing:
             if self._loaded is not None:
                 await self._load_into(engine, self._loaded)
-            await self._ready_one(engine, version)
+            if not self._shares_engines:
+                await self._ready_one(engine, version)
             if self._router is not None:
                 await self._router.add(engine)
             self.http.engines = [*self.http.engines, engine]
@@ -266,7 +278,8 @@ class SglangFleet:
 
     async def pause(self) -> PublishStats:
         """See RolloutEngine. Raises WaitTimeout where requests do not end: aborted ones after
-        `order_timeout_s`, those that are waited for after `response_timeout_s`."""
+        `order_timeout_s`, those that are waited for after `response_timeout_s`. What others ask of
+        the same engines stands still until `resume`, and then goes on as if nothing had been."""
         num_running, began = self._in_flight, time.monotonic()
         self._is_paused = True
         self._set_open()
@@ -274,6 +287,8 @@ class SglangFleet:
             await self._drain()
         else:
             await self._abort()
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"})
         discarded, self._num_discarded = self._num_discarded, 0
         return PublishStats(
             num_running=num_running,
@@ -319,7 +334,10 @@ class SglangFleet:
         """Empty the prefix caches, which are of older weights; say the version; let requests go
         on."""
         if self._is_paused:
-            await self._for_all(lambda engine: self._ready_one(engine, version))
+            if self._shares_engines:
+                await self._order_all("/continue_generation", {})
+            else:
+                await self._for_all(lambda engine: self._ready_one(engine, version))
             self.version, self._is_paused = version, False
             self._set_open()
 

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from milescli.backends.sglang.adapter import ADAPTER_NAME, ADAPTER_VARIABLE
+from milescli.backends.sglang.adapter import ADAPTER_VARIABLE
 from milescli.backends.sglang.kernels import has_flash_attention, kernel_environment
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
@@ -26,7 +26,7 @@ from milescli.backends.sglang.spec import (
 )
 from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
 from milescli.core.secret_names import without_secrets
-from milescli.models.adapter import ADAPTER_SLOTS
+from milescli.models.adapter import engine_slots
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -124,8 +124,12 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
             switches.append("enable-draft-weights-cpu-backup")
     if total_tokens is not None:
         arguments["max-total-tokens"] = total_tokens
-    flags = [word for key, value in arguments.items() for word in (f"--{key}", str(value))]
+    flags = [word for key, value in arguments.items() for word in (f"--{key}", *_words(value))]
     return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _words(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
 
 
 def _of_nodes(spec: EngineSpec) -> dict[str, object]:
@@ -141,9 +145,10 @@ def _of_nodes(spec: EngineSpec) -> dict[str, object]:
 
 def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
     """With room for the model without any adapter, which nobody asks for."""
+    paths = [f"{name}={spec.adapter_dir}" for name in spec.adapter_names]
     return {
-        "lora-paths": f"{ADAPTER_NAME}={spec.adapter_dir}",
-        "max-loras-per-batch": ADAPTER_SLOTS,
+        "lora-paths": paths,
+        "max-loras-per-batch": engine_slots(len(paths)),
         "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milescli.backends.sglang.routing import request_id
@@ -35,6 +35,11 @@ class Reply:
     routed_experts: bytes | None
     """[rows, layers, topk] of the tokens before the last, from the first that was asked for on."""
     guesses: Guesses = NO_GUESSES
+
+    def all_of(self, version: WeightVersion) -> Reply:
+        """The same, every token of it made by this version."""
+        whole = [VersionSpan(start=0, end=len(self.token_ids), version=version)]
+        return replace(self, spans=whole if self.token_ids else [])
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:

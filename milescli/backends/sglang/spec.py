@@ -11,6 +11,7 @@ from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_adapter, fa
 from milescli.backends.sglang.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import parse_facts
+from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import CONFIG_NAME
 
 
@@ -63,6 +64,8 @@ class EngineSpec:
     adapter_dir: Path | None = None
     """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
     same shape; None: it serves the model itself, and is sent all weights."""
+    adapter_names: tuple[str, ...] = (SOLE_ADAPTER,)
+    """By which requests ask for it, or for one of several that all begin as it is."""
     visible_devices: tuple[str, ...] = ()
     """Devices of this engine, as the vendor's variable names them; empty: inherited."""
     extra_env: dict[str, str] = field(default_factory=dict)

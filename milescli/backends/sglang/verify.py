@@ -8,6 +8,9 @@ the copies back. What was never sent is still NaN, and differs.
 An engine that guesses by an MTP layer has two models, which are both asked: the layer, and the
 model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
 layer: what nobody sends of it is none of ours to compare.
+
+Of an engine that serves adapters, the one that is sent is kept, overwritten and compared, from the
+moment before it is replaced: requests to the others may go on.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 import torch
 
-from milescli.backends.sglang.adapter import adapter_tensors
+from milescli.backends.sglang.adapter import adapter_tensors, before_replacing
 
 VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
@@ -43,7 +46,10 @@ def install() -> None:
         if load_format != VERIFY_FORMAT:
             return ordinary(self, named_tensors, load_format)
         runner = self.get_model_runner()
-        order, held, is_mtp = named_tensors[0][0], _sent(runner), runner.is_draft_worker
+        order, is_mtp = named_tensors[0][0], runner.is_draft_worker
+        if runner.lora_manager is not None:
+            return _begin_adapter() if order == BEGIN else _end_adapter(runner.lora_manager)
+        held = list(runner.model.named_parameters())
         if order == BEGIN:
             return begin(held, is_mtp=is_mtp)
         verdict = _end_on_all_ranks(held, is_mtp=is_mtp)
@@ -54,12 +60,27 @@ def install() -> None:
     WeightUpdater.update_weights_from_tensor = update_or_verify
 
 
-def _sent(runner: Any) -> Held:
-    """What the trainer sends this engine, as its layers compute with it: all weights, or those of
-    the adapter that it serves."""
-    if runner.lora_manager is not None:
-        return adapter_tensors(runner.lora_manager)
-    return list(runner.model.named_parameters())
+_expected: list[str] = []
+"""Adapters that were replaced since the order to begin."""
+
+
+def _begin_adapter() -> tuple[bool, str]:
+    _expected.clear()
+    before_replacing[:] = [_keep_adapter]
+    return True, "the next adapter is kept"
+
+
+def _keep_adapter(manager: Any, name: str) -> None:
+    before_replacing.clear()
+    _expected.append(name)
+    begin(adapter_tensors(manager, name))
+
+
+def _end_adapter(manager: Any) -> tuple[bool, str]:
+    before_replacing.clear()
+    if not _expected:
+        return False, f"{DIFFERS}no adapter was sent"
+    return _end_on_all_ranks(adapter_tensors(manager, _expected.pop()), is_mtp=False)
 
 
 @torch.no_grad()

@@ -102,7 +102,7 @@ def _held(made: TrainerRank) -> list[str]:
 
     models = [made.policy] if made.critic is None else [made.policy, made.critic]
     tensors = [tensor for model in models for tensor in tensors_of(model)]
-    tensors += [torch.get_rng_state(), *(made.reference.frozen or [])]
+    tensors += [torch.get_rng_state(), *(made.learner.reference.frozen or [])]
     return [_hash(tensor) for tensor in tensors]
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
@@ -24,6 +23,7 @@ from milescli.export.adapter import Adapter, write_adapter
 from milescli.export.trained_adapter import write_merged
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
+    SOLE_ADAPTER,
     ALL_LINEAR,
     LoraShape,
     adapter_table,
@@ -115,7 +115,7 @@ def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
     """Sent twice, in the same place."""
 
     async def said(adapters: list[Adapter]) -> list[list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER)
         channel = kind()
         await asyncio.to_thread(channel.open, [served.engine])
         rows = []
@@ -148,7 +148,7 @@ def test_long_prompts_are_read_at_once(served: Served) -> None:
     prompts = [PROMPT[first:] + PROMPT * 8 for first in range(8)]
 
     async def said() -> tuple[list[list[float]], list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=ADAPTER_NAME)
+        fleet = SglangFleet(router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER)
         together = await asyncio.gather(*[fleet.score(prompt) for prompt in prompts])
         alone = await fleet.score(prompts[3])
         await fleet.close()
@@ -179,7 +179,7 @@ def test_a_response_that_a_publish_cut_has_the_versions_that_it_should(
 
     async def main() -> list[int]:
         fleet = SglangFleet(
-            router_url=None, engines=[served.engine], adapter=ADAPTER_NAME, on_update=on_update
+            router_url=None, engines=[served.engine], adapter=SOLE_ADAPTER, on_update=on_update
         )
         channel = TensorChannel()
         channel.open([served.engine])

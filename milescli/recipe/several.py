@@ -1,0 +1,205 @@
+"""`adapters`: several adapters over one model, each with a recipe of its own, which is the run's
+but for what it says itself. Called by launch and resume."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from milescli.core.errors import RecipeError
+from milescli.recipe import layers
+from milescli.recipe.algorithms import with_algorithm
+from milescli.recipe.layers import SettingsLayer
+from milescli.recipe.load import LoadedRecipe, build, table_of
+from milescli.recipe.reader import read
+from milescli.recipe.schema import Recipe
+from milescli.recipe.typed import as_written
+
+KEY = "adapters"
+_OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")
+"""Keys and sections that an adapter may have for itself."""
+_SHARED = {
+    "rollout.speculative": "the engines serve all of them",
+    "rollout.on_update": "the engines serve all of them",
+    "train.lora": "they take turns in one set of matrices",
+    "train.routing_replay": "the engines serve all of them",
+    "train.precision": "they stand beside one model",
+}
+"""Of those, what all have in common, and why."""
+_OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
+"""Of `train.optimizer`: the driver says it with each step."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
+_LONGEST_NAME = 64
+
+
+def from_file(path: Path, *, option: str) -> dict[str, object]:
+    """What one adapter says of itself. Raises RecipeError. `option`: as the user typed it."""
+    node = read(layers.read_text(path, what=f"`{option}`:"), source=str(path))
+    said = as_written(node)
+    if not isinstance(said, dict):
+        raise RecipeError(
+            f"{path} does not say what an adapter is",
+            why=f"it holds `{node.text[:60]}`, and not keys of a recipe",
+            fix="write what it has for itself: data: {prompts: FILE}",
+        )
+    return said
+
+
+def from_options(options: Sequence[str]) -> layers.Table:
+    """`--adapter NAME=FILE`, as often as there are adapters. Raises RecipeError."""
+    adapters: dict[str, object] = {}
+    for option in options:
+        name, equals, file = option.partition("=")
+        if not equals or not file or name in adapters:
+            raise RecipeError(
+                f"`--adapter {option}` names no adapter and its file",
+                why="it is given twice" if name in adapters else "it wants NAME=FILE",
+                fix=f"--adapter {name or 'sums'}={file or 'FILE.yaml'}",
+            )
+        adapters[name] = from_file(Path(file), option=f"--adapter {option}")
+    if not adapters:
+        return {}
+    where = " ".join(f"--adapter {option}" for option in options)
+    origin = layers.Origin(layer=SettingsLayer.SET, where=where)
+    return {KEY: layers.KeyValue(value=adapters, text=str([*adapters]), origin=origin)}
+
+
+def each_of(loaded: LoadedRecipe) -> dict[str, LoadedRecipe]:
+    """The recipe of each adapter, by its name: as if it were trained alone. Empty: the recipe has
+    no `adapters`. Raises RecipeError."""
+    adapters = loaded.recipe.adapters
+    if adapters:
+        _check_all(loaded.recipe)
+    return {name: _one(loaded, name, said) for name, said in adapters.items()}
+
+
+def _one(loaded: LoadedRecipe, name: str, said: Mapping[str, object]) -> LoadedRecipe:
+    where = f"{KEY}.{name}"
+    own = layers.from_yaml(json.dumps(said), source=where, layer=SettingsLayer.RECIPE)
+    for key, entry in own.items():
+        _require_own(key, where=where, value=entry.text)
+    table = table_of(loaded)
+    del table[KEY]
+    made = build(layers.merge([table, with_algorithm(own)]), source=loaded.source)
+    _check_one(made.recipe, base=loaded.recipe, where=where)
+    return made
+
+
+def _require_own(key: str, *, where: str, value: str) -> None:
+    shared = next((why for part, why in _SHARED.items() if _is_of(key, part)), None)
+    if shared is None and any(_is_of(key, part) for part in _OWN):
+        return
+    raise RecipeError(
+        f"`{key}` cannot be one adapter's alone",
+        why=f"`{where}` sets it; {shared or 'all adapters of a run share the model and machine'}",
+        fix=f"--set {key}={value}   # for all of them; and take it out of `{where}`",
+    )
+
+
+def _is_of(key: str, part: str) -> bool:
+    return key == part or key.startswith(f"{part}.")
+
+
+def _check_all(recipe: Recipe) -> None:
+    """What holds for all of them."""
+    for name in recipe.adapters:
+        if not _NAME.match(name) or len(name) > _LONGEST_NAME:
+            raise RecipeError(
+                f"`{name[:40]}` cannot be the name of an adapter",
+                why=f"it is a folder's, too: letters, digits, - and _, at most {_LONGEST_NAME}",
+                fix="--adapter my-name=FILE",
+            )
+    if not recipe.train.lora.is_on:
+        raise RecipeError(
+            "`adapters` in a run that trains all weights",
+            why="several can only be trained at once where the model beneath them stays as it is",
+            fix="--lora 16",
+        )
+    if recipe.model.scratch is not None:
+        raise RecipeError(
+            "`adapters` over a model from scratch",
+            why="an adapter changes little of its model, which must be one that was trained",
+            fix="--set model.scratch=null --set model.path=RUN",
+        )
+    refused: dict[str, tuple[bool, str, str]] = {
+        "rollout.speculative.kind": (
+            recipe.rollout.speculative.kind != "none",
+            "what guesses ahead would be asked for several policies",
+            "none",
+        ),
+        "fault.copy_every": (
+            bool(recipe.fault.copy_every),
+            "copies of the trainer's state hold one adapter",
+            "0",
+        ),
+        "eval.engines": (
+            recipe.eval.engines == "own",
+            "engines that are kept for evaluations hold one policy",
+            "shared",
+        ),
+    }
+    for key, (is_set, why, instead) in refused.items():
+        if is_set:
+            raise RecipeError(
+                f"`{key}` in a run of several adapters", why=why, fix=f"--set {key}={instead}"
+            )
+
+
+def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
+    """What does not yet go with others."""
+    refused = {
+        "data.train": (recipe.learns_from_rows, "it learns from rows, which no engine samples"),
+        "rollout.max_staleness": (
+            recipe.rollout.max_staleness > 0,
+            "each is strictly on-policy: while one is trained, the engines sample for the others",
+        ),
+        "train.credit": (recipe.has_critic, "a critic is trained whole, beside one policy"),
+        "train.distill.teachers": (bool(recipe.held_teachers), "the ranks hold no teachers"),
+        "rollout.reward": (recipe.asks_reward_model, "no engine holds the reward model"),
+        "rollout.roles": (bool(recipe.rollout.policies), "no engine plays another policy"),
+    }
+    for key, (is_set, why) in refused.items():
+        if is_set:
+            raise RecipeError(
+                f"`{key}` of an adapter that is trained with others",
+                why=f"{where}: {why}",
+                fix="train it in a run of its own",
+            )
+    theirs, own = base.train.optimizer.model_dump(), recipe.train.optimizer.model_dump()
+    for key, value in own.items():
+        if key not in _OWN_OF_OPTIMIZER and value != theirs[key]:
+            raise RecipeError(
+                f"`train.optimizer.{key}` cannot be one adapter's alone",
+                why=f"{where} has {value}; they take turns in one optimizer",
+                fix=f"--set train.optimizer.{key}={value}   # for all of them",
+            )
+
+
+def widest(recipe: Recipe, each: Mapping[str, Recipe]) -> Recipe:
+    """What the machine must have room for: the recipe with the largest numbers of any adapter."""
+
+    def largest(section: str, *names: str) -> dict[str, object]:
+        return {
+            name: max(getattr(getattr(one, section), name) for one in each.values())
+            for name in names
+        }
+
+    rollout = largest(
+        "rollout", "prompts_per_step", "samples_per_prompt", "max_response_tokens", "max_turns"
+    )
+    return recipe.model_copy(
+        update={
+            "data": recipe.data.model_copy(update=largest("data", "max_prompt_tokens")),
+            "rollout": recipe.rollout.model_copy(update=rollout),
+            "eval": recipe.eval.model_copy(update=_longest_answer(each)),
+            "train": recipe.train.model_copy(update={**largest("train", "updates_per_step")}),
+        }
+    )
+
+
+def _longest_answer(each: Mapping[str, Recipe]) -> dict[str, object]:
+    """Of evaluations; None: as long as those of rollout."""
+    bounds = [one.eval.max_response_tokens for one in each.values()]
+    return {"max_response_tokens": max((b for b in bounds if b is not None), default=None)}
