@@ -22,6 +22,8 @@ RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
 CHECKPOINTS = "checkpoints"
 """Folder of its `step_N`."""
+ADAPTERS = "adapters"
+"""Folder of a run of several, each of which is as a run of its own."""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
 
@@ -127,7 +129,7 @@ class RunDir:
     @property
     def adapters_dir(self) -> Path:
         """A run directory for each of several adapters."""
-        return self.path / "adapters"
+        return self.path / ADAPTERS
 
     def teacher_model_dir(self, number: int) -> Path:
         """A teacher's model, where another run's checkpoint was written out to be one."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from milescli.checkpoint.base import MANIFEST_NAME, CheckpointManifest, checksum_of
 from milescli.checkpoint.integrity import changed_file, sha256_of_files, sync, sync_tree
+from milescli.checkpoint.run_dir import ADAPTERS
 from milescli.core.errors import CheckpointError
 
 PREFIX = "step_"
@@ -155,7 +156,7 @@ class CheckpointStore:
                     if torn
                     else ""
                 ),
-                fix=f"--step {steps[-1]}" if steps else f"miles resume {self.folder.parent}",
+                fix=f"--step {steps[-1]}" if steps else self._others(),
             )
         chosen = steps[-1] if step is None else step
         try:
@@ -164,6 +165,12 @@ class CheckpointStore:
             if (before := self._whole_before(chosen)) is not None:
                 error.fixes.insert(0, f"--step {before}   # the newest whole one before it")
             raise
+
+    def _others(self) -> list[str]:
+        """Where there is one, of a run that has none."""
+        run = self.folder.parent
+        adapters = sorted(path for path in (run / ADAPTERS).glob("*") if path.is_dir())
+        return [f"{path}   # one of its adapters" for path in adapters] or [f"miles resume {run}"]
 
     def _whole_before(self, step: int) -> int | None:
         for earlier in reversed([other for other in self.steps() if other < step]):

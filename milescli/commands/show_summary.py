@@ -4,6 +4,7 @@ names (`_s`, `_bytes`, accuracy)."""
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
@@ -17,7 +18,11 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     fields = _fields(summary)
     output.json("run_summary", fields)
     run = shlex.quote(str(fields["path"]))
+    adapters = fields.pop("adapters", {})
     output.kv(readable(fields), title="reached")
+    if adapters:
+        _show_adapters(adapters, run=run, steps=int(str(fields["steps"])), output=output)
+        return
     evaluated = fields.get("accuracy_after") is not None
     output.next_steps(
         {
@@ -25,6 +30,22 @@ def show_run_summary(summary: object, *, output: Output) -> None:
             f"miles resume {run} --steps {2 * int(str(fields['steps']))}": "train it further",
             f"miles export {run} --to "
             f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
+        }
+    )
+
+
+def _show_adapters(
+    adapters: Mapping[str, Mapping[str, object]], *, run: str, steps: int, output: Output
+) -> None:
+    """What each reached, and what can be done with it."""
+    for name, reached in adapters.items():
+        output.kv(readable(dict(reached)), title=name)
+    name, reached = next(iter(adapters.items()))
+    output.next_steps(
+        {
+            f"miles export {shlex.quote(str(reached['path']))} --to {shlex.quote(name)}": "write "
+            "one of them as a PEFT folder",
+            f"miles resume {run} --steps {2 * steps}": "train them further",
         }
     )
 

@@ -58,8 +58,19 @@ def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str
                 fix=shared or "take `policy` out of `rollout.roles`",
             )
         return False, f"{keys_of_apart(recipe)}: these engines answer while the trainer works"
+    if recipe.adapters and num_devices is not None and (num_devices < 2 or wanted == "colocated"):
+        raise FitError(
+            "several adapters want engines and trainer side by side",
+            why="while one is trained, the engines sample for the others; "
+            + ("there is one device" if num_devices < 2 else "they would share devices"),
+            fix=["--gpus 2", "--set adapters={}   # one adapter at a time"]
+            if num_devices < 2
+            else "--set engines.placement=split",
+        )
     if wanted != "auto":
         return wanted == "colocated", "pinned by `engines.placement`"
+    if recipe.adapters:
+        return False, "engines sample for one adapter while the trainer has another"
     if staleness > 0 and (num_devices is None or num_devices > 1):
         return False, f"max_staleness {staleness}: rollout runs while the trainer works"
     return True, "strictly on-policy steps take turns, so each gets all devices"

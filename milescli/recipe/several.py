@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
@@ -66,22 +67,34 @@ def from_options(options: Sequence[str]) -> layers.Table:
     return {KEY: layers.KeyValue(value=adapters, text=str([*adapters]), origin=origin)}
 
 
-def each_of(loaded: LoadedRecipe) -> dict[str, LoadedRecipe]:
+def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
     """The recipe of each adapter, by its name: as if it were trained alone. Empty: the recipe has
-    no `adapters`. Raises RecipeError."""
+    no `adapters`. `steps`: of all, whatever they say themselves. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
-    return {name: _one(loaded, name, said) for name, said in adapters.items()}
+    return {name: _one(loaded, name, said, steps) for name, said in adapters.items()}
 
 
-def _one(loaded: LoadedRecipe, name: str, said: Mapping[str, object]) -> LoadedRecipe:
+def planned(loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe] | None = None) -> LoadedRecipe:
+    """What the machine must have room for; the recipe itself where it has no `adapters`. `each`: as
+    `each_of` gives them."""
+    each = each if each is not None else each_of(loaded)
+    recipes = {name: one.recipe for name, one in each.items()}
+    return replace(loaded, recipe=_widest(loaded.recipe, recipes)) if recipes else loaded
+
+
+def _one(
+    loaded: LoadedRecipe, name: str, said: Mapping[str, object], steps: int | None
+) -> LoadedRecipe:
     where = f"{KEY}.{name}"
     own = layers.from_yaml(json.dumps(said), source=where, layer=SettingsLayer.RECIPE)
     for key, entry in own.items():
-        _require_own(key, where=where, value=entry.text)
+        _require_own(key, where=where, value=str(entry.value))
     table = table_of(loaded)
     del table[KEY]
+    if steps is not None:
+        own.pop("train.steps", None)
     made = build(layers.merge([table, with_algorithm(own)]), source=loaded.source)
     _check_one(made.recipe, base=loaded.recipe, where=where)
     return made
@@ -177,29 +190,24 @@ def _check_one(recipe: Recipe, *, base: Recipe, where: str) -> None:
             )
 
 
-def widest(recipe: Recipe, each: Mapping[str, Recipe]) -> Recipe:
-    """What the machine must have room for: the recipe with the largest numbers of any adapter."""
-
-    def largest(section: str, *names: str) -> dict[str, object]:
-        return {
-            name: max(getattr(getattr(one, section), name) for one in each.values())
-            for name in names
-        }
-
-    rollout = largest(
-        "rollout", "prompts_per_step", "samples_per_prompt", "max_response_tokens", "max_turns"
-    )
+def _widest(recipe: Recipe, each: Mapping[str, Recipe]) -> Recipe:
+    """The recipe with the largest numbers of any adapter, and the samples of all."""
+    recipes = each.values()
+    most = max(one.rollout.samples_per_prompt for one in recipes)
+    samples = sum(one.sequences_per_step for one in recipes)
+    answers = [one.eval.max_response_tokens for one in recipes]
+    rollout = {
+        "samples_per_prompt": most,
+        "prompts_per_step": -(-samples // most),
+        "max_response_tokens": max(one.rollout.max_response_tokens for one in recipes),
+        "max_turns": max(one.rollout.max_turns for one in recipes),
+    }
+    longest_answer = max((bound for bound in answers if bound is not None), default=None)
+    longest_prompt = max(one.data.max_prompt_tokens for one in recipes)
     return recipe.model_copy(
         update={
-            "data": recipe.data.model_copy(update=largest("data", "max_prompt_tokens")),
+            "data": recipe.data.model_copy(update={"max_prompt_tokens": longest_prompt}),
             "rollout": recipe.rollout.model_copy(update=rollout),
-            "eval": recipe.eval.model_copy(update=_longest_answer(each)),
-            "train": recipe.train.model_copy(update={**largest("train", "updates_per_step")}),
+            "eval": recipe.eval.model_copy(update={"max_response_tokens": longest_answer}),
         }
     )
-
-
-def _longest_answer(each: Mapping[str, Recipe]) -> dict[str, object]:
-    """Of evaluations; None: as long as those of rollout."""
-    bounds = [one.eval.max_response_tokens for one in each.values()]
-    return {"max_response_tokens": max((b for b in bounds if b is not None), default=None)}

@@ -3,7 +3,7 @@ prepared together. Called by launch and resume."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import RunNodes
-from milescli.core.errors import FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.several import each_of, widest
+from milescli.recipe.several import each_of, planned
 from milescli.runtime.data_inputs import require_files
 from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import RunInputs, model_dir_of, prepare, require_model
@@ -37,17 +36,19 @@ class Recipes:
     each: Mapping[str, LoadedRecipe]
 
     @classmethod
-    def of(cls, loaded: LoadedRecipe) -> Recipes:
-        """Raises RecipeError."""
-        return cls(loaded=loaded, each=each_of(loaded))
+    def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
+        """`steps`: of all adapters, whatever they say themselves. Raises RecipeError."""
+        return cls(loaded=loaded, each=each_of(loaded, steps=steps))
+
+    def but(self, names: Collection[str]) -> Recipes:
+        """Without these adapters."""
+        left = {name: one for name, one in self.each.items() if name not in names}
+        return Recipes(loaded=self.loaded, each=left)
 
     @property
     def planned(self) -> LoadedRecipe:
         """What the machine must have room for."""
-        if not self.each:
-            return self.loaded
-        recipes = {name: one.recipe for name, one in self.each.items()}
-        return replace(self.loaded, recipe=widest(self.loaded.recipe, recipes))
+        return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
@@ -65,18 +66,6 @@ class Recipes:
         """Those of the trainer's ranks. Raises RecipeError."""
         for one in self.learned:
             load_train_plugins(one.recipe)
-
-
-def require_turns(plan: Plan) -> None:
-    """Raises FitError where engines and trainer take turns on devices, as several adapters would
-    then wait for each other."""
-    if plan.colocated and plan.device_kind != "cpu":
-        raise FitError(
-            "several adapters want engines and trainer side by side",
-            why="the plan lets them take turns on the same devices, where no adapter could be "
-            "sampled while another is trained",
-            fix="--set engines.placement=split",
-        )
 
 
 @contextmanager
@@ -110,7 +99,6 @@ def prepare_each(
     inputs = {name: prepare(one.recipe, runs[name], output=output) for name, one in each.items()}
     first = next(iter(inputs.values()))
     plan = as_fetched(plan, recipes.planned, nodes.machine, first.facts, output=output)
-    require_turns(plan)
     specs = {}
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)

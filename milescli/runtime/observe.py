@@ -157,9 +157,10 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
     return None
 
 
-def attach(bus: EventBus, run: RunDir, settings: RunSettings) -> None:
-    """Let the recipe's observers listen; what they cannot write is told of once. Raises RecipeError
-    where one was asked for and cannot be had."""
+def attach(bus: EventBus, run: RunDir, settings: RunSettings, *, has_scalars: bool = True) -> None:
+    """Let the recipe's observers listen; what they cannot write is told of once. `has_scalars`:
+    else it is a run whose adapters have them. Raises RecipeError where one was asked for and cannot
+    be had."""
     side = SideFiles(bus)
 
     def listen(listener: Callable[[Event], None], path: Path) -> None:
@@ -170,6 +171,8 @@ def attach(bus: EventBus, run: RunDir, settings: RunSettings) -> None:
         bus.listeners.append(guarded)
 
     listen(EventLog(run.events_file), run.events_file)
+    if not has_scalars:
+        return
     listen(MetricLog(run.metrics_file), run.metrics_file)
     if settings.tensorboard:
         listen(TensorBoard(run.tensorboard_dir), run.tensorboard_dir / "events")

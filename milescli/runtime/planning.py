@@ -17,6 +17,7 @@ from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
+from milescli.recipe.several import each_of, planned
 from milescli.runtime.draft_model import require_draft
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
@@ -34,9 +35,12 @@ def plan_only(
     """What would run, without starting or making anything. Raises where a plug-in or the model
     cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
     hub may have been asked for them."""
-    load_plugins(loaded.recipe)
+    each = each_of(loaded)
+    for one in each.values() or [loaded]:
+        load_plugins(one.recipe)
     facts = facts or planned_facts(loaded.recipe)
-    return plan_without_plugins(loaded, machine or planning_machine(loaded), facts=facts)
+    machine = machine or planning_machine(loaded)
+    return plan_without_plugins(planned(loaded, each), machine, facts=facts)
 
 
 def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:

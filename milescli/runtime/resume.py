@@ -58,11 +58,11 @@ def resume(
         say(run=run.path)
         for line in drift.edited_keys(run, kept, may_change=drift.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
-        wished, recipes = loaded, Recipes.of(loaded)
+        wished, recipes = loaded, Recipes.of(loaded, steps=steps)
         with adapter_runs(run, recipes) as runs, ExitStack() as held:
-            pasts = _pasts(run, runs, recipes, output=output)
+            pasts, are_done = _pasts(run, runs, recipes, output=output)
             loaded, nodes = nodes_that_are_left(loaded, output=output)
-            recipes = Recipes.of(loaded)
+            recipes = Recipes.of(loaded, steps=steps).but(are_done)
             facts = planned_facts(loaded.recipe)
             plan = plan_without_plugins(recipes.planned, nodes.machine, facts=facts)
             require_wheel(plan.device_kind)
@@ -115,9 +115,9 @@ ITSELF = ""
 
 def _pasts(
     run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
-) -> dict[str, StoredCheckpoint | None]:
-    """Where the run goes on from, or each of its adapters does. Raises as `_checkpoint_of`, and
-    where all steps are done."""
+) -> tuple[dict[str, StoredCheckpoint | None], list[str]]:
+    """Where the run goes on from, or each of its adapters does; and those that have done all their
+    steps. Raises as `_checkpoint_of`, and where all have."""
     learned = {ITSELF: recipes.loaded} if not recipes.each else recipes.each
     pasts = {
         name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
@@ -127,9 +127,12 @@ def _pasts(
         name: (past.step if past is not None else 0, learned[name].recipe.train.steps)
         for name, past in pasts.items()
     }
-    if all(done >= steps for done, steps in ahead.values()):
+    are_done = [name for name, (done, steps) in ahead.items() if done >= steps]
+    if len(are_done) == len(ahead):
         _refuse_as_done(*max(ahead.values()), run)
-    return pasts
+    for name in are_done:
+        output.note(f"{name} has done all its {ahead[name][1]} steps")
+    return pasts, are_done
 
 
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:

@@ -7,8 +7,11 @@ import asyncio
 import json
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
@@ -24,7 +27,15 @@ from milescli.core.errors import (
     WaitTimeout,
     WorkerDied,
 )
-from milescli.core.events import EvalDone, Event, EventBus, RunEnded, StepDone, ValidationDone
+from milescli.core.events import (
+    EvalDone,
+    Event,
+    EventBus,
+    OfAdapter,
+    RunEnded,
+    StepDone,
+    ValidationDone,
+)
 from milescli.core.units import format_bytes
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
@@ -41,13 +52,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSummary:
+    """What one of several adapters reached; see RunSummary."""
+
+    path: str
+    steps: int
+    accuracy_before: float | None
+    accuracy_after: float | None
+    logprob_diff_max: float
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """What a run reached."""
 
     path: str
     """The run directory."""
     steps: int
-    """Done, over all attempts."""
+    """Done, over all attempts; of several adapters, by every one."""
     accuracy_before: float | None
     """On held-out prompts, before the first step; None without `data.eval`."""
     accuracy_after: float | None
@@ -57,10 +80,12 @@ class RunSummary:
     logprob_diff_max: float | None
     """Largest |engine - trainer| over all steps of this attempt; None where nothing was sampled."""
     logprob_diff_mean: float | None
-    checkpoint: str
-    """Newest complete checkpoint."""
+    checkpoint: str | None
+    """Newest complete checkpoint; None where each adapter has its own."""
     seconds: float
     """Of this attempt, start-up and shut-down included."""
+    adapters: Mapping[str, AdapterSummary] = field(default_factory=dict)
+    """Of several: what each reached."""
 
 
 def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummary:
@@ -77,7 +102,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=recipe.train.steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, recipe.run)
+    observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
@@ -108,9 +133,28 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         loss_after=record.losses.get(attempt.step),
         logprob_diff_max=None if recipe.learns_from_rows else record.diff_max,
         logprob_diff_mean=None if recipe.learns_from_rows else record.diff_mean,
-        checkpoint=attempt.saver.newest.name if attempt.saver.newest else "",
+        checkpoint=None if spec.adapters else _name_of(attempt.saver.newest),
         seconds=time.monotonic() - began,
+        adapters=_reached(attempt, record) if isinstance(attempt, SeveralAttempt) else {},
     )
+
+
+def _name_of(checkpoint: Path | None) -> str:
+    return checkpoint.name if checkpoint else ""
+
+
+def _reached(attempt: SeveralAttempt, record: _Record) -> dict[str, AdapterSummary]:
+    return {
+        name: AdapterSummary(
+            path=one.spec.run.shown,
+            steps=one.step,
+            accuracy_before=_first(record.adapters[name].accuracies),
+            accuracy_after=record.adapters[name].accuracies.get(one.step),
+            logprob_diff_max=record.adapters[name].diff_max,
+            checkpoint=_name_of(one.saver.newest),
+        )
+        for name, one in attempt.adapters.items()
+    }
 
 
 def _kind_of(spec: RunSpec) -> type[Attempt]:
@@ -166,11 +210,17 @@ class _Record:
     losses: dict[int, float] = field(default_factory=dict)
     """On held-out rows."""
     diff_max: float = 0.0
+    adapters: defaultdict[str, _Record] = field(default_factory=lambda: defaultdict(_Record))
+    """Of each of several."""
     _diff_sum: float = 0.0
     _num_steps: int = 0
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, EvalDone):
+        if isinstance(event, OfAdapter):
+            self.adapters[event.adapter](event.event)
+            if isinstance(event.event, StepDone):
+                self(event.event)
+        elif isinstance(event, EvalDone):
             self.accuracies[event.step] = event.accuracy
         elif isinstance(event, ValidationDone):
             self.losses[event.step] = event.loss
