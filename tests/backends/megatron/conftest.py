@@ -25,6 +25,7 @@ from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.mtp_cases import MTP, TRAINED
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
+from tests.backends.megatron.turns_cases import turns_cases
 
 
 @pytest.fixture(scope="session")
@@ -290,6 +291,7 @@ class Worlds:
             *self._adamw("two"),
             *self._host_steps(),
             *snapshot_cases(self.models),
+            *turns_cases(self.models, self.checkpoint),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),

@@ -3,7 +3,8 @@ tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,9 +160,11 @@ def trainer(
     mix: Sequence[str] = (),
     critic: str | None = None,
     adapter: str | None = None,
+    seed: int = 0,
+    turns: Mapping[str, dict] | None = None,
 ):
     """A trainer rank that is set up. `teachers`, `critic`, `adapter`: folders; `mix`: sources of
-    its prompts."""
+    its prompts; `turns`: seed and train of several adapters, by name."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -170,17 +173,22 @@ def trainer(
         "weight_decay": 0.01,
         **(train or {}).pop("optimizer", {}),
     }
+
+    def recipe(own: dict, seed: int) -> Recipe:
+        return Recipe(
+            model={"adapter": adapter},
+            train={"optimizer": optimizer, **(train or {}), **own},
+            data={"mix": [{"path": name} for name in mix]} if mix else {},
+            machine={"start_timeout_s": 60, "step_timeout_s": 60},
+            run={"seed": seed},
+        )
+
     made = TrainerRank(
         rank=rank,
         world_size=size,
         master_addr="127.0.0.1",
         master_port=port,
-        recipe=Recipe(
-            model={"adapter": adapter},
-            train={"optimizer": optimizer, **(train or {})},
-            data={"mix": [{"path": name} for name in mix]} if mix else {},
-            machine={"start_timeout_s": 60, "step_timeout_s": 60},
-        ),
+        recipe=recipe({}, seed),
         plan=plan_of(
             {"recompute": (train or {}).get("recompute", "none"), **layout},
             precision=precision,
@@ -188,6 +196,16 @@ def trainer(
         model_dir=model,
         teacher_dirs=teachers,
         critic_dir=critic,
+        adapters={n: recipe(each["train"], each["seed"]) for n, each in (turns or {}).items()},
     )
     made.setup()
     return made
+
+
+def another_port() -> int:
+    """A free one, where the new ranks meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = [free.getsockname()[1]]
+    dist.broadcast_object_list(port, src=0)
+    return port[0]

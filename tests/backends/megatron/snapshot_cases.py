@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from tests.backends.megatron.harness import policy_shard, trainer
+from tests.backends.megatron.harness import another_port, policy_shard, trainer
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
@@ -60,7 +58,7 @@ def goes_on_from_copy(
     went_on = [_reported(first, 1)]  # the copy is read while the rank goes on
     copy = [_read(first, section, size) for section, size in enumerate(sizes)]
     went_on.append(_held(first))
-    how["port"] = _another_port()
+    how["port"] = another_port()
     first.close()
 
     new = trainer(**how, train=dict(train), precision=precision, critic=critic)
@@ -73,15 +71,6 @@ def goes_on_from_copy(
     restored = [_reported(new, 1), _held(new)]
     new.close()
     return {"went on": went_on, "restored": restored, "sizes": sizes}
-
-
-def _another_port() -> int:
-    """A free one, where the new ranks meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = [free.getsockname()[1]]
-    dist.broadcast_object_list(port, src=0)
-    return port[0]
 
 
 def _read(made: TrainerRank, section: int, size: int) -> list[np.ndarray]:

@@ -23,10 +23,11 @@ from milescli.export.adapter import Adapter, write_adapter
 from milescli.export.trained_adapter import write_merged
 from milescli.models import load_facts, table
 from milescli.models.adapter import (
-    SOLE_ADAPTER,
     ALL_LINEAR,
+    SOLE_ADAPTER,
     LoraShape,
     adapter_table,
+    engine_name,
     modules_with_adapter,
     peft_name,
 )
@@ -35,6 +36,7 @@ from milescli.weights.base import Bucket, WeightChannel
 from tests.backends.sglang.conftest import make_qwen3_moe
 
 pytestmark = pytest.mark.engine
+OTHER = "other"
 SHAPE = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,))
 PROMPT = [5, 9, 100, 3, 77, 42, 8, 17, 4, 4, 90, 12]
 
@@ -70,6 +72,7 @@ def _engine(folder: Path, model: Path, adapter: Path | None) -> Iterator[EngineA
         port=free_ports(1)[0],
         log_path=folder / f"{model.name}.log",
         adapter_dir=adapter,
+        adapter_names=(SOLE_ADAPTER, OTHER),
         context_length=128,
         max_running_requests=8,
     )
@@ -199,3 +202,66 @@ def test_a_response_that_a_publish_cut_has_the_versions_that_it_should(
     versions = asyncio.run(main())
     assert versions == sorted(versions) and versions[-1] == versions[0] + len(versions) - 1
     assert on_update == "continue" or len(versions) == 1
+
+
+def _shared(served: Served, name: str) -> SglangFleet:
+    return SglangFleet(router_url=None, engines=[served.engine], adapter=name, shares_engines=True)
+
+
+def _named(bucket: Bucket, adapter: str) -> Bucket:
+    return [(engine_name(adapter, name), tensor) for name, tensor in bucket]
+
+
+async def _replaced(
+    fleet: SglangFleet, channel: WeightChannel, bucket: Bucket, version: int
+) -> None:
+    await fleet.pause()
+    await asyncio.to_thread(channel.send, iter([bucket]))
+    await asyncio.to_thread(channel.verify, iter([bucket]))
+    await fleet.resume(WeightVersion(version))
+
+
+def test_one_of_two_is_replaced_while_the_other_s_response_goes_on(served: Served) -> None:
+    """That has the tokens and log-probs of one that nobody disturbed."""
+    request = GenerateRequest(prompt_ids=PROMPT, max_new_tokens=100, seed=7)
+
+    async def main() -> tuple[list, list, list, list]:
+        fleet, other = _shared(served, SOLE_ADAPTER), _shared(served, OTHER)
+        channel = TensorChannel()
+        await asyncio.to_thread(channel.open, [served.engine])
+        first, second = (_named(_bucket(served.adapter(seed)), OTHER) for seed in (11, 12))
+        await _replaced(fleet, channel, _named(_bucket(served.adapter(10)), SOLE_ADAPTER), 3)
+        await _replaced(other, channel, first, 5)
+        alone = await fleet.generate(request)
+        before = await other.score(PROMPT)
+        asked = asyncio.ensure_future(fleet.generate(request))
+        await asyncio.sleep(0.2)
+        assert not asked.done()
+        await _replaced(other, channel, second, 6)
+        assert not asked.done(), "the pause waited for it"
+        done = await asked
+        after = await other.score(PROMPT)
+        assert [int(span.version) for span in done.version_spans] == [3]
+        assert int((await other.generate(request)).version_spans[0].version) == 6
+        await asyncio.to_thread(channel.close)
+        await fleet.close()
+        await other.close()
+        assert done.response_ids == alone.response_ids
+        return list(alone.logprobs), list(done.logprobs), list(before), list(after)
+
+    alone, done, before, after = asyncio.run(main())
+    assert done == pytest.approx(alone, abs=1e-6)
+    assert max(abs(a - b) for a, b in zip(before, after, strict=True)) > 1e-2
+
+
+def test_of_two_the_one_that_was_sent_is_verified(served: Served) -> None:
+    channel = TensorChannel()
+    channel.open([served.engine])
+    own = _named(_bucket(served.adapter(13)), OTHER)
+    channel.send(iter([own]))
+    channel.send(iter([_named(_bucket(served.adapter(14)), SOLE_ADAPTER)]))
+    channel.verify(iter([own]))
+    with pytest.raises(MismatchError):
+        channel.verify(iter([_named(_bucket(served.adapter(14)), OTHER)]))
+    channel.verify(iter([own]))
+    channel.close()
