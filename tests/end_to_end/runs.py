@@ -179,6 +179,18 @@ def processes_of_run(driver: int) -> list[psutil.Process]:
     raise AssertionError(f"process {driver} has no child with a token")
 
 
+def actor_of(driver: int, log: str) -> psutil.Process:
+    """The process of a run that writes this log, as `trainer-rank-0.log`, and is one of Ray's
+    actors."""
+    [actor] = [
+        one
+        for one in processes_of_run(driver)
+        if any(Path(file.path).name == log for file in one.open_files())
+        and "ray::" in " ".join(one.cmdline())
+    ]
+    return actor
+
+
 def wait_until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
     """Those of the processes that still run after the wait."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)

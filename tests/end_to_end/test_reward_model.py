@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import Workplace, processes_of_run, step_done
+from tests.end_to_end.runs import Workplace, actor_of, step_done
 
 pytestmark = pytest.mark.timeout(600)
 SCORED = {
@@ -75,13 +75,7 @@ def _kill_its_scorer(workplace: Workplace, name: str, *, steps: str) -> None:
     """Start a run to the end, in which the process that holds the reward model dies."""
     process = workplace.start(*_launch(name), "--steps", steps)
     workplace.wait_for(name, step_done(1), process)
-    [scorer] = [
-        one
-        for one in processes_of_run(process.pid)
-        if any(Path(file.path).name == "reward-model.log" for file in one.open_files())
-        and "ray::" in " ".join(one.cmdline())
-    ]
-    scorer.send_signal(signal.SIGKILL)
+    actor_of(process.pid, "reward-model.log").send_signal(signal.SIGKILL)
     finished = workplace.finish(process)
     assert finished.code == 0, finished
     healed = [event["worker"] for event in workplace.events(name) if "Replaced" in event["event"]]
