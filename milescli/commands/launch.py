@@ -22,10 +22,9 @@ from milescli.commands.options import (
     StepsOption,
     VerboseOption,
     flags_of,
-    here,
     planned_machine,
+    read_recipe,
     verb,
-    with_warnings,
 )
 from milescli.console.output import Output
 
@@ -63,9 +62,6 @@ def launch(
     supervised: SupervisedOption = False,
 ) -> None:
     """Train a model by a recipe."""
-    from milescli.recipe.load import load
-    from milescli.recipe.several import from_options
-
     output: Output = context.obj
     machine = planned_machine(on, price=price, dry_run=dry_run, emits=emit is not None)
     flags = flags_of(
@@ -77,9 +73,7 @@ def launch(
         run__seed=("--seed", seed),
         train__lora__rank=("--lora", lora),
     )
-    further = from_options(adapters or [])
-    read = load(recipe, sets=sets or [], flags=flags, further=further, **here())
-    loaded = with_warnings(read, output=output)
+    loaded = read_recipe(recipe, sets=sets, flags=flags, adapters=adapters, output=output)
     if emit is not None:
         from milescli.commands.show_job import show_job
 

@@ -234,8 +234,20 @@ def here() -> dict[str, object]:
     return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}
 
 
-def with_warnings(loaded: LoadedRecipe, *, output: Output) -> LoadedRecipe:
-    """The same recipe, of which the user has read what is legal and odd."""
+def read_recipe(
+    recipe: str,
+    *,
+    sets: list[str] | None,
+    flags: dict[str, str],
+    adapters: list[str] | None,
+    output: Output,
+) -> LoadedRecipe:
+    """What the command line says of a run; the user has read what is legal and odd."""
+    from milescli.recipe.load import load
+    from milescli.recipe.several import from_options
+
+    further = from_options(adapters or [])
+    loaded = load(recipe, sets=sets or [], flags=flags, further=further, **here())
     for warning in loaded.warnings:
         output.warn(warning)
     return loaded

@@ -18,6 +18,8 @@ from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.machine import MachineSettings
 from milescli.recipe.section import plain
+from milescli.recipe.several import KEY as ADAPTERS
+from milescli.recipe.several import to_options
 
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 """Keys that the script sets itself."""
@@ -91,6 +93,9 @@ class Job:
                 SettingsLayer.ALGORITHM,
                 SettingsLayer.RECIPE,
             ):
+                continue
+            if key == ADAPTERS and origin.layer is SettingsLayer.SET:
+                pairs += to_options(origin.where)
                 continue
             option, _, text = origin.where.partition(" ")
             value = json.dumps(plain(value_at(self.loaded.recipe, key)))

@@ -31,6 +31,7 @@ _SHARED = {
 """Of those, what all have in common, and why."""
 _OWN_OF_OPTIMIZER = ("lr", "min_lr", "warmup_steps", "schedule")
 """Of `train.optimizer`: the driver says it with each step."""
+_OPTION = "--adapter "
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _LONGEST_NAME = 64
 
@@ -62,9 +63,14 @@ def from_options(options: Sequence[str]) -> layers.Table:
         adapters[name] = from_file(Path(file), option=f"--adapter {option}")
     if not adapters:
         return {}
-    where = " ".join(f"--adapter {option}" for option in options)
+    where = " ".join(f"{_OPTION}{option}" for option in options)
     origin = layers.Origin(layer=SettingsLayer.SET, where=where)
     return {KEY: layers.KeyValue(value=adapters, text=str([*adapters]), origin=origin)}
+
+
+def to_options(where: str) -> list[list[str]]:
+    """The words that were typed, by the origin of `adapters`."""
+    return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
 def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:

@@ -10,7 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.recipe.several import each_of, from_options, planned
+from milescli.recipe.several import each_of, from_options, planned, to_options
 
 BASE = """\
 model: {path: somewhere}
@@ -70,7 +70,9 @@ def test_the_command_line_gives_each_a_file(tmp_path: Path) -> None:
         "a": 1e-2,
         "b": 1e-2,
     }
-    assert loaded.origins["adapters"].layer is SettingsLayer.SET
+    origin = loaded.origins["adapters"]
+    assert origin.layer is SettingsLayer.SET
+    assert to_options(origin.where) == [["--adapter", f"{n}={tmp_path}/a.yaml"] for n in "ab"]
 
 
 def test_a_run_s_record_has_them(tmp_path: Path) -> None:
