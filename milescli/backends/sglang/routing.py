@@ -33,6 +33,7 @@ def wanted_from(rid: str | None) -> int | None:
 def install() -> None:
     """Heed the ids of requests; narrow the record where it is taken out of the cache."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.runtime_context import get_spec
     from sglang.srt.state_capturer.routed_experts import RoutedExpertsCapturer
 
     generate, tokenized = (
@@ -55,8 +56,10 @@ def install() -> None:
             made.return_routed_experts, made.routed_experts_start_len = True, first
         return made
 
-    def init(self, model_config, *arguments, **settings):
-        make(self, model_config, *arguments, **settings)
+    def init(self, model_config, *, max_running_requests, **settings):
+        # a pass over guesses has several tokens of each request, which SGLang does not count here
+        most = max_running_requests * (get_spec().speculative_num_draft_tokens or 1)
+        make(self, model_config, max_running_requests=most, **settings)
         self.miles_dtype = _dtype_of(Path(model_config.model_path))
 
     def get_topk(self, *arguments, **settings):

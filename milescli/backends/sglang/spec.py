@@ -132,6 +132,7 @@ def check_speculates(spec: EngineSpec) -> None:
             device_kind=spec.device_kind,
             config=read_config(spec.model_dir),
             draft_config=draft_config(spec),
+            records_experts=spec.return_routed_experts,
         )
 
 
