@@ -51,11 +51,11 @@ def install() -> None:
 
     factory._create_backend = create_ours
     move = spec_utils.move_accept_tokens_to_target_kvcache
-    spec_utils.move_accept_tokens_to_target_kvcache = (
-        lambda batch, accepted, num_right, allocator: move(
-            batch, accepted, num_right, _with_records(allocator)
-        )
-    )
+
+    def move_with_records(batch, accepted, num_right, allocator):
+        return move(batch, accepted, num_right, _with_records(allocator))
+
+    spec_utils.move_accept_tokens_to_target_kvcache = move_with_records
     # a draft takes embeddings and output layer of the model, and stock waits for the GPU then
     torch.cuda.synchronize = torch.cuda.empty_cache = _nothing  # type: ignore[assignment]
 
