@@ -74,6 +74,11 @@ def _notes(adapter: Adapter) -> tuple[str, ...]:
             "the scaling is written as alpha / r: SGLang 0.5.20 reads neither `use_rslora` nor "
             "`alpha_pattern`"
         )
+    if adapter.shared:
+        notes.append(
+            "experts of a layer share a matrix, in the form that SGLang 0.5.20 reads "
+            "(`--experts-shared-outer-loras`); PEFT has no such form"
+        )
     if adapter.saved:
         notes.append(
             f"{len(adapter.saved)} whole tensors were trained beside the matrices: "

@@ -34,10 +34,12 @@ def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
 def shape_of(lora: Lora) -> LoraShape:
     """`lora.is_on`."""
     assert lora.rank is not None, "an adapter has a rank"
+    assert lora.type != "dora", "recipe.check refuses it"
     return LoraShape(
         rank=lora.rank,
         alpha=lora.alpha if lora.alpha is not None else 2.0 * lora.rank,
         targets=tuple(lora.targets),
         exclude=tuple(lora.exclude),
         kind=lora.type,
+        experts=lora.experts,
     )

@@ -37,7 +37,7 @@ description: Two steps of a very small mixture of experts
 data: {prompts: task:sums, max_prompt_tokens: 160}
 rollout: {prompts_per_step: 2, samples_per_prompt: 4, max_response_tokens: 24,
           reward: "tests.end_to_end.rewards:variety"}
-train: {steps: 2, optimizer: {lr: 1e-3}}
+train: {steps: 2, optimizer: {lr: 1e-3}, lora: {experts: shared_outer}}
 weights: {verify: true}
 checkpoint: {every: 2}
 eval: {every: 0}

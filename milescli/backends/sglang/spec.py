@@ -69,6 +69,8 @@ class EngineSpec:
     warm: Path | None = None
     """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
     imports it itself."""
+    shares_outer: bool = False
+    """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
     attention_backend: str | None = None
     """Of an accelerator; None: see `_attention_backend`."""
     cuda_graphs: bool = True
