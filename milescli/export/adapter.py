@@ -70,6 +70,18 @@ class Adapter:
     base_model: str | None = None
     """`base_model_name_or_path`: a hub name or a folder."""
 
+    @property
+    def num_parameters(self) -> int:
+        """In its pairs; what experts share counts once."""
+        counted, total = set[tuple[str, str]](), 0
+        for module, pair in self.pairs.items():
+            outer = outer_module(module)
+            for which, tensor in zip((A, B), pair, strict=True):
+                place = (outer if self.shared.get(outer) == which else module, which)
+                total += 0 if place in counted else tensor.numel()
+                counted.add(place)
+        return total
+
     def scaling(self, module: str) -> float:
         """What B A is multiplied by. A module's rank is its matrix's."""
         rank, alpha = self.pairs[module][0].shape[0], self.alphas.get(module, self.alpha)
