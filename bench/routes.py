@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pybase64
+import torch
 from pairs import Figures, Machine, Table, command_line, report, take_turns
 
+from milescli.backends.sglang.routing import packed, unpacked
 from milescli.core.types import RoutedExperts
 
 POPULARITY = 1.0
@@ -52,10 +54,15 @@ def of_miles(model: Model, rows: np.ndarray, ends: list[int]) -> tuple[Figures, 
     dtype = np.uint8 if model.num_experts <= 256 else np.uint16
     started, sent, known = time.perf_counter(), 0, None
     for start, end in zip([0, *ends], ends, strict=False):
-        text = pybase64.b64encode(rows[start:end].astype(dtype).tobytes()).decode()
+        bits = packed(torch.from_numpy(rows[start:end]), num_experts=model.num_experts)
+        text = pybase64.b64encode(bits.numpy().tobytes()).decode()
         sent += len(text)
         part = RoutedExperts(
-            indices=pybase64.b64decode(text),
+            indices=unpacked(
+                pybase64.b64decode(text),
+                num_rows=end - start,
+                numbers=model.num_layers * model.topk,
+            ),
             num_tokens=end - start,
             num_layers=model.num_layers,
             topk=model.topk,

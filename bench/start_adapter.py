@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from milescli.export.adapter import Adapter, write_adapter
+from milescli.export.adapter import adapter_of, write_adapter
 from milescli.models import load_facts, table
-from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
+from milescli.models.adapter import A, adapter_table
 from milescli.plan.adapters import trained_shape
 from milescli.recipe.schema import Recipe
 
@@ -20,10 +20,9 @@ def write_start(folder: Path, model: Path, recipe: dict[str, Any]) -> None:
     shape = trained_shape(Recipe.model_validate(recipe))
     assert shape is not None, recipe
     of_adapter = adapter_table(table(load_facts(model)), shape)
-    sizes = of_adapter.hf_shapes()
     torch.manual_seed(0)
-    pairs = {}
-    for module in modules_with_adapter(of_adapter):
-        first, second = (sizes[peft_name(module, which)] for which in (A, B))
-        pairs[module] = (torch.randn(first) / first[1] ** 0.5, torch.zeros(second))
-    write_adapter(folder, Adapter(pairs=pairs, alpha=shape.alpha, rank=shape.rank))
+    tensors = {
+        name: torch.randn(size) / size[-1] ** 0.5 if f".{A}." in name else torch.zeros(size)
+        for name, size in of_adapter.hf_shapes().items()
+    }
+    write_adapter(folder, adapter_of(tensors, of_adapter, shape, base_model=model))

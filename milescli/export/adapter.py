@@ -21,7 +21,20 @@ from torch import Tensor
 from milescli.checkpoint.finite import require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.stored import Named
-from milescli.models.adapter import PEFT_PREFIX, PEFT_WEIGHTS, A, B, peft_name
+from milescli.models.adapter import (
+    PEFT_PREFIX,
+    PEFT_WEIGHTS,
+    A,
+    B,
+    LoraShape,
+    Place,
+    of_expert,
+    outer_module,
+    pairs_of,
+    peft_name,
+    shared_matrices,
+)
+from milescli.models.base import WeightTable
 
 CONFIG_FILE = "adapter_config.json"
 _A, _B = (f".{which}.weight" for which in (A, B))
@@ -48,16 +61,50 @@ class Adapter:
     use_rslora: bool = False
     alphas: Mapping[str, float] = field(default_factory=dict)
     """Of modules that have another alpha than `alpha`."""
+    shared: Mapping[str, str] = field(default_factory=dict)
+    """Module of all experts of a layer (`mlp.experts.up_proj`) -> lora_A or lora_B, which is one
+    for all of them; `pairs` has a pair of each expert all the same."""
     saved: Mapping[str, Tensor] = field(default_factory=dict)
     """Whole tensors that were trained beside the pairs (`modules_to_save`), by name in the base
     model's folder."""
     base_model: str | None = None
     """`base_model_name_or_path`: a hub name or a folder."""
 
+    @property
+    def num_parameters(self) -> int:
+        """In its pairs; what experts share counts once."""
+        counted, total = set[tuple[str, str]](), 0
+        for module, pair in self.pairs.items():
+            outer = outer_module(module)
+            for which, tensor in zip((A, B), pair, strict=True):
+                place = (outer if self.shared.get(outer) == which else module, which)
+                total += 0 if place in counted else tensor.numel()
+                counted.add(place)
+        return total
+
     def scaling(self, module: str) -> float:
         """What B A is multiplied by. A module's rank is its matrix's."""
         rank, alpha = self.pairs[module][0].shape[0], self.alphas.get(module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
+
+
+def adapter_of(
+    tensors: Mapping[str, Tensor], table: WeightTable, shape: LoraShape, *, base_model: Path
+) -> Adapter:
+    """`tensors`: by the names of the adapter's `table`."""
+
+    def lying(place: Place) -> Tensor:
+        tensor = tensors[place.name]
+        return tensor if place.row is None else tensor[place.row]
+
+    return Adapter(
+        pairs={module: (lying(a), lying(b)) for module, (a, b) in pairs_of(table).items()},
+        alpha=shape.alpha,
+        rank=shape.rank,
+        use_rslora=shape.kind == "rslora",
+        shared=shared_matrices(table),
+        base_model=str(base_model),
+    )
 
 
 def is_adapter(folder: Path) -> bool:
@@ -87,6 +134,7 @@ def read_adapter(folder: Path) -> Adapter:
             saved[plain.replace(".modules_to_save.default", "").replace(".modules_to_save", "")] = (
                 tensor
             )
+    pairs, shared = _of_each_expert(pairs)
     for module, (first, second) in pairs.items():
         if first.dim() != 2 or second.dim() != 2 or first.shape[0] != second.shape[1]:
             raise _unusable(
@@ -99,11 +147,31 @@ def read_adapter(folder: Path) -> Adapter:
         rank=int(config["r"]),  # type: ignore[call-overload]
         use_rslora=bool(config.get("use_rslora")),
         alphas=alphas,
+        shared=shared,
         saved=saved,
         base_model=str(config["base_model_name_or_path"])
         if config.get("base_model_name_or_path")
         else None,
     )
+
+
+def _of_each_expert(
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
+    """(pairs, `Adapter.shared`) where some are of all experts of a layer: [experts, ...] and
+    [1, ...], as SGLang has them."""
+    parted, shared = dict[str, tuple[Tensor, Tensor]](), dict[str, str]()
+    for module, pair in pairs.items():
+        lengths = [len(tensor) if tensor.dim() == 3 else 0 for tensor in pair]
+        if min(lengths) != 1 or max(lengths) < 1:
+            parted[module] = pair
+            continue
+        shared[module] = A if lengths[0] == 1 else B
+        for expert in range(max(lengths)):
+            parted[of_expert(module, expert)] = tuple(  # type: ignore[assignment]
+                tensor[expert if len(tensor) > 1 else 0] for tensor in pair
+            )
+    return parted, shared
 
 
 def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, float]:
@@ -125,14 +193,21 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     whole = next(iter(adapter.pairs), None)
     scaling = adapter.scaling(whole) if whole else adapter.alpha / adapter.rank
-    tensors = {}
+    tensors, of_experts = {}, dict[str, list[Tensor]]()
     for module, (first, second) in adapter.pairs.items():
         padded = _padded(first, second, rank=adapter.rank)
         share = adapter.scaling(module) / scaling
-        tensors[peft_name(module, A)] = padded[0].contiguous()
-        tensors[peft_name(module, B)] = (
-            padded[1] if share == 1 else (padded[1].float() * share)
-        ).contiguous()
+        last = padded[1] if share == 1 else padded[1].float() * share
+        outer = outer_module(module)
+        for which, tensor in ((A, padded[0]), (B, last)):
+            if outer in adapter.shared:
+                of_experts.setdefault(peft_name(outer, which), []).append(tensor)
+            else:
+                tensors[peft_name(module, which)] = tensor.contiguous()
+    shared = {peft_name(outer, which) for outer, which in adapter.shared.items()}
+    tensors |= {
+        name: torch.stack(rows[:1] if name in shared else rows) for name, rows in of_experts.items()
+    }
     tensors |= {PEFT_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
     alpha = scaling * adapter.rank
     config = {

@@ -17,6 +17,13 @@ from milescli.export.adapter import Adapter, read_adapter, write_adapter
 from milescli.export.card import CARD_NAME, without_private
 from milescli.export.story import HUB_NAME
 
+_PEFT = """
+```python
+from peft import AutoPeftModelForCausalLM
+
+model = AutoPeftModelForCausalLM.from_pretrained({name})
+```
+"""
 _TOLERANCE = 1e-5
 """Of B A, relative, where a scaling was rewritten."""
 
@@ -74,6 +81,11 @@ def _notes(adapter: Adapter) -> tuple[str, ...]:
             "the scaling is written as alpha / r: SGLang 0.5.20 reads neither `use_rslora` nor "
             "`alpha_pattern`"
         )
+    if adapter.shared:
+        notes.append(
+            "experts of a layer share a matrix, in the form that SGLang 0.5.20 reads "
+            "(`--experts-shared-outer-loras`); PEFT has no such form"
+        )
     if adapter.saved:
         notes.append(
             f"{len(adapter.saved)} whole tensors were trained beside the matrices: "
@@ -92,10 +104,9 @@ def _card(name: str, adapter: Adapter, notes: tuple[str, ...]) -> str:
     fields: dict[str, object] = (
         {"base_model": base, "base_model_relation": "adapter"} if base else {}
     )
-    fields |= {"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["miles", "lora"]}
-    size = format_count(
-        sum(first.numel() + second.numel() for first, second in adapter.pairs.values())
-    )
+    fields |= {} if adapter.shared else {"library_name": "peft"}
+    fields |= {"pipeline_tag": "text-generation", "tags": ["miles", "lora"]}
+    size = format_count(adapter.num_parameters)
     listed = "\n".join(f"- {note}" for note in notes)
     base_link = (
         f"[{base}](https://huggingface.co/{base})" if base else "a model without a public name"
@@ -119,10 +130,4 @@ A LoRA adapter of rank {adapter.rank} for {base_link}: \
 ```bash
 {serve}
 ```
-
-```python
-from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained({json.dumps(name)})
-```
-"""
+{_PEFT.format(name=json.dumps(name)) if not adapter.shared else ""}"""

@@ -10,19 +10,12 @@ from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.core.errors import CheckpointError
-from milescli.export.adapter import Adapter, merge_into
+from milescli.export.adapter import Adapter, adapter_of, merge_into
 from milescli.export.folder import write_folder
 from milescli.export.reading import read_folder
 from milescli.export.stored import Named
 from milescli.models import load_facts, table
-from milescli.models.adapter import (
-    A,
-    B,
-    adapter_table,
-    modules_with_adapter,
-    peft_name,
-    read_shape,
-)
+from milescli.models.adapter import adapter_table, read_shape
 from milescli.models.base import WeightTable
 
 PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -39,17 +32,7 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
-    pairs = {
-        module: (tensors[peft_name(module, A)], tensors[peft_name(module, B)])
-        for module in modules_with_adapter(of_adapter)
-    }
-    return Adapter(
-        pairs=pairs,
-        alpha=shape.alpha,
-        rank=shape.rank,
-        use_rslora=shape.kind == "rslora",
-        base_model=str(base),
-    )
+    return adapter_of(tensors, of_adapter, shape, base_model=base)
 
 
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:

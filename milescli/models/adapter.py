@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.base import REPLICATED, Entry, Rule, Sharding, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.models.transforms import alone, same
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PEFT_PREFIX = "base_model.model."
 PEFT_WEIGHTS = "adapter_model.safetensors"
@@ -27,6 +31,7 @@ SOLE_ADAPTER = "policy"
 ALL_LINEAR = "all-linear"
 """Every matrix of the layers that an adapter can stand beside."""
 _WEIGHT = ".weight"
+_NUMBER = re.compile(r"\.experts\.\d+\.(\w+)$")
 _NEVER = ("router", "gate_weight", "indexer", "conv1d")
 """Parts of Megatron names whose matrices choose or mix, and are no linear layer of a module's."""
 SHAPE_FILE = "adapter.json"
@@ -44,6 +49,9 @@ class LoraShape:
     exclude: tuple[str, ...] = ()
     """The same, of those that have none; of whole names, too (`mlp.experts`)."""
     kind: Literal["lora", "rslora"] = "lora"
+    experts: Literal["each", "shared_outer"] = "each"
+    """each: experts have a pair each; shared_outer: all experts of a layer have one A where they
+    read the residual stream, and one B where they write to it, and the other matrix each."""
 
     @property
     def scaling(self) -> float:
@@ -93,20 +101,76 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
         if _may_have_adapter(rule, base)
         for number, name in enumerate(rule.hf)
         if shape.takes(name.removesuffix(_WEIGHT))
-        for made in _pair(rule, number, shape.rank)
+        for made in _pair(rule, number, shape)
     )
     table = replace(base, rules=rules, passthrough=(), ignored=())
     _require_targets(base, table, shape)
+    if shape.experts == "shared_outer" and not any(map(is_shared, table.entries)):
+        raise RecipeError(
+            "`train.lora.experts=shared_outer` has no experts to share anything",
+            why=f"no matrix of an expert of this {base.facts.family} model has an adapter",
+            fix="--set train.lora.experts=each",
+        )
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a matrix of an adapter lies among its tensors."""
+
+    name: str
+    row: int | None
+    """None: it is the whole tensor; else, of one that stands for several experts, its row."""
+
+
+def pairs_of(table: WeightTable) -> dict[str, tuple[Place, Place]]:
+    """Of an adapter's table: the modules, as a folder of the base names them, in order -> where
+    their A and B lie."""
+    places = {A: dict[str, Place](), B: dict[str, Place]()}
+    modules = dict[str, None]()
+    for entry in table.entries:
+        module = base_name(entry).removesuffix(_WEIGHT)
+        row = 0 if is_shared(entry) else entry.row
+        places[parts_of(entry.megatron)[1]][module] = Place(entry.hf[0], row)
+        if not is_shared(entry):
+            modules[module] = None
+    return {
+        module: (
+            places[A].get(module) or places[A][outer_module(module)],
+            places[B].get(module) or places[B][outer_module(module)],
+        )
+        for module in modules
+    }
 
 
 def modules_with_adapter(table: WeightTable) -> list[str]:
     """Of an adapter's table: the modules, as a folder of the base names them, in order."""
-    return [
-        base_name(entry).removesuffix(_WEIGHT)
+    return list(pairs_of(table))
+
+
+def shared_matrices(table: WeightTable) -> dict[str, str]:
+    """Of an adapter's table: `outer_module` -> lora_A or lora_B, which its experts share."""
+    return {
+        base_name(entry).removesuffix(_WEIGHT): parts_of(entry.megatron)[1]
         for entry in table.entries
-        if parts_of(entry.megatron)[1] == A
-    ]
+        if is_shared(entry)
+    }
+
+
+def is_shared(entry: Entry) -> bool:
+    """Whether all experts of the layer have this one matrix."""
+    return entry.rule.pack is _as_row
+
+
+def outer_module(module: str) -> str:
+    """Of all experts alike: `layers.0.mlp.experts.3.up_proj` -> `layers.0.mlp.experts.up_proj`."""
+    return _NUMBER.sub(r".experts.\1", module)
+
+
+def of_expert(outer: str, expert: int) -> str:
+    """The other way round."""
+    head, _, leaf = outer.rpartition(".")
+    return f"{head}.{expert}.{leaf}"
 
 
 def peft_name(module: str, which: str) -> str:
@@ -134,7 +198,10 @@ def engine_slots(num_adapters: int) -> int:
 def base_name(entry: Entry) -> str:
     """In the base model's folder, of the matrix that this tensor of an adapter stands beside."""
     name = entry.hf[0].removeprefix(PEFT_PREFIX)
-    return name.replace(f".{A}.", ".").replace(f".{B}.", ".")
+    name = name.replace(f".{A}.", ".").replace(f".{B}.", ".")
+    if entry.row is None:
+        return name
+    return of_expert(name.removesuffix(_WEIGHT), entry.row) + _WEIGHT
 
 
 def checkpoint_key(entry: Entry) -> str:
@@ -160,20 +227,28 @@ def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
     return first is not None and all(len(s) == 2 for s in rule.shapes(base.facts.at(first)))
 
 
-def _pair(rule: Rule, number: int, rank: int) -> tuple[Rule, Rule]:
+def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
     """The rules of A and B beside part `number` of a base rule: what cuts the base's rows cuts
     those of B, and what cuts its columns those of A."""
-    module = rule.hf[number].removesuffix(_WEIGHT)
-    leaf = module.rpartition(".")[2]
-    beside = rule.megatron.removesuffix(_WEIGHT)
-    cut = rule.sharding
+    cut, rank = rule.sharding, shape.rank
     is_column = cut.dim == 0
+    outer = None
+    if shape.experts == "shared_outer" and rule.is_per_expert:
+        outer = A if is_column else B
 
-    def made(which: str, sharding: Sharding, *, of_a: bool) -> Rule:
+    def made(which: str, sharding: Sharding) -> Rule:
         def shapes(facts: ModelFacts) -> list[tuple[int, ...]]:
             rows, columns = rule.shapes(facts)[number]
-            return [(rank, columns) if of_a else (rows, rank)]
+            size = (rank, columns) if which == A else (rows, rank)
+            return [(1, *size) if which == outer else size]
 
+        module = rule.hf[number].removesuffix(_WEIGHT)
+        beside = rule.megatron.removesuffix(_WEIGHT)
+        leaf = module.rpartition(".")[2]
+        if outer is not None:
+            module = module.replace(".{expert}.", ".")
+        if which == outer:
+            beside = around_experts(beside)
         return Rule(
             hf=(peft_name(module, which),),
             megatron=f"{beside}.{which}.{leaf}",
@@ -182,12 +257,27 @@ def _pair(rule: Rule, number: int, rank: int) -> tuple[Rule, Rule]:
             fuse=same,
             split=alone,
             where=rule.where,
+            stacked=outer is not None and which != outer,
+            unpack=_only_row if which == outer else None,
+            pack=_as_row if which == outer else None,
         )
 
-    return (
-        made(A, REPLICATED if is_column else cut, of_a=True),
-        made(B, cut if is_column else REPLICATED, of_a=False),
-    )
+    return made(A, REPLICATED if is_column else cut), made(B, cut if is_column else REPLICATED)
+
+
+def around_experts(module: str) -> str:
+    """Megatron's module that holds all experts, of one within an expert."""
+    return module.partition(".local_experts.")[0]
+
+
+def _only_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """[1, rows, columns] -> [rows, columns]"""
+    return [tensor[0] for tensor in tensors]
+
+
+def _as_row(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
+    """The inverse."""
+    return [tensor[None] for tensor in tensors]
 
 
 def _require_targets(base: WeightTable, table: WeightTable, shape: LoraShape) -> None:

@@ -13,7 +13,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import trained_shape
+from milescli.plan.adapters import memory_of
 from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
@@ -21,7 +21,6 @@ from milescli.plan.memory import (
     TrainerBytes,
     TrainerLoad,
     bucket_bytes,
-    memory_model,
 )
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import EngineLayout, Slot, TrainerLayout
@@ -95,7 +94,7 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory = memory_model(facts, trained_shape(recipe), max(1, len(recipe.adapters)))
+    memory = memory_of(recipe, facts)
     budget = int(USABLE * machine.nodes[0].memory_bytes)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)

@@ -267,7 +267,11 @@ def _assembled(
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
     note_speculation(recipe, on_cpu=not num_devices, log=log)
-    channel = choose_channel(recipe, slots, colocated, log) if engines.num else "tensor"
+    channel = (
+        choose_channel(recipe, slots, colocated=colocated, on_cpu=not num_devices, log=log)
+        if engines.num
+        else "tensor"
+    )
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log

@@ -12,7 +12,7 @@ from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
-from milescli.models.adapter import LoraShape, adapter_table, engine_slots
+from milescli.models.adapter import engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -360,15 +360,9 @@ class MemoryModel:
 
 
 @lru_cache(maxsize=8)
-def memory_model(
-    facts: ModelFacts, shape: LoraShape | None = None, num_adapters: int = 1
-) -> MemoryModel:
-    """One for each model: what it has summed up serves the next plan as well. `shape`: of the
-    adapter that is trained instead of it, or of each of several. Raises RecipeError where that fits
-    nowhere."""
-    table = models.table(facts)
-    adapter = adapter_table(table, shape) if shape is not None else None
-    return MemoryModel(table, adapter, num_adapters)
+def memory_model(facts: ModelFacts) -> MemoryModel:
+    """One for each model: what it has summed up serves the next plan as well."""
+    return MemoryModel(models.table(facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,8 +135,11 @@ def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: 
     log.note("idle devices", num_devices - used, why)
 
 
-def choose_channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log) -> str:
-    """How weights reach the engines. Raises FitError for a pin that cannot work."""
+def choose_channel(
+    recipe: Recipe, slots: list[Slot], *, colocated: bool, on_cpu: bool, log: Log
+) -> str:
+    """How weights reach the engines. Raises FitError for a pin that cannot work, and where no way
+    reaches all weights."""
     with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
     alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
     if alone and recipe.weights.channel == "tensor":
@@ -148,23 +151,27 @@ def choose_channel(recipe: Recipe, slots: list[Slot], colocated: bool, log: Log)
     if recipe.weights.channel != "auto":
         log.note("weights.channel", recipe.weights.channel, "pinned by `weights.channel`")
         return recipe.weights.channel
-    if colocated and alone:
-        log.note(
-            "weights.channel",
-            "distributed",
-            f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them",
-        )
-        return "distributed"
-    if colocated:
-        log.note(
-            "weights.channel",
+    channel = "distributed"
+    why = "trainer and engines have devices of their own: buckets are broadcast"
+    if alone and colocated:
+        why = f"engines on node {', '.join(map(str, alone))} have no trainer rank beside them"
+    elif colocated:
+        channel, why = (
             "tensor",
             "trainer and engines share devices: buckets are handed over in shared memory",
         )
-        return "tensor"
-    log.note(
-        "weights.channel",
-        "distributed",
-        "trainer and engines have devices of their own: buckets are broadcast",
-    )
-    return "distributed"
+    elif on_cpu and recipe.has_mtp and not alone:
+        channel, why = "tensor", "an MTP layer is reached in shared memory alone"
+    if channel == "distributed" and recipe.has_mtp:
+        others = ["rollout.speculative.kind=ngram", "train.mtp.loss_weight=null"]
+        raise FitError(
+            "new weights would not reach the layer that guesses",
+            why="they go to engines on other devices, by a way on which SGLang updates the model "
+            "alone, without its MTP layer",
+            fix=[
+                "--set engines.placement=colocated",
+                " ".join(f"--set {other}" for other in others),
+            ],
+        )
+    log.note("weights.channel", channel, why)
+    return channel

@@ -13,7 +13,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import trained_shape
+from milescli.plan.adapters import memory_of
 from milescli.plan.devices import spec_of
 from milescli.plan.measured import Reached, reached
 from milescli.plan.memory import (
@@ -21,7 +21,6 @@ from milescli.plan.memory import (
     MemoryModel,
     TrainerLoad,
     bucket_bytes,
-    memory_model,
 )
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
@@ -91,7 +90,7 @@ def search_space(
     reaches = reached(device.name)
     if not recipe.engines.cuda_graphs:
         reaches = replace(reaches, engine_graphs=0)
-    memory = memory_model(table.facts, trained_shape(recipe), max(1, len(recipe.adapters)))
+    memory = memory_of(recipe, table.facts)
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     )

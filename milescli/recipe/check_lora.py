@@ -21,6 +21,13 @@ def check_lora(recipe: Recipe) -> None:
         )
     if not lora.is_on:
         return
+    if lora.type == "dora":
+        raise RecipeError(
+            "`train.lora.type=dora` cannot be served",
+            why="DoRA scales each column of W + B A to a length of its own (arXiv 2402.09353), and "
+            "SGLang 0.5.20 serves W x + B A x alone: it would sample from another policy",
+            fix=["--set train.lora.type=lora", "--set train.lora.type=rslora"],
+        )
     if recipe.trains_scores:
         raise RecipeError(
             f"`train.objective={recipe.train.objective}` trains no adapter",

@@ -23,13 +23,6 @@ def check_speculative(recipe: Recipe) -> None:
             "evaluations guess nothing",
             fix=f"--set {_KEY}.kind=none",
         )
-    if recipe.train.routing_replay:
-        raise RecipeError(
-            "routing cannot be replayed of tokens that were guessed",
-            why="SGLang records experts by cache slot, and moves the tokens that were guessed "
-            "right without their records",
-            fix=[f"--set {_KEY}.kind=none", "--set train.routing_replay=false"],
-        )
     if recipe.train.lora.is_on and settings.kind != "ngram":
         raise RecipeError(
             f"engines that serve an adapter cannot guess by {settings.kind}",

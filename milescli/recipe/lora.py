@@ -23,7 +23,11 @@ class Lora(Section):
     layers that can have an adapter."""
     exclude: list[str] = Field(default=[])
     """Of those, the ones that have none; a part of the whole name, too (experts)."""
-    type: Literal["lora", "rslora"] = "lora"
+    type: Literal["lora", "rslora", "dora"] = "lora"
+    """dora is refused: no engine serves it."""
+    experts: Literal["each", "shared_outer"] = "each"
+    """each: a pair for each expert; shared_outer: one A for all experts of a layer where they read
+    (gate, up), and one B where they write (down), the other matrix for each."""
 
     @property
     def is_on(self) -> bool:

@@ -291,6 +291,11 @@ class Recipe(Section):
         return self.train.objective in OF_SCORES
 
     @property
+    def has_mtp(self) -> bool:
+        """Whether the model's MTP layer guesses or learns."""
+        return self.rollout.speculative.kind == "mtp" or self.train.mtp.is_on
+
+    @property
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
         return self.train.credit == "gae" and not self.learns_from_rows

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from milescli.export.adapter import Adapter, is_adapter, write_adapter
+from milescli.export.adapter import adapter_of, is_adapter, write_adapter
 from milescli.models import table
-from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
+from milescli.models.adapter import adapter_table
 from milescli.plan.adapters import trained_shape
 from milescli.runtime.spec import RunSpec
 
@@ -29,19 +29,6 @@ def write_start(spec: RunSpec) -> None:
     if folder is None or shape is None or is_adapter(folder):
         return
     of_adapter = adapter_table(table(spec.inputs.facts), shape)
-    shapes = of_adapter.hf_shapes()
-
-    def zeros(module: str, which: str) -> torch.Tensor:
-        return torch.zeros(shapes[peft_name(module, which)])
-
-    pairs = {
-        module: (zeros(module, A), zeros(module, B)) for module in modules_with_adapter(of_adapter)
-    }
-    adapter = Adapter(
-        pairs=pairs,
-        alpha=shape.alpha,
-        rank=shape.rank,
-        use_rslora=shape.kind == "rslora",
-        base_model=str(spec.inputs.model_dir),
-    )
-    write_adapter(folder, adapter)
+    zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
+    base_model = spec.inputs.model_dir
+    write_adapter(folder, adapter_of(zeros, of_adapter, shape, base_model=base_model))

@@ -17,7 +17,7 @@ from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
-from milescli.core.errors import FitError, WorkerKilled
+from milescli.core.errors import WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.plan.types import Plan, Slot, TrainerLayout
@@ -361,19 +361,6 @@ def check_engines(spec: RunSpec) -> None:
     engine = _engine_spec(spec, 0, 0, log_dir=Path())
     check_servable(engine)
     check_speculates(engine)
-    recipe = spec.recipe
-    has_mtp = recipe.rollout.speculative.kind == "mtp" or recipe.train.mtp.is_on
-    if spec.plan.channel == "distributed" and has_mtp:
-        others = ["rollout.speculative.kind=ngram", "train.mtp.loss_weight=null"]
-        raise FitError(
-            "new weights would not reach the layer that guesses",
-            why="they go to engines on other devices, by a way on which SGLang updates the model "
-            "alone, without its MTP layer",
-            fix=[
-                "--set engines.placement=colocated",
-                " ".join(f"--set {other}" for other in others),
-            ],
-        )
     check_extra(engine)
 
 

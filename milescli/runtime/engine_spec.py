@@ -51,6 +51,7 @@ def engine_spec(
         speculation=_speculation(recipe, plan, draft_dir),
         adapter_dir=adapter_dir,
         adapter_names=tuple(recipe.adapters) or (SOLE_ADAPTER,),
+        shares_outer=adapter_dir is not None and recipe.train.lora.experts == "shared_outer",
         attention_backend=recipe.engines.attention_backend,
         cuda_graphs=recipe.engines.cuda_graphs,
         extra_args=tuple(recipe.engines.extra),

@@ -218,9 +218,7 @@ def _export_adapter(
         path=str(to),
         format="adapter",
         step=None,
-        num_parameters=sum(
-            first.numel() + second.numel() for first, second in adapter.pairs.values()
-        ),
+        num_parameters=adapter.num_parameters,
         size_bytes=sum(file.stat().st_size for file in to.iterdir()),
         num_quantised=None,
         relative_error=None,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import RecipeError
 from milescli.models import table
-from milescli.models.adapter import A, B, adapter_table, modules_with_adapter, peft_name
+from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
+from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.adapters import trained_shape
 from milescli.recipe.schema import Recipe
@@ -31,21 +32,29 @@ def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
     adapter, shape = read_adapter(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
     assert shape is not None, "recipe.check lets no adapter pass that is not trained"
     of_adapter = adapter_table(table(facts), shape)
-    wanted, there = set(modules_with_adapter(of_adapter)), set(adapter.pairs)
+    wanted, there = set(pairs_of(of_adapter)), set(adapter.pairs)
     scalings = {adapter.scaling(module) for module in there}
-    differs, sizes = [], of_adapter.hf_shapes()
+    differs = list[tuple[str, str]]()
     if adapter.rank != shape.rank:
         differs.append((f"its rank is {adapter.rank}", f"--lora {adapter.rank}"))
     if any(abs(one - shape.scaling) > _TOLERANCE * shape.scaling for one in scalings):
         alpha = max(scalings) * adapter.rank
         differs.append((f"its alpha is {alpha:g}", f"--set train.lora.alpha={alpha:g}"))
+    if adapter.shared.keys() != shared_matrices(of_adapter).keys():
+        kind = "shared_outer" if adapter.shared else "each"
+        differs.append(
+            (
+                "its experts share a matrix" if adapter.shared else "its experts share nothing",
+                f"--set train.lora.experts={kind}",
+            )
+        )
     if wanted != there:
         leaves = ", ".join(_leaves(there))
         fix = f"--set 'train.lora.targets=[{leaves}]'"
         if _leaves(wanted) == _leaves(there):
             fix = "--set train.lora.exclude=[]   # or what it leaves out"
         differs.append((f"it has {len(there)} pairs, at {leaves}, and not {len(wanted)}", fix))
-    elif adapter.rank == shape.rank and (odd := _misshapen(adapter, sizes)):
+    elif adapter.rank == shape.rank and (odd := _misshapen(adapter, of_adapter)):
         differs.append((f"`{odd}` is of another size", "--set model.path=FOLDER   # its base"))
     if adapter.saved:
         saved = min(adapter.saved)
@@ -63,13 +72,14 @@ def _leaves(modules: Iterable[str]) -> list[str]:
     return sorted({module.rpartition(".")[2] for module in modules})
 
 
-def _misshapen(adapter: Adapter, sizes: Mapping[str, tuple[int, ...]]) -> str | None:
+def _misshapen(adapter: Adapter, of_adapter: WeightTable) -> str | None:
+    sizes = of_adapter.hf_shapes()
     return next(
         (
             module
-            for module, pair in adapter.pairs.items()
-            for which, tensor in zip((A, B), pair, strict=True)
-            if tuple(tensor.shape) != sizes[peft_name(module, which)]
+            for module, places in pairs_of(of_adapter).items()
+            for place, tensor in zip(places, adapter.pairs[module], strict=True)
+            if tuple(tensor.shape) != sizes[place.name][-2:]
         ),
         None,
     )

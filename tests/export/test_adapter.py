@@ -186,8 +186,27 @@ def test_a_clean_copy_has_a_card_and_nothing_else(tmp_path: Path) -> None:
         "README.md",
     }
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "library_name: peft" in card and "from peft import" in card
     assert (
         "base_model: Qwen/Qwen3-0.6B" in card
         and "--lora-paths" in card
         and any("use_rslora" in note for note in notes)
     )
+
+
+def test_what_experts_share_counts_once_and_is_no_business_of_peft(tmp_path: Path) -> None:
+    up, down = torch.ones(2, 8), torch.ones(8, 2)
+    experts = [f"model.layers.0.mlp.experts.{expert}" for expert in range(3)]
+    pairs = {f"{each}.up_proj": (up, torch.randn(4, 2)) for each in experts}
+    pairs |= {f"{each}.down_proj": (torch.randn(2, 4), down) for each in experts}
+    outer = "model.layers.0.mlp.experts"
+    shared = {f"{outer}.up_proj": "lora_A", f"{outer}.down_proj": "lora_B"}
+    made = Adapter(pairs=pairs, alpha=4, rank=2, shared=shared)
+    assert made.num_parameters == 2 * 16 + 6 * 8
+    notes = write_adapter_folder(tmp_path / "out", made)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "peft" not in card.replace("PEFT has no such form", "").lower()
+    assert any("--experts-shared-outer-loras" in note for note in notes)
+    read = read_adapter(tmp_path / "out")
+    assert read.shared == shared and read.num_parameters == made.num_parameters
+    assert all(torch.equal(read.pairs[name][0], pair[0]) for name, pair in pairs.items())

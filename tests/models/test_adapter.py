@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from milescli.models.adapter import (
     LoraShape,
     adapter_table,
     modules_with_adapter,
+    pairs_of,
     read_shape,
     write_shape,
 )
@@ -51,6 +53,29 @@ def test_experts_have_pairs_of_their_own_and_routers_none() -> None:
     modules = modules_with_adapter(adapter_table(MOE, ALL))
     assert "model.layers.1.mlp.experts.3.down_proj" in modules
     assert not any(module.endswith("mlp.gate") for module in modules)
+
+
+def test_experts_share_what_reads_and_writes_the_residual_stream() -> None:
+    shape = replace(ALL, experts="shared_outer")
+    made, each = adapter_table(MOE, shape), adapter_table(MOE, ALL)
+    assert modules_with_adapter(made) == modules_with_adapter(each)
+    sizes, experts = made.hf_shapes(), MOE.facts.num_experts
+    module = "base_model.model.model.layers.1.mlp.experts"
+    inner, hidden = MOE.facts.moe_ffn_hidden_size, MOE.facts.hidden_size
+    assert sizes[f"{module}.up_proj.lora_A.weight"] == (1, 4, hidden)
+    assert sizes[f"{module}.up_proj.lora_B.weight"] == (experts, inner, 4)
+    assert sizes[f"{module}.down_proj.lora_A.weight"] == (experts, 4, inner)
+    assert sizes[f"{module}.down_proj.lora_B.weight"] == (1, hidden, 4)
+    first, second = pairs_of(made)["model.layers.1.mlp.experts.3.down_proj"]
+    assert (first.row, second.row) == (3, 0)
+    layers = MOE.facts.num_moe_layers
+    saved = layers * (experts - 1) * 3 * 4 * hidden
+    assert each.num_parameters - made.num_parameters == saved
+
+
+def test_a_model_without_experts_shares_nothing() -> None:
+    with pytest.raises(RecipeError, match="no experts to share"):
+        adapter_table(DENSE, replace(ALL, experts="shared_outer"))
 
 
 def test_what_is_excluded_has_none() -> None:

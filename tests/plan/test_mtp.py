@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
+from milescli.core.errors import FitError
 from milescli.models import parse_facts, table
 from milescli.models.costs import token_flops
 from milescli.models.mtp import with_mtp
 from milescli.plan.decisions import Log
 from milescli.plan.memory import memory_model
 from milescli.plan.mtp import note_mtp
-from milescli.plan.types import TrainerLayout
+from milescli.plan.placement import choose_channel
+from milescli.plan.types import Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
 from tests.backends.megatron.tiny_models import MODELS
 
@@ -47,3 +51,20 @@ def test_the_plan_says_whether_the_layer_that_guesses_learns() -> None:
         note_mtp(Recipe(**settings), facts, log)
         said.append([decision.value for decision in log.decisions])
     assert said == [[], ["off"], ["0.1"]]
+
+
+@pytest.mark.parametrize(
+    "has_mtp",
+    [{"rollout": {"speculative": {"kind": "mtp"}}}, {"train": {"mtp": {"loss_weight": 1}}}],
+)
+def test_weights_reach_the_layer_or_the_plan_is_refused(has_mtp: dict) -> None:
+    """On devices of their own engines are sent them by a way that reaches it not."""
+
+    def channel(settings: dict, *, on_cpu: bool) -> str:
+        return choose_channel(Recipe(**settings), slots, colocated=False, on_cpu=on_cpu, log=Log())
+
+    slots = [Slot(node=0, device=0, trainer_rank=0), Slot(node=0, device=1, engine=0)]
+    assert channel({}, on_cpu=True) == channel({}, on_cpu=False) == "distributed"
+    assert channel(has_mtp, on_cpu=True) == "tensor"
+    with pytest.raises(FitError, match="would not reach the layer that guesses"):
+        channel(has_mtp, on_cpu=False)

@@ -24,6 +24,7 @@ def _loaded(recipe: str, *sets: str) -> LoadedRecipe:
         ("quickstart-reward-model", (), "trains no adapter"),
         ("quickstart", ("train.lora.dropout=0.1",), "learns from samples"),
         ("quickstart", ("weights.format=tests.weights.formats:halves",), "with an adapter"),
+        ("quickstart", ("train.lora.type=dora",), "`train.lora.type=dora` cannot be served"),
         ("quickstart-moe", ("parallel.etp=2", "parallel.tp=1"), "above `parallel.tp=1`"),
     ],
 )

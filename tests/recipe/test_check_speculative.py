@@ -33,19 +33,13 @@ def test_settings_that_contradict_are_refused(place: Place, sets: list[str], wha
         ("ngram", "engines.attention_dp=2", "share out the requests"),
         ("mtp", "weights.channel=distributed", "would not reach the layer"),
         ("mtp", "train.lora.rank=4", "serve an adapter cannot guess by mtp"),
-        (
-            "ngram",
-            "model.scratch={family: qwen3_moe, num_experts: 4, topk: 2, tie_embeddings: false}",
-            "routing cannot be replayed",
-        ),
     ],
 )
 def test_what_sglang_cannot_do_beside_it_is_refused(
     place: Place, kind: str, other: str, what: str
 ) -> None:
-    routing = ["train.routing_replay=true"] if "moe" in other else []
     with pytest.raises(RecipeError, match=what):
-        place.load(sets=[f"{KEY}.kind={kind}", other, *routing])
+        place.load(sets=[f"{KEY}.kind={kind}", other])
 
 
 def test_runs_that_sample_nothing_guess_nothing(place: Place) -> None:

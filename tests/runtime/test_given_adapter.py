@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from milescli.core.errors import RecipeError
-from milescli.export.adapter import Adapter, write_adapter
+from milescli.export.adapter import Adapter, adapter_of, write_adapter
 from milescli.models import parse_facts, table
 from milescli.models.adapter import (
     ALL_LINEAR,
@@ -19,7 +19,7 @@ from milescli.models.adapter import (
 )
 from milescli.recipe.schema import Recipe
 from milescli.runtime.given_adapter import require_adapter
-from tests.backends.megatron.tiny_models import DENSE
+from tests.backends.megatron.tiny_models import DENSE, MODELS
 
 FACTS = parse_facts(DENSE)
 
@@ -64,6 +64,19 @@ def test_another_is_refused_with_what_to_set(
     with pytest.raises(RecipeError) as raised:
         require_adapter(_recipe(given, **lora), FACTS)
     assert any(fix in line for line in raised.value.fixes)
+
+
+@pytest.mark.parametrize("given_as", ["each", "shared_outer"])
+def test_one_whose_experts_share_otherwise_is_refused(tmp_path: Path, given_as: str) -> None:
+    facts, other = parse_facts(MODELS["moe"]), {"each": "shared_outer", "shared_outer": "each"}
+    shape = LoraShape(rank=4, alpha=8, targets=(ALL_LINEAR,), experts=given_as)
+    of_adapter = adapter_table(table(facts), shape)
+    ones = {name: torch.ones(size) for name, size in of_adapter.hf_shapes().items()}
+    write_adapter(tmp_path, adapter_of(ones, of_adapter, shape, base_model=tmp_path))
+    require_adapter(_recipe(tmp_path, experts=given_as), facts)
+    with pytest.raises(RecipeError) as raised:
+        require_adapter(_recipe(tmp_path, experts=other[given_as]), facts)
+    assert raised.value.fixes == [f"--set train.lora.experts={given_as}"]
 
 
 def test_one_of_another_model_is_refused(given: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from milescli.backends.sglang.servable import cpu_family, fault_of_record
 from milescli.core.errors import RecipeError
 from milescli.recipe.load import load
+from milescli.recipe.templates import template_names
+from milescli.runtime.inputs import planned_facts
 from milescli.runtime.planning import plan_only
 
 
@@ -31,3 +34,28 @@ def test_a_layer_spec_of_a_hybrid_is_refused_and_not_passed_over(tmp_path: Path)
     loaded = load("nemotron-3-nano-4b", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
     with pytest.raises(RecipeError, match="cannot change a model of type `nemotron_h`"):
         plan_only(loaded)
+
+
+def test_recipes_replay_routing_of_families_whose_record_was_compared_and_of_no_others(
+    tmp_path: Path,
+) -> None:
+    """With experts, SGLang keeps the record, and an engine on a CPU was held against transformers:
+    tests/backends/sglang/test_families.py."""
+    replayed = set[str]()
+    for name in template_names():
+        loaded = load(name, sets=[], environ={}, cwd=tmp_path, home=tmp_path)
+        if loaded.recipe.learns_from_rows:
+            continue
+        facts = planned_facts(loaded.recipe)
+        is_right = fault_of_record(facts) is None and cpu_family(facts) is not None
+        assert loaded.recipe.train.routing_replay == is_right, (name, facts.family)
+        replayed |= {facts.family} if is_right else set()
+    assert replayed == {
+        "deepseek_v3",
+        "glm4_moe",
+        "glm4_moe_lite",
+        "gpt_oss",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_next",
+    }

@@ -40,8 +40,9 @@ from milescli.models.adapter import (
     A,
     B,
     LoraShape,
-    base_name,
+    around_experts,
     checkpoint_key,
+    is_shared,
     parts_of,
     read_shape,
 )
@@ -77,11 +78,16 @@ class Adapters:
         self._pairs = list[_Beside]()
         for weight in base:
             module_name, _, last = weight.name.rpartition(".")
-            beside = by_module.get(weight.entry.megatron.removesuffix(".weight"))
-            if last != "weight" or beside is None:
+            beside = by_module.get(weight.entry.megatron.removesuffix(".weight"), [])
+            if last != "weight" or not beside:
                 continue
+            if weight.entry.expert is not None:
+                around = by_module.get(around_experts(weight.entry.megatron), [])
+                leaves = {name.rsplit(".", 2)[1] for name in weight.entry.hf}
+                beside = [*beside, *(e for e in around if parts_of(e.megatron)[2] in leaves)]
             pair = _Beside(
                 model.get_submodule(module_name),
+                model.get_submodule(around_experts(module_name)),
                 weight,
                 beside,
                 mesh=mesh,
@@ -129,6 +135,8 @@ class Adapters:
         with safe_open(folder / PEFT_WEIGHTS, framework="pt") as tensors:
             for weight in self.weights:
                 whole = tensors.get_tensor(weight.entry.hf[0])
+                whole = whole if weight.entry.row is None else whole[weight.entry.row]
+                (whole,) = weight.entry.rule.to_parts([whole], weight.entry.facts)
                 weight.parameter.copy_(_own_part(whole, weight.entry, self._mesh))
 
     def require_own(self, checkpoint: Path) -> None:
@@ -158,6 +166,7 @@ class _Beside:
     def __init__(
         self,
         module: torch.nn.Module,
+        around: torch.nn.Module,
         weight: LocalWeight,
         entries: Sequence[Entry],
         *,
@@ -165,8 +174,9 @@ class _Beside:
         scaling: float,
         dropout: float,
     ) -> None:
-        """`weight`: of the layer; `entries`: A and B of each of its matrices that has them."""
-        self._module, self._entries, self._mesh = module, entries, mesh
+        """`weight`: of the layer; `entries`: A and B of each of its matrices that has them;
+        `around`: where what all experts share is held, of the layer of an expert."""
+        self._entries, self._mesh = entries, mesh
         self._scaling, self._dropout = scaling, dropout
         base, rule = weight.parameter, weight.entry.rule
         size, _ = cut(rule.sharding, mesh)
@@ -178,25 +188,38 @@ class _Beside:
             self._cut is not None and not self._is_expert and bool(module.sequence_parallel)
         )
         """Its ranks share the sequence before it (dim 0), or after it (dim 1)."""
-        self._numbers = [weight.entry.hf.index(base_name(e)) for e in entries if _is(e, A)]
+        leaves = [name.rsplit(".", 2)[1] for name in weight.entry.hf]
+        self._numbers = [leaves.index(parts_of(e.megatron)[2]) for e in entries if _is(e, A)]
         """[pairs] of the layer's matrices."""
         self._rows = _rows_of(rule, weight.entry.facts, size, base.device)
-        for which in (A, B):
-            tensors = torch.nn.ParameterDict()
-            for entry in entries:
-                if _is(entry, which):
-                    tensors[parts_of(entry.megatron)[2]] = self._parameter(entry, base)
-            setattr(module, which, tensors)
+        self._held = {A: list[torch.nn.Parameter](), B: list[torch.nn.Parameter]()}
+        """[pairs]"""
+        self._shares = any(map(is_shared, entries))
+        for entry in entries:
+            _, which, leaf = parts_of(entry.megatron)
+            holder = around if is_shared(entry) else module
+            if not hasattr(holder, which):
+                setattr(holder, which, torch.nn.ParameterDict())
+            tensors = getattr(holder, which)
+            if leaf not in tensors:
+                tensors[leaf] = self._parameter(entry, base)
+            self._held[which].append(tensors[leaf])
         module.register_forward_hook(self._add)
 
     def _parameter(self, entry: Entry, base: torch.Tensor) -> torch.nn.Parameter:
-        """Marked as Megatron marks the layer's weight, which is like it but for its size."""
-        shape, sharding = list(entry.shapes[0]), entry.rule.sharding
+        """Marked as Megatron marks the layer's weight, which is like it but for its size; what all
+        experts share, of any rank, is marked as their router is: its gradient is summed over all
+        ranks that have tokens of their own."""
+        shape, sharding = list(_size(entry)), entry.rule.sharding
         count, _ = cut(sharding, self._mesh)
         shape[sharding.dim] //= count
         parameter = torch.nn.Parameter(
             torch.zeros(shape, dtype=base.dtype, device=base.device), requires_grad=True
         )
+        if is_shared(entry):
+            layout = self._mesh.layout
+            parameter.sequence_parallel = layout.sequence_parallel and layout.tp > 1
+            return parameter
         if hasattr(base, "allreduce"):
             parameter.allreduce = base.allreduce
         by_sequence = self._by_sequence and sharding.axis == "none"
@@ -210,16 +233,19 @@ class _Beside:
     def reset(self, seed: int) -> None:
         """As PEFT: A uniform within 1 / sqrt(in) (Kaiming's bound for a = sqrt(5)), B zero. Equal
         for equal seeds under any layout."""
+        taken = {A: iter(self._held[A]), B: iter(self._held[B])}
         for entry in self._entries:
-            which, leaf = parts_of(entry.megatron)[1:]
-            held = getattr(self._module, which)[leaf]
+            which = parts_of(entry.megatron)[1]
+            held = next(taken[which])
             if which == B:
                 held.zero_()
                 continue
-            digest = hashlib.sha256(f"{seed} {entry.hf[0]}".encode()).digest()
+            name = entry.hf[0] if entry.row is None else f"{entry.hf[0]} {entry.row}"
+            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
             chance = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-            bound = 1 / math.sqrt(entry.shapes[0][1])
-            whole = torch.empty(entry.shapes[0]).uniform_(-bound, bound, generator=chance)
+            whole = torch.empty(_size(entry))
+            bound = 1 / math.sqrt(whole.shape[1])
+            whole.uniform_(-bound, bound, generator=chance)
             held.copy_(_own_part(whole, entry, self._mesh))
 
     def _add(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -232,16 +258,16 @@ class _Beside:
         """[..., in] -> [..., out], what is added, cut as the layer's output is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
-        first = torch.cat(list(getattr(self._module, A).values()))
-        second = self._fused(list(getattr(self._module, B).values()))
+        first, second = torch.cat(self._held[A]), self._fused(self._held[B])
         if self._cut is None:
             return F.linear(F.linear(x, first), second) * self._scaling
         if self._is_expert:
             # the ranks' inputs are gathered, and their outputs summed, around all experts: what
-            # every rank holds gets the sum of the ranks' gradients
-            if self._cut == 0:
+            # every rank holds gets the sum of the ranks' gradients; what experts share gets it with
+            # that of all ranks
+            if not self._shares and self._cut == 0:
                 first = copy_to_tensor_model_parallel_region(first, group=self._group)
-            else:
+            elif not self._shares:
                 second = copy_to_tensor_model_parallel_region(second, group=self._group)
             return F.linear(F.linear(x, first), second) * self._scaling
         between = F.linear(x, first)
@@ -315,6 +341,11 @@ def _own_part(whole: torch.Tensor, entry: Entry, mesh: Mesh) -> torch.Tensor:
     """That this rank holds."""
     count, number = cut(entry.rule.sharding, mesh)
     return whole.chunk(count, dim=entry.rule.sharding.dim)[number]
+
+
+def _size(entry: Entry) -> tuple[int, ...]:
+    """[rows, columns] of the whole matrix."""
+    return entry.shapes[0][-2:]
 
 
 def _is(entry: Entry, which: str) -> bool:

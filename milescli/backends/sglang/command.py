@@ -81,6 +81,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         arguments |= speculation_arguments(spec.speculation)
     if spec.adapter_dir is not None:
         arguments |= _adapter_arguments(spec)
+        switches += ["experts-shared-outer-loras"] if spec.shares_outer else []
     if spec.ep > 1:
         arguments["ep-size"] = spec.ep
     if spec.attention_dp > 1:

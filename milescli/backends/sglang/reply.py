@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from milescli.backends.sglang.routing import request_id
+from milescli.backends.sglang.routing import request_id, unpacked
 from milescli.core.errors import MachineError
 from milescli.core.types import (
     NO_GUESSES,
@@ -33,7 +33,7 @@ class Reply:
     spans: list[VersionSpan]
     """Relative to this reply."""
     routed_experts: bytes | None
-    """[rows, layers, topk] of the tokens before the last, from the first that was asked for on."""
+    """`routing.packed` rows of the tokens before the last, from the first that was asked for on."""
     guesses: Guesses = NO_GUESSES
 
     def all_of(self, version: WeightVersion) -> Reply:
@@ -181,8 +181,7 @@ class PartialResponse:
             "routed experts were asked for, but the fleet does not know the model's shape"
         )
         layers, topk = shape
-        size, count = len(self.routed_experts), num_rows * layers * topk
-        assert size in (count, 2 * count), f"{size} bytes of routing for {count} experts"
+        indices = unpacked(self.routed_experts, num_rows=num_rows, numbers=layers * topk)
         if topk > 1 and not self.routed_experts.strip(b"\0"):
             raise MachineError(
                 "the engines keep no record of the experts that they choose",
@@ -190,6 +189,4 @@ class PartialResponse:
                 "experts without telling",
                 fix="--set train.routing_replay=false",
             )
-        return RoutedExperts(
-            indices=self.routed_experts, num_tokens=num_rows, num_layers=layers, topk=topk
-        )
+        return RoutedExperts(indices=indices, num_tokens=num_rows, num_layers=layers, topk=topk)

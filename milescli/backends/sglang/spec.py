@@ -72,6 +72,8 @@ class EngineSpec:
     warm: Path | None = None
     """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
     imports it itself."""
+    shares_outer: bool = False
+    """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
     attention_backend: str | None = None
     """Of an accelerator; None: see `_attention_backend`."""
     cuda_graphs: bool = True
@@ -135,6 +137,7 @@ def check_speculates(spec: EngineSpec) -> None:
             device_kind=spec.device_kind,
             config=read_config(spec.model_dir),
             draft_config=draft_config(spec),
+            records_experts=spec.return_routed_experts,
         )
 
 

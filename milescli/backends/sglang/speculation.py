@@ -18,6 +18,23 @@ MTP_MODULES = {"deepseek_v2": "deepseek_nextn", "glm4_moe": "glm4_moe_nextn"}
 """Module of SGLang's model zoo -> the one with its MTP layer: those that were tried on a CPU."""
 MTP_TYPES = ("deepseek_v3", "glm4_moe")
 """Their model types."""
+NO_DRAFTS = (
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "mimo",
+    "nemotron_h",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_moe",
+    "qwen3_next",
+)
+"""Model types of which SGLang 0.5.20 takes a draft model for its MTP layer alone."""
 PIECE = "drafts"
 """Of `cpu/`, in engines that speculate."""
 OFF = "--set rollout.speculative.kind=none"
@@ -98,9 +115,11 @@ def check_speculation(
     device_kind: str,
     config: Mapping[str, object],
     draft_config: Mapping[str, object] | None,
+    records_experts: bool = False,
 ) -> None:
     """Raises where engines of this kind cannot guess so for this model, or would sample otherwise
-    than without. `config`: of the model; `draft_config`: of the one that guesses."""
+    than without. `config`: of the model; `draft_config`: of the one that guesses;
+    `records_experts`: they say, too, which experts they chose."""
     model_type = str(config["model_type"])
     if device_kind == "rocm":
         raise MachineError(
@@ -109,6 +128,15 @@ def check_speculation(
             "the temperature: the samples would not be of the policy",
             fix=OFF,
         )
+    if records_experts and device_kind != "cpu":
+        raise MachineError(
+            f"routing cannot be replayed of tokens that were guessed on {device_kind.upper()}",
+            why="SGLang 0.5.20 records experts by cache slot, and its n-grams move the tokens that "
+            "were guessed right without their records"
+            if wanted.kind == "ngram"
+            else "what engines record there while they guess was compared with nothing",
+            fix=[OFF, "--set train.routing_replay=false"],
+        )
     if wanted.kind == "mtp" and not config.get("num_nextn_predict_layers"):
         raise RecipeError(
             f"this `{model_type}` model has no multi-token-prediction layer to guess with",
@@ -116,6 +144,7 @@ def check_speculation(
             fix=["--set rollout.speculative.kind=ngram", OFF],
         )
     if draft_config is not None:
+        _require_whole(str(draft_config["model_type"]))
         _require_same_vocabulary(config, draft_config, wanted)
     if device_kind != "cpu":
         return
@@ -127,6 +156,16 @@ def check_speculation(
             f"the multi-token-prediction layer of a `{model_type}` model cannot guess on a CPU",
             why=f"only those of {', '.join(MTP_TYPES)} were tried there",
             fix=["--set rollout.speculative.kind=ngram", OFF],
+        )
+
+
+def _require_whole(model_type: str) -> None:
+    if model_type in NO_DRAFTS:
+        raise RecipeError(
+            f"a draft model of type `{model_type}` cannot guess",
+            why="SGLang 0.5.20 takes one of this type for a multi-token-prediction layer, and "
+            "finds none of its weights",
+            fix=[OFF, "--set rollout.speculative.model=FOLDER   # of a dense model"],
         )
 
 

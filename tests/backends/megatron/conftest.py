@@ -20,7 +20,7 @@ from tests.backends.megatron.layouts import (
     TOKEN_ROWS,
     TWO,
 )
-from tests.backends.megatron.lora_cases import KINDS, LORA, RANK
+from tests.backends.megatron.lora_cases import KINDS, LORA, RANK, SHARED
 from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.mtp_cases import MTP, TRAINED
 from tests.backends.megatron.snapshot_cases import snapshot_cases
@@ -149,6 +149,7 @@ class Worlds:
         return [
             self._saving("lora moe tp2 rest", "moe", sp, 3, 4, load="lora3", train=RANK),
             self._saving("lora moe pp2 rest", "moe", {"pp": 2}, 3, 4, load="lora3", train=RANK),
+            self._saving("shared moe tp2 rest", "moe", sp, 3, 4, load="shared3", train=SHARED),
         ]
 
     def _mtp_saved(self) -> list[dict]:
@@ -178,9 +179,10 @@ class Worlds:
             {
                 "name": f"merged-{kind}",
                 "call": "adapter_and_merged",
-                "model": self.models[kind],
+                "model": self.models[kind.removesuffix("-shared")],
                 "layout": {},
                 "folder": self.checkpoint(f"merged-{kind}"),
+                "experts": "shared_outer" if kind.endswith("-shared") else "each",
             }
             for kind in KINDS
         ]
@@ -223,6 +225,8 @@ class Worlds:
             *self._mtp_saved(),
             self._saving("lora four", "moe", {}, 0, 4, train=RANK),
             self._saving("lora three", "moe", {}, 0, 3, save="lora3", train=RANK),
+            self._saving("shared four", "moe", {}, 0, 4, train=SHARED),
+            self._saving("shared three", "moe", {}, 0, 3, save="shared3", train=SHARED),
             self._saving("dense six", "dense", {}, 0, 6),
             self._saving("dense three", "dense", {}, 0, 3, save="dense3"),
             self._saving("moe six", "moe", {}, 0, 6),

@@ -16,18 +16,27 @@ from tests.backends.megatron.layouts import layout_case
 
 RANK = {"lora": {"rank": 4}}
 _FULL = {**RANK, "recompute": "full"}
-KINDS = ("dense", "tied", "moe", "glm", "delta", "gemma4", "nemotron", "latent", "sandwich")
+KINDS = (
+    *("dense", "tied", "moe", "moe-shared", "glm", "delta", "gemma4", "nemotron", "latent"),
+    "sandwich",
+)
 """Models in float32 whose adapters are held against merged weights: every family of layers, and of
 names. (gpt-oss is in bfloat16 unless its config says otherwise, and merging rounds.)"""
 
 
+SHARED = {"lora": {"rank": 4, "experts": "shared_outer"}}
+
+
 def _case(name: str, *, train: dict | None = None, **layout: object) -> dict:
-    model = name.split()[0].removeprefix("lora-")
+    model = name.split()[0].removeprefix("lora-").removesuffix("-shared")
     return layout_case(name, model, train=train or RANK, **layout)
 
 
 LORA = {
-    "one": [_case(f"lora-{kind}") for kind in ("dense", "moe", "delta", "latent")],
+    "one": [
+        *(_case(f"lora-{kind}") for kind in ("dense", "moe", "delta", "latent")),
+        _case("lora-moe-shared", train=SHARED),
+    ],
     "two": [
         _case("lora-dense tp2", tp=2),
         _case("lora-dense tp2 sp recompute", train=_FULL, tp=2, sequence_parallel=True),
@@ -35,6 +44,9 @@ LORA = {
         _case("lora-dense dp2", dp=2),
         _case("lora-moe ep2 cp2", ep=2, cp=2),
         _case("lora-moe tp2 sp etp2", tp=2, etp=2, sequence_parallel=True),
+        _case("lora-moe-shared ep2 cp2", train=SHARED, ep=2, cp=2),
+        _case("lora-moe-shared tp2 sp ep2", train=SHARED, tp=2, ep=2, sequence_parallel=True),
+        _case("lora-moe-shared tp2 sp etp2", train=SHARED, tp=2, etp=2, sequence_parallel=True),
         _case("lora-delta tp2", tp=2),
         _case("lora-latent tp2 sp ep2", tp=2, ep=2, sequence_parallel=True),
     ],
@@ -43,13 +55,20 @@ LORA = {
 
 
 def adapter_and_merged(
-    *, rank: int, size: int, port: int, model: str, layout: dict, folder: str
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    layout: dict,
+    folder: str,
+    experts: str = "each",
 ) -> dict[str, object]:
     """Steps with an adapter, and its checkpoint put into the model that it stands beside: the
     largest difference of log-probs between both, the smallest between the adapter's and the base's,
     whether the base stayed as it was, and what one differs by that begins with the adapter."""
     world = {"rank": rank, "size": size, "port": port, "layout": layout}
-    lora = {"rank": 4, "type": "rslora"}
+    lora = {"rank": 4, "type": "rslora", "experts": experts}
     made = trainer(model=model, train={"lora": lora}, **world)
     shard = policy_shard(made, 9)
     plain = scores_everywhere(made, shard)

@@ -26,9 +26,9 @@ def test_an_adapter_is_the_model_that_it_is_merged_into(worlds: Worlds, kind: st
     assert seen["base_is_same"] and seen["given"] == 0.0
 
 
-@pytest.mark.parametrize("name", ["lora moe tp2 rest", "lora moe pp2 rest"])
+@pytest.mark.parametrize("name", ["lora moe tp2 rest", "lora moe pp2 rest", "shared moe tp2 rest"])
 def test_a_checkpoint_goes_on_under_another_layout(worlds: Worlds, name: str) -> None:
     [report] = worlds.get("two")[name]["reports"]
-    expected = worlds.get("one")["lora four"]["reports"][3]
+    expected = worlds.get("one")[f"{name.split()[0]} four"]["reports"][3]
     assert report.loss == pytest.approx(expected.loss, abs=1e-6)
     assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)

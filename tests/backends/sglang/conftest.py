@@ -48,7 +48,7 @@ def write_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
-def make_qwen3(folder: Path, *, seed: int = 0):
+def make_qwen3(folder: Path, *, seed: int = 0, tie_word_embeddings: bool = True):
     """A tiny Qwen3 with large random weights, so that its distributions are not flat; saved, and
     returned."""
     import transformers
@@ -63,7 +63,7 @@ def make_qwen3(folder: Path, *, seed: int = 0):
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tie_word_embeddings,
         bos_token_id=0,
         eos_token_id=EOS,
         pad_token_id=0,

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
 import pytest
+import torch
 
 from milescli.backends.sglang.reply import PartialResponse, Reply
-from milescli.backends.sglang.routing import request_id, wanted_from
+from milescli.backends.sglang.routing import packed, request_id, unpacked, wanted_from
 from milescli.core.errors import MachineError
 from milescli.core.types import StopReason
 from milescli.rollout.base import GenerateRequest
@@ -82,3 +84,22 @@ def test_an_engine_that_keeps_no_record_is_named(sent: bytes | None):
 def test_the_id_of_a_request_says_what_is_wanted_and_others_say_nothing():
     assert wanted_from(request_id(12)) == wanted_from(f"{request_id(12)}/ab0c") == 12
     assert wanted_from(None) is wanted_from("") is wanted_from("0123/45") is None
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "bits", "width"), [(256, 8, 1), (384, 9, 2), (512, 9, 2), (513, 16, 2)]
+)
+def test_numbers_take_as_many_bits_as_they_need(num_experts: int, bits: int, width: int) -> None:
+    """Also of a response in parts, laid one after the other as they came."""
+    chance = torch.Generator().manual_seed(num_experts)
+    rows = torch.randint(num_experts, (7, 4, 6), generator=chance, dtype=torch.int32)
+    rows[0, 0, 0] = num_experts - 1
+    parts = [packed(part, num_experts=num_experts) for part in (rows[:3], rows[3:])]
+    assert [len(part) for part in parts] == [3, 4], "SGLang counts the rows"
+    sent = b"".join(part.numpy().tobytes() for part in parts)
+    assert len(sent) * 8 == 7 * 24 * bits
+    plain = unpacked(sent, num_rows=7, numbers=24)
+    dtype = {1: np.uint8, 2: np.dtype("<u2")}[width]
+    assert np.array_equal(np.frombuffer(plain, dtype), rows.flatten().numpy())
+    with pytest.raises(AssertionError, match="bytes of routing"):
+        unpacked(sent[:-1], num_rows=7, numbers=24)

@@ -76,10 +76,11 @@ def _pairs(layer: Any, batch: Any, slot: torch.Tensor, expert: int) -> list[Simp
         rank = int(batch.lora_ranks_cpu[number])
         if rank == 0:
             continue
-        first = layer.gate_up_lora_a_weights[number, expert]
+        outer = 0 if layer.experts_shared_outer_loras else expert
+        first = layer.gate_up_lora_a_weights[number, outer]
         second = layer.gate_up_lora_b_weights[number, expert]
         down_a = layer.down_lora_a_weights[number, expert]
-        down_b = layer.down_lora_b_weights[number, expert]
+        down_b = layer.down_lora_b_weights[number, outer]
 
         def up(x, first=first, second=second, rank=rank):
             half, between = len(second) // 2, F.linear(x, first)

@@ -14,7 +14,7 @@ import torch
 
 def install() -> None:
     """Only in engines that speculate: SGLang's modules of it take a second to import."""
-    from sglang.srt.speculative import draft_utils, eagle_utils
+    from sglang.srt.speculative import draft_utils, eagle_utils, spec_utils
 
     stock_sample, stock_verify = eagle_utils.eagle_sample, eagle_utils.verify_tree_greedy_func
 
@@ -50,8 +50,30 @@ def install() -> None:
         return create(self, name, makers, *arguments, **settings)
 
     factory._create_backend = create_ours
+    move = spec_utils.move_accept_tokens_to_target_kvcache
+
+    def move_with_records(batch, accepted, num_right, allocator):
+        return move(batch, accepted, num_right, _with_records(allocator))
+
+    spec_utils.move_accept_tokens_to_target_kvcache = move_with_records
     # a draft takes embeddings and output layer of the model, and stock waits for the GPU then
     torch.cuda.synchronize = torch.cuda.empty_cache = _nothing  # type: ignore[assignment]
+
+
+def _with_records(allocator) -> SimpleNamespace:
+    """Whose cache moves the record of chosen experts (R3) with the tokens, which has a row for each
+    cache slot. On a CPU it is written when the pass is over, before anything moves."""
+    from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
+
+    cache, capturer = allocator.get_kvcache(), get_global_experts_capturer()
+
+    def move(to: torch.Tensor, source: torch.Tensor) -> None:
+        cache.move_kv_cache(to, source)
+        if capturer is not None:
+            rows = capturer.host_cache.buffer
+            rows[to] = rows[source]
+
+    return SimpleNamespace(get_kvcache=lambda: SimpleNamespace(move_kv_cache=move))
 
 
 def _nothing(*arguments: object) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.speculation import Speculation
 from milescli.core.errors import MismatchError
 from milescli.core.types import Guesses, WeightVersion
-from milescli.models import parse_facts, table
+from milescli.models import load_facts, parse_facts, table
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.megatron.world import run_world
 from tests.backends.sglang.conftest import (
@@ -109,7 +109,9 @@ def make_mtp(folder: Path) -> Named:
     return named
 
 
-def _started(folder: Path, kind: str | None, draft: Path | None = None) -> Service:
+def _started(
+    folder: Path, kind: str | None, draft: Path | None = None, *, records: bool = False
+) -> Service:
     guessing = None
     if kind is not None:
         guesses, breadth = (5, 3) if kind == "ngram" else (3, 1)
@@ -118,7 +120,13 @@ def _started(folder: Path, kind: str | None, draft: Path | None = None) -> Servi
         )
     target = folder / f"engine-{kind}"
     target.mkdir()
-    return start_service(folder, torch.nn.Module(), log_dir=target, speculation=guessing)
+    return start_service(
+        folder,
+        torch.nn.Module(),
+        log_dir=target,
+        speculation=guessing,
+        return_routed_experts=records,
+    )
 
 
 @pytest.fixture(scope="module", params=["ngram", "draft", "mtp"])
@@ -130,7 +138,9 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         if kind == "mtp":
             named = make_mtp(folder)
             with ThreadPoolExecutor() as threads:
-                starting = [threads.submit(_started, folder, each) for each in ("mtp", None)]
+                starting = [
+                    threads.submit(_started, folder, each, records=True) for each in ("mtp", None)
+                ]
                 started += [each.result() for each in starting]
             yield Pair(kind=kind, guessing=started[0], plain=started[1], named=named, folder=folder)
             return
@@ -189,6 +199,25 @@ def _require_same(guessed: list[Completion], plain: list[Completion]) -> Guesses
 def test_tokens_and_logprobs_are_those_of_an_engine_that_guesses_nothing(pair: Pair) -> None:
     guesses = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
     assert 0 < guesses.num_right < guesses.num_guessed
+
+
+def test_the_experts_that_were_chosen_are_those_of_an_engine_that_guesses_nothing(
+    pair: Pair,
+) -> None:
+    if pair.kind != "mtp":
+        pytest.skip("its model has no experts; test_draft_records.py has one")
+    facts = load_facts(pair.folder)
+    shape = (facts.num_layers, facts.topk)
+
+    async def recorded(fleet: SglangFleet) -> list[Completion]:
+        asked = [replace(each, want_routed_experts=True) for each in _requests()]
+        return await asyncio.gather(*map(fleet.generate, asked))
+
+    guessed = pair.guessing.run(recorded, routing_shape=shape)
+    for one, other in zip(guessed, pair.plain.run(recorded, routing_shape=shape), strict=True):
+        assert one.routed_experts.num_tokens == 16 + len(one.response_ids) - 1
+        assert one.routed_experts == other.routed_experts
+    assert sum(made.guesses.num_right for made in guessed) > 0
 
 
 def test_a_pause_in_the_middle_changes_no_token(pair: Pair) -> None:
