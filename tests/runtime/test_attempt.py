@@ -55,7 +55,7 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
 
     with pytest.raises(Stopped, match=f"stopped after step {step}, and saved"):
-        asyncio.run(attempt._save_and_stop(Stopped("stopped", why="asked", fix="none")))
+        asyncio.run(attempt.save_and_stop(Stopped("stopped", why="asked", fix="none")))
     return told
 
 
