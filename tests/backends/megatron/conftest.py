@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.megatron import world
+from tests.backends.megatron import mtp_models, world
 from tests.backends.megatron.layouts import (
     ADAMW,
     ADAMW_LAYOUTS,
@@ -67,7 +67,7 @@ class Worlds:
                 "layout": case.layout,
                 "tokens": case.tokens,
                 "precision": case.precision,
-                "train": TRAINED if case.model == "mtp" else None,
+                "train": TRAINED if case.model.startswith("mtp") else None,
             }
             for case in MEMORY[which]
         ]
@@ -157,8 +157,7 @@ class Worlds:
             *(
                 {"name": name, "call": call, "model": self.models[model], "layout": {}}
                 for name, call, model in (
-                    ("ahead mtp", "next_logprobs", "mtp"),
-                    ("ahead mtpglm", "next_logprobs", "mtpglm"),
+                    *((f"ahead {model}", "next_logprobs", model) for model in mtp_models.MODELS),
                     ("mtp cut", "trunk_differs", "mtp"),
                     ("mtp rows", "packed_and_single", "mtp"),
                 )
