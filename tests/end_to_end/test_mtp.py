@@ -1,5 +1,5 @@
-"""An MTP layer in a whole run under pipeline, context and tensor parallelism: it learns, is sent to
-the engine, guesses there, and goes on from a checkpoint under another layout."""
+"""An MTP layer in a whole run under pipeline and context parallelism: it learns, is sent to the
+engine, and guesses there."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _model(folder: Path) -> Path:
     return folder
 
 
-def test_it_learns_and_guesses_under_pp_and_cp_and_goes_on_under_tp(workplace: Workplace) -> None:
+def test_it_learns_and_guesses_under_pp_and_cp(workplace: Workplace) -> None:
     folder = _model(workplace.folder / "mtp-model")
     finished = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "mtp", *_sets(
@@ -71,13 +71,9 @@ def test_it_learns_and_guesses_under_pp_and_cp_and_goes_on_under_tp(workplace: W
         ),
     )  # fmt: skip
     assert finished.code == 0, finished
-    resumed = workplace.miles(
-        "resume", "mtp", "--steps", "4", *_sets("parallel.pp=1", "parallel.cp=1", "parallel.tp=2")
-    )
-    assert resumed.code == 0, resumed
     steps = workplace.steps("mtp")
     reports = [event["report"] for event in steps]
-    assert [event["step"] for event in steps] == [1, 2, 3, 4]
+    assert [event["step"] for event in steps] == [1, 2]
     assert max(report["logprob_diff_max"] for report in reports) <= 1e-4
     losses = [report["figures"]["mtp_loss"] for report in reports]
     assert max(losses) < math.log(VOCAB) - 1, losses

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.megatron import mtp_models, world
+from tests.backends.megatron.draft_cases import draft_cases
 from tests.backends.megatron.layouts import (
     ADAMW,
     ADAMW_LAYOUTS,
@@ -164,6 +165,11 @@ class Worlds:
             ),
         ]
 
+    def _drafts(self, which: str) -> list[dict]:
+        policy, draft = self.models["dense"], self.models["llama"]
+        folder = Path(self.checkpoint("drafts"))
+        return draft_cases(which, policy=policy, draft=draft, folder=folder)
+
     def _mtp_goes_on(self) -> list[dict]:
         sp = {"tp": 2, "ep": 2, "sequence_parallel": True}
         return [
@@ -219,6 +225,7 @@ class Worlds:
             *self._merged(),
             *self._layouts(MTP["one"]),
             *self._mtp_saved(),
+            *self._drafts("one"),
             self._saving("lora four", "moe", {}, 0, 4, train=RANK),
             self._saving("lora three", "moe", {}, 0, 3, save="lora3", train=RANK),
             self._saving("dense six", "dense", {}, 0, 6),
@@ -283,6 +290,7 @@ class Worlds:
             *self._adapters_go_on(),
             *self._layouts(MTP["two"]),
             *self._mtp_goes_on(),
+            *self._drafts("two"),
             *self._memory("two"),
             *self._packed("two"),
             *self._algorithms("two"),

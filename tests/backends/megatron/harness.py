@@ -158,10 +158,11 @@ def trainer(
     teachers: Sequence[str] = (),
     mix: Sequence[str] = (),
     critic: str | None = None,
+    draft: str | None = None,
     adapter: str | None = None,
 ):
-    """A trainer rank that is set up. `teachers`, `critic`, `adapter`: folders; `mix`: sources of
-    its prompts."""
+    """A trainer rank that is set up. `teachers`, `critic`, `draft`, `adapter`: folders; `mix`:
+    sources of its prompts."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -188,6 +189,7 @@ def trainer(
         model_dir=model,
         teacher_dirs=teachers,
         critic_dir=critic,
+        draft_dir=draft,
     )
     made.setup()
     return made

@@ -27,7 +27,6 @@ MTP = {
         layout_case("mtplite", "mtplite", train=TRAINED),
         layout_case("mtpmimo", "mtpmimo", train=TRAINED),
         layout_case("mtpnext", "mtpnext", train=_CALM),
-        layout_case("mtp35", "mtp35", train=_CALM),
     ],
     "two": [
         layout_case("mtp tp2 sp ep2", "mtp", train=TRAINED, **_SEQUENCE, ep=2),
@@ -45,7 +44,6 @@ MTP = {
             "mtpnext tp2 sp ep2 recompute", "mtpnext", train={**_CALM, **_FULL}, **_SEQUENCE, ep=2
         ),
         layout_case("mtpnext cp2 ep2", "mtpnext", train=_CALM, cp=2, ep=2),
-        layout_case("mtp35 pp2", "mtp35", train=_CALM, pp=2),
     ],
 }
 """By world. Experts under tensor parallelism need sequence parallelism."""

@@ -21,6 +21,7 @@ from tests.backends.megatron.world import run_world
 from tests.backends.sglang.conftest import Service, make_qwen3
 from tests.backends.sglang.cpu.guessing import (
     SAMPLED,
+    Named,
     Pair,
     buckets,
     make_mtp,
@@ -166,3 +167,27 @@ def test_a_layer_that_was_trained_guesses_better(
     channel.close()
     after = require_same(pair.guessing.run(responses), pair.plain.run(responses))
     assert after.num_right > sum((each.guesses for each in before), Guesses()).num_right
+
+
+def test_a_draft_model_is_sent_weights_of_its_own(restored: None, pair: Pair) -> None:
+    if pair.kind != "draft":
+        pytest.skip("no other model guesses")
+    channel = TensorChannel(timeout_s=60)
+    channel.open([pair.guessing.address])
+
+    async def send(fleet: SglangFleet, named: Named) -> None:
+        await fleet.pause()
+        await asyncio.to_thread(channel.send_draft, buckets(named))
+        await fleet.resume(WeightVersion(2))
+
+    plain = pair.plain.run(responses)
+    before = require_same(pair.guessing.run(responses), plain)
+    pair.guessing.run(lambda fleet: send(fleet, pair.named))  # those of the model itself
+    channel.verify(buckets(pair.named))
+    after = require_same(pair.guessing.run(responses), plain)
+    assert after.num_right > 1.2 * before.num_right
+    zeros = {name: 0 * tensor for name, tensor in pair.named.items()}
+    pair.guessing.run(lambda fleet: send(fleet, zeros))
+    blind = require_same(pair.guessing.run(responses), plain)
+    assert blind.num_right < before.num_right / 2, "and the model keeps its own"
+    channel.close()

@@ -1,8 +1,8 @@
 """Families whose MTP layers, and n-grams, guess on a CPU in ways of their own: tokens are those of
 an engine that guesses nothing, also after new weights.
 
-Two families here; `MILES_GUESSED=qwen3_5_text,glm4_moe_lite pytest ...` tries those, and
-`MILES_GUESSED=` all of them.
+One family here; `MILES_GUESSED=mimo,qwen3_5_text pytest ...` tries those, and `MILES_GUESSED=` all
+of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WITH_NGRAMS = ("qwen3_next",)
 
 
 def wanted() -> list[str]:
-    chosen = os.environ.get("MILES_GUESSED", "qwen3_next,mimo")
+    chosen = os.environ.get("MILES_GUESSED", "qwen3_next")
     return [name for name in FAMILIES if name in chosen.split(",") or not chosen]
 
 
