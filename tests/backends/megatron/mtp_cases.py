@@ -24,7 +24,6 @@ MTP = {
         layout_case("mtp", "mtp", train=TRAINED),
         layout_case("mtpglm", "mtpglm", train=TRAINED),
         layout_case("mtptrunk", "mtp", train=TRUNK),
-        layout_case("mtplite", "mtplite", train=TRAINED),
         layout_case("mtpmimo", "mtpmimo", train=TRAINED),
         layout_case("mtpnext", "mtpnext", train=_CALM),
     ],
@@ -38,7 +37,6 @@ MTP = {
             "mtptrunk tp2 sp etp2 recompute", "mtp", train={**TRUNK, **_FULL}, **_SEQUENCE, etp=2
         ),
         layout_case("mtptrunk pp2 recompute", "mtp", train={**TRUNK, **_FULL}, pp=2),
-        layout_case("mtplite tp2 sp ep2", "mtplite", train=TRAINED, **_SEQUENCE, ep=2),
         layout_case("mtpmimo pp2", "mtpmimo", train=TRAINED, pp=2),
         layout_case(
             "mtpnext tp2 sp ep2 recompute", "mtpnext", train={**_CALM, **_FULL}, **_SEQUENCE, ep=2
