@@ -18,6 +18,8 @@ tensors that are passed through."""
 CRITIC_PART = "critic"
 """Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
 as the checkpoint itself."""
+DRAFT_PART = "draft"
+"""The same of its draft model."""
 METADATA_NAME = ".metadata"
 """Of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"

@@ -35,9 +35,8 @@ STANDS_FOR: dict[str, str] = {
 
 
 UNPROVEN: dict[str, str] = {
-    "mimo": "transformers has no `mimo`: names are as SGLang loads them; the decoder was compared "
-    "with transformers' Qwen2, the MTP layer "
-    "with nothing",
+    "mimo": "transformers has no `mimo`: names are as SGLang loads them; the decoder and the layer "
+    "within the MTP layer were compared with transformers' Qwen2",
     "kimi_k2": "transformers has no `kimi_k2`: names and shapes are DeepSeek-V3's, with whose "
     "implementation it was compared",
     "kimi_k25": "transformers has no `kimi_k25`: names are as SGLang loads them; the text model "

@@ -155,7 +155,7 @@ def token_flops(weights: WeightTable) -> TokenFlops:
             full += 2 * facts.indexer.num_heads * facts.indexer.head_dim
         recurrence += _recurrence(facts, layer)
     if facts.trains_mtp:
-        full += _per_position(facts, facts.layers[-1])
+        full += _per_position(facts, facts.mtp_layer)
     return TokenFlops(
         matmul=_matmul(weights),
         attention_per_position=full,

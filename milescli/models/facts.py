@@ -305,6 +305,14 @@ class ModelFacts:
         return self.layers[layer].mlp == "moe"
 
     @property
+    def mtp_layer(self) -> Layer:
+        """What a multi-token-prediction layer that is trained has of a decoder: experts where the
+        model has some, and full attention where its layers keep a state."""
+        last = self.layers[-1]
+        mixer = "full" if self.gated_delta is not None else last.mixer
+        return replace(last, mixer=mixer, mlp="moe" if self.num_experts else "dense")
+
+    @property
     def num_moe_layers(self) -> int:
         """Layers with experts."""
         return sum(layer.mlp == "moe" for layer in self.layers)

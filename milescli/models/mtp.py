@@ -10,7 +10,15 @@ from milescli.core.errors import CheckpointError
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
 
-TRAINABLE = ("deepseek_v3", "glm4_moe")
+TRAINABLE = (
+    "deepseek_v3",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "mimo",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+)
 """Families whose layer was compared with an independent implementation."""
 _OFF = "--set train.mtp.loss_weight=null"
 
@@ -20,7 +28,7 @@ def with_mtp(facts: ModelFacts) -> ModelFacts:
     is none, or one that the trainer does not compute."""
     why = None
     if not facts.num_mtp_layers:
-        why = "its config.json has no `num_nextn_predict_layers`"
+        why = f"its config.json has no `{field_of(facts)}`"
     elif facts.family not in TRAINABLE:
         why = (
             f"it is of type `{facts.family}`, and only the layers of {', '.join(TRAINABLE)} were "
@@ -29,9 +37,7 @@ def with_mtp(facts: ModelFacts) -> ModelFacts:
     elif facts.num_mtp_layers > 1:
         why = f"it has {facts.num_mtp_layers} of them, and releases of its family have one"
     elif facts.tied_embeddings:
-        why = "its output layer is its embedding, which no release of its family with one has"
-    elif not facts.is_moe_layer(facts.num_layers - 1):
-        why = "its last layer has no experts, as the MTP layer has"
+        why = "its output layer is its embedding, of which the last stage would need a third copy"
     if why is not None:
         raise CheckpointError(
             f"the MTP layer of this `{facts.family}` model cannot be trained",
@@ -39,6 +45,17 @@ def with_mtp(facts: ModelFacts) -> ModelFacts:
             fix=[_OFF, "--set model.path=FOLDER   # of another model"],
         )
     return replace(facts, trains_mtp=True)
+
+
+def with_mtp_last(facts: ModelFacts) -> ModelFacts:
+    """The facts with what its MTP layer has of a decoder as one more layer."""
+    layers = (*facts.layers, facts.mtp_layer)
+    return replace(facts, layers=layers, num_layers=facts.num_layers + 1)
+
+
+def field_of(facts: ModelFacts) -> str:
+    """Where config.json says how many MTP layers there are."""
+    return "mtp_num_hidden_layers" if facts.gated_delta else "num_nextn_predict_layers"
 
 
 def with_shared_ends(table: WeightTable) -> WeightTable:
@@ -58,9 +75,9 @@ def require_mtp_weights(table: WeightTable, names: Collection[str], *, folder: s
     missing = sorted(mine - there)
     raise CheckpointError(
         f"`{folder}` has no weights of an MTP layer that could be trained",
-        why=f"config.json has `num_nextn_predict_layers`, and `{missing[0]}` is not there"
+        why=f"its family has one, and `{missing[0]}` is not there"
         if missing
-        else "config.json has `num_nextn_predict_layers`, and not one tensor of such a layer is "
-        "there (transformers leaves them out of what it saves)",
+        else "its family has one, and not one tensor of such a layer is there (transformers leaves "
+        "them out of what it saves)",
         fix=[_OFF, "--set model.path=FOLDER   # as the model was released"],
     )

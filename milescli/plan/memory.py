@@ -175,7 +175,7 @@ class MemoryModel:
             head = load.row_tokens * (logits if is_last else 0.0)
             again = 0.0
             if is_last and self.table.facts.trains_mtp:
-                ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.last, size=load.size)
+                ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.mtp, size=load.size)
                 top, head = top + load.row_tokens * ahead, 2 * head
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
@@ -263,18 +263,19 @@ class MemoryModel:
         )
         if key not in self._layers:
             facts = self.table.facts
+            layers = (*facts.layers, facts.mtp_layer)
             kinds = {
                 layer: layer_bytes(
-                    facts.at(facts.layers.index(layer)),
+                    facts.at(layers.index(layer)),
                     layer,
                     layout,
                     size=load.size,
                     packing=load.packing,
                     fused_swiglu=load.fused_swiglu,
                 )
-                for layer in set(facts.layers)
+                for layer in set(layers)
             }
-            self._layers[key] = _LayerSums.of([kinds[layer] for layer in facts.layers])
+            self._layers[key] = _LayerSums.of([kinds[layer] for layer in layers])
         return self._layers[key]
 
     def engine(
@@ -375,17 +376,17 @@ class _LayerSums:
     """[layers] bytes of this layer"""
     input: float
     widest: float
-    last: LayerBytes
+    mtp: LayerBytes
 
     @classmethod
     def of(cls, layers: Sequence[LayerBytes]) -> _LayerSums:
-        saved = [layer.saved for layer in layers]
+        saved = [layer.saved for layer in layers[:-1]]
         return cls(
             saved=list(accumulate(saved, initial=0.0)),
             layers=saved,
             input=layers[0].input,
-            widest=max(layer.widest for layer in layers),
-            last=layers[-1],
+            widest=max(layer.widest for layer in layers[:-1]),
+            mtp=layers[-1],
         )
 
     def saved_between(self, start: int, end: int) -> float:

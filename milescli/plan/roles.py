@@ -55,6 +55,10 @@ def roles_of(recipe: Recipe, log: Log) -> list[Role]:
         roles.append(Role(name="critic", place="trainer"))
         why = f"`train.credit` is gae; it learns at `train.critic.lr` {recipe.train.critic.lr:g}"
         log.note("critic", "on the trainer's ranks, in turn", why)
+    if recipe.train.draft.is_on:
+        roles.append(Role(name="draft", place="trainer"))
+        why = f"the model that guesses learns what the policy says, at {recipe.train.draft.lr:g}"
+        log.note("train.draft.lr", "on the trainer's ranks", why)
     return roles
 
 

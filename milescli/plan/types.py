@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 7
+PLAN_SCHEMA = 8
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples."""
@@ -116,9 +116,10 @@ class BatchPlan:
 class Role:
     """One model of the run, and where it lives."""
 
-    name: Literal["policy", "reference", "critic", "teacher", "reward_model"]
+    name: Literal["policy", "reference", "critic", "draft", "teacher", "reward_model"]
     """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
-    policy's samples will be worth; teacher: says what the policy should have, frozen; reward_model:
+    policy's samples will be worth; draft: learns what the policy says, to guess it for engines;
+    teacher: says what the policy should have, frozen; reward_model:
     scores what was sampled, frozen."""
     place: Literal["trainer", "first_device", "elsewhere"]
     """trainer: on the trainer's ranks, in turn; the weights of all but the policy wait in host

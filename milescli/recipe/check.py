@@ -12,6 +12,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.check_agents import check_agents, doubt_about_agents
 from milescli.recipe.check_algorithm import check_algorithm, doubts_about_algorithm
 from milescli.recipe.check_distill import check_distill
+from milescli.recipe.check_draft import check_draft
 from milescli.recipe.check_flight import check_flight, doubts_about_flight
 from milescli.recipe.check_keys import doubts_about_keys
 from milescli.recipe.check_lora import check_lora, doubt_about_lora
@@ -44,6 +45,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_flight(recipe)
     check_lora(recipe)
     check_mtp(recipe)
+    check_draft(recipe)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     doubts += [*doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
     return [*doubts, *doubts_about_flight(recipe)]

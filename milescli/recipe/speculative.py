@@ -16,7 +16,8 @@ class SpeculativeSettings(Section):
     model; mtp: the model's own multi-token-prediction layer."""
     model: str | None = None
     """draft: a folder or hub name of a model with the policy's tokenizer, or the directory of a
-    run. It keeps its weights while the policy learns."""
+    run. It learns what the policy says where `train.draft.lr` is set, and else keeps its
+    weights."""
     revision: str | None = None
     """draft: hub revision (branch, tag or commit)."""
     guesses: Positive | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from milescli.recipe.draft import Draft
 from milescli.recipe.lora import Lora
 from milescli.recipe.mtp import Mtp
 from milescli.recipe.rewards import Requests
@@ -320,3 +321,4 @@ class Train(Section):
     distill: Distill = Distill()
     lora: Lora = Lora()
     mtp: Mtp = Mtp()
+    draft: Draft = Draft()

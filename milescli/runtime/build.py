@@ -87,6 +87,9 @@ class Builder:
                 "critic_dir": str(self.spec.inputs.critic_dir)
                 if self.spec.inputs.critic_dir
                 else None,
+                "draft_dir": str(self.spec.inputs.draft_dir)
+                if self.recipe.train.draft.is_on
+                else None,
                 "teacher_dirs": [
                     str(folder) for folder in self.spec.inputs.teacher_dirs if with_teachers
                 ],

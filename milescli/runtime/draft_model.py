@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import FitError, MachineError
 from milescli.models import ModelFacts
+from milescli.plan.legal import check_layout
 from milescli.plan.on_cpu import longest_tokens
+from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.held_models import HeldModelPath
@@ -36,6 +39,33 @@ def require_draft(recipe: Recipe) -> ModelFacts | None:
     longest sequence; CheckpointError where it is no model."""
     path = draft_path(recipe)
     return None if path is None else path.facts(longest_tokens(recipe))
+
+
+def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:
+    """Raises where a draft model with these facts cannot be trained beside the policy:
+    MachineError, CheckpointError or FitError."""
+    off = "--set train.draft.lr=null"
+    if plan.device_kind != "cpu":
+        raise MachineError(
+            f"a draft model does not learn on {plan.device_kind}",
+            why="the memory that it takes beside policy and engines is not planned for there",
+            fix=off,
+        )
+    if plan.channel != "tensor":
+        raise FitError(
+            "what the draft model learns would not reach the engines",
+            why=f"the channel is {plan.channel}, as they are on other devices than the trainer",
+            fix=["--set engines.placement=colocated", off],
+        )
+    facts.require_trainable()
+    try:
+        check_layout(plan.trainer, facts)
+    except FitError as error:
+        raise FitError(
+            "the draft model cannot be trained under the policy's layout",
+            why=f"{error.what}: {error.why}",
+            fix=off,
+        ) from None
 
 
 def draft_folder(

@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "weights",
     "checkpoint",
     "rollout.speculative",
+    "train.draft",
     "train.steps",
 )
 """Where and how far it runs may change; what it learns may not."""

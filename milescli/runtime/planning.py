@@ -18,7 +18,7 @@ from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.draft_model import require_draft
+from milescli.runtime.draft_model import require_draft, require_learning_draft
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.reward_model import reward_facts
@@ -60,9 +60,12 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
 def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     """With all models of the run."""
     require_policies(recipe, facts)
-    require_draft(recipe)
+    draft = require_draft(recipe)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
-    return make_plan(recipe, machine, facts, asked)
+    plan = make_plan(recipe, machine, facts, asked)
+    if recipe.train.draft.is_on and draft is not None:
+        require_learning_draft(plan, draft)
+    return plan
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:

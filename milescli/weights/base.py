@@ -34,3 +34,10 @@ class WeightChannel(Protocol):
 
     def close(self) -> None:
         """Give groups and shared memory back."""
+
+
+class DraftChannel(WeightChannel, Protocol):
+    """One that reaches the draft models of engines, too."""
+
+    def send_draft(self, buckets: Iterator[Bucket]) -> None:
+        """As `send`, for the draft model that guesses in every engine."""

@@ -14,7 +14,7 @@ import pytest
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from tests.backends.sglang.cpu.test_drafts import make_mtp
+from tests.backends.sglang.cpu.guessing import DEEPSEEK, make_mtp
 from tests.end_to_end.combinations import EACH_TIME, RUNS, Combination
 from tests.end_to_end.runs import Workplace
 
@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = ScratchModel(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
                          ffn_hidden_size=64, vocab_size=VOCAB)  # fmt: skip
     make_model(small, base / "draft", seed=1)
-    make_mtp(base / "mtp")
+    make_mtp(base / "mtp", DEEPSEEK)
     for folder in base.iterdir():
         make_scratch_tokenizer(["What is 47 + 38? 85"], VOCAB, folder)
     return base

@@ -91,12 +91,13 @@ def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace
 
 
 def test_a_model_that_guesses_ahead_changes_no_sample(workplace: Workplace, whole) -> None:
-    """The run's own last checkpoint guesses; the policy knows little, and draws what it likes."""
+    """The run's own last checkpoint guesses, and learns; the policy knows little, and draws what it
+    likes."""
     sets = ("kind=draft", "model=runs/whole")
     words = [word for setting in sets for word in ("--set", f"rollout.speculative.{setting}")]
     guessed = workplace.miles(
         "launch", "--recipe", "tiny.yaml", "--name", "guessed", "--set", "weights.verify=true",
-        "--set", "eval.every=0", *words,
+        "--set", "eval.every=0", "--set", "train.draft.lr=1e-2", *words,
     )  # fmt: skip
     assert guessed.code == 0, guessed
     for step in range(1, 7):
@@ -110,6 +111,12 @@ def test_a_model_that_guesses_ahead_changes_no_sample(workplace: Workplace, whol
         if event["event"] == "StepDone"
     ]
     assert min(lengths) >= 1.0 and max(lengths) > 1.0
+    done = [event for event in workplace.events("guessed") if event["event"] == "StepDone"]
+    assert all(event["report"]["figures"]["draft_grad_norm"] > 0 for event in done)
+    assert not [
+        event for event in workplace.events("guessed") if event["event"] == "WorkerReplaced"
+    ]
+    assert (workplace.run("guessed") / "checkpoints" / "step_6" / "draft").is_dir()
 
 
 def test_engine_and_trainer_agree_over_the_whole_run(workplace: Workplace, whole) -> None:

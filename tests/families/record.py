@@ -117,8 +117,9 @@ _TAIL = """
 ## What to know
 
 - Multi-token-prediction layers and, in multimodal releases, vision towers are carried through every
-  conversion unchanged; they are not trained, and the forward pass of the former is compared with
-  nothing.
+  conversion unchanged. Towers are not trained. MTP layers are where `train.mtp` says so, in
+  DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5, where they were compared with
+  transformers' layers ([speculation.md](speculation.md)).
 - Weights are never rounded on their way. Norms that multiply by 1 + weight (Qwen3-Next, Qwen3.5,
   Gemma 3) stay as they are stored; Megatron computes them with `layernorm_zero_centered_gamma`. The
   one exception is the norm inside a gated delta net, which is stored plain: a stock Megatron model

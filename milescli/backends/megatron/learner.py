@@ -24,6 +24,7 @@ from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, TrainShard
 from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.objectives.supervised import Supervised
 from milescli.train.objectives.value import Value
 from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
@@ -37,6 +38,7 @@ class Learner:
     mesh: Mesh
     policy: TrainedModel
     critic: TrainedModel | None
+    draft: TrainedModel | None
     reference: Reference
     teachers: list[HeldModel]
     """Of `train.distill.teachers`, in order; empty where the run needs none."""
@@ -50,7 +52,8 @@ class Learner:
         self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
     ) -> StepReport:
         """One optimizer update per entry of `shard.updates`, then as many of the critic, where
-        there is one and `critic_lr` is given. `lr` None: the policy stays as it is. Equal on all
+        there is one and `critic_lr` is given, and of the draft model that learns, where the shard
+        was sampled. `lr` None: the policy stays as it is. Equal on all
         ranks. Raises NotFiniteError before an update that would spoil the weights; updates before
         it in the same step stand."""
         objective = self._objective(shard.objective)
@@ -77,9 +80,12 @@ class Learner:
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
         )
         told = replace(told, figures={**told.figures, **self._route_figures()})
-        if self.critic is None or critic_lr is None:
+        if self.critic is not None and critic_lr is not None:
+            told = self._critic_step(self.critic, own, told, lr=critic_lr)
+        draft_lr = self.recipe.train.draft.lr
+        if self.draft is None or draft_lr is None or shard.objective != self.recipe.train.objective:
             return told
-        return self._critic_step(self.critic, own, told, lr=critic_lr)
+        return self._draft_step(self.draft, shard, told, lr=draft_lr)
 
     def _route_figures(self) -> dict[str, float]:
         """`routes_differ`: share of the replayed routes that the trainer would have chosen
@@ -94,31 +100,51 @@ class Learner:
     ) -> StepReport:
         """The critic's updates on the returns of the same tokens; its figures go with the
         policy's."""
-        objective, figures, seconds = Value(recipe=self.recipe), [], _Stopwatch()
         with self.turn_of(critic):
-            for microbatches in own.updates:
-                loss = stepping.UpdateLoss(
-                    objective=objective, shard=own, mesh=self.mesh, measures_engine=False
-                )
-                critic.gradients(microbatches, loss, temperature=1.0)
-                seconds.lap("forward_backward_s")
-                grad_norm = critic.update(lr)
-                seconds.lap("optimizer_s")
-                figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
-        report = stepping.report(
-            figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
-        )
+            report = self._updates(critic, own, Value(recipe=self.recipe), temperature=1.0, lr=lr)
         of_critic = {
             "value_loss": report.loss,
             "value_grad_norm": report.grad_norm,
             "value_lr": lr,
             **report.figures,
         }
-        return replace(
-            told,
-            figures={**told.figures, **of_critic},
-            forward_backward_s=told.forward_backward_s + report.forward_backward_s,
-            optimizer_s=told.optimizer_s + report.optimizer_s,
+        return _with(told, report, of_critic)
+
+    def _draft_step(
+        self, draft: TrainedModel, shard: TrainShard, told: StepReport, *, lr: float
+    ) -> StepReport:
+        """The draft model's updates: the cross-entropy of what the policy sampled, which is, but
+        for what does not depend on the draft model, the KL from policy to it."""
+        own = RankShard(shard, mesh=self.mesh, facts=draft.facts, routed_layers=[])
+        heat = shard.temperature
+        with self.turn_of(draft):
+            objective = Supervised(recipe=self.recipe)
+            report = self._updates(draft, own, objective, temperature=heat, lr=lr)
+        of_draft = {"draft_loss": report.loss, "draft_grad_norm": report.grad_norm}
+        return _with(told, report, of_draft)
+
+    def _updates(
+        self,
+        model: TrainedModel,
+        own: RankShard,
+        objective: Objective[Any],
+        *,
+        temperature: float,
+        lr: float,
+    ) -> StepReport:
+        """Of a model beside the policy, one for each of the policy's."""
+        figures, seconds = [], _Stopwatch()
+        for microbatches in own.updates:
+            loss = stepping.UpdateLoss(
+                objective=objective, shard=own, mesh=self.mesh, measures_engine=False
+            )
+            model.gradients(microbatches, loss, temperature=temperature)
+            seconds.lap("forward_backward_s")
+            grad_norm = model.update(lr)
+            seconds.lap("optimizer_s")
+            figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
+        return stepping.report(
+            figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
         )
 
     @contextmanager
@@ -237,6 +263,16 @@ class Learner:
             with torch.no_grad():
                 self._before_log_probs(model=self.policy.model.module, stream=str(stream))
         return self.policy.passes.score(own.microbatches, temperature=own.shard.temperature)
+
+
+def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
+    """The policy's report with the figures, and the seconds, of another model's."""
+    return replace(
+        told,
+        figures={**told.figures, **figures},
+        forward_backward_s=told.forward_backward_s + report.forward_backward_s,
+        optimizer_s=told.optimizer_s + report.optimizer_s,
+    )
 
 
 class _Stopwatch:

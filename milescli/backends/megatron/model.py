@@ -37,6 +37,7 @@ from milescli.backends.megatron.layers.score import ScoreLayer
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
+from milescli.models.mtp import with_mtp_last
 from milescli.plan.stages import is_even, stage_sizes
 from milescli.plan.types import TrainerLayout
 from milescli.platform import cpu_kernels
@@ -166,8 +167,8 @@ def build_model(
     mtp_trains_trunk: bool = False,
 ) -> GPTModel:
     """This rank's part, weights undefined until they are loaded. `engine`: as for `build_config`;
-    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and that of an
-    MTP layer is the last one's; `mtp_trains_trunk`: see `layers.mtp`."""
+    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and an MTP layer
+    comes after the last one; `mtp_trains_trunk`: see `layers.mtp`."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
@@ -176,7 +177,7 @@ def build_model(
         hybrid = build_hybrid(config, facts, mesh, vocab_size=padded_vocab_size(facts, mesh.layout))
         return _finished(hybrid, facts, mesh)
 
-    def layer_of(number: int) -> ModuleSpec:
+    def layer_of(number: int, facts: ModelFacts = facts) -> ModuleSpec:
         spec = layer_spec(config, facts, layer=number, engine=engine)
         return respecified(change_layer, spec=spec, config=config, facts=facts, layer=number)
 
@@ -191,7 +192,7 @@ def build_model(
     of_mtp = None
     if facts.trains_mtp and mesh.is_last_stage:
         of_mtp = mtp.block_spec(
-            layer_of(facts.num_layers - 1),
+            layer_of(facts.num_layers, with_mtp_last(facts)),
             norm=final_norm(engine=engine),
             trains_trunk=mtp_trains_trunk,
         )

@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from milescli.backends.megatron.device import take_device
-from milescli.checkpoint.base import CRITIC_PART
+from milescli.backends.megatron.layer_specs import DEFAULT
+from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
@@ -27,7 +28,7 @@ from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainShard
-from milescli.weights.base import Bucket, WeightChannel
+from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
@@ -52,20 +53,22 @@ class TrainerRank:
         model_dir: str,
         channel: str | None = None,
         critic_dir: str | None = None,
+        draft_dir: str | None = None,
         teacher_dirs: Sequence[str] = (),
         adapters: Mapping[str, Recipe] | None = None,
     ) -> None:
         """`model_dir`: Hugging Face folder; `critic_dir`: that of the critic, which gives scores,
-        or None; `teacher_dirs`: those of `train.distill.teachers`, where the ranks hold them.
-        `adapters`: by name, where several are trained, the recipe of each.
-        `channel`: import path `module:Class` of the weight channel, or None where nothing is
-        published. Takes no device and opens nothing."""
+        or None; `draft_dir`: that of the draft model, where it is trained; `teacher_dirs`: those of
+        `train.distill.teachers`, where the ranks hold them; `adapters`: by name, where several are
+        trained, the recipe of each. `channel`: import path `module:Class` of the weight channel, or
+        None where nothing is published. Takes no device and opens nothing."""
         assert world_size == plan.trainer.world_size, (world_size, plan.trainer)
         self.rank = rank
         self.master = (master_addr, master_port)
         self.recipe, self.plan = recipe, plan
         self.model_dir = Path(model_dir)
         self.critic_dir = Path(critic_dir) if critic_dir else None
+        self.draft_dir = Path(draft_dir) if draft_dir else None
         self.teacher_dirs = [Path(folder) for folder in teacher_dirs]
         self.adapters = adapters or {}
         self.channel_path = channel
@@ -113,6 +116,14 @@ class TrainerRank:
         self.critic = None
         if self.critic_dir is not None:
             self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
+        self.draft = None
+        if self.draft_dir is not None:
+            check_layout(self.plan.trainer, load_facts(self.draft_dir))
+            plain = self.recipe.model.model_copy(update={"layer_spec": DEFAULT})
+            own = {**made, "recipe": self.recipe.model_copy(update={"model": plain})}
+            self.draft = TrainedModel(self.draft_dir, rule=settings.optimizer, **own)
+            # rows beyond are padding, of which the policy's output layer may have fewer
+            self.draft.passes.vocab_size = self.facts.vocab_size
         lora = settings.lora if settings.lora.is_on else None
         mtp = settings.mtp if settings.mtp.is_on else None
         self.policy = TrainedModel(
@@ -144,6 +155,7 @@ class TrainerRank:
             mesh=self.mesh,
             policy=self.policy,
             critic=self.critic,
+            draft=self.draft,
             reference=reference,
             teachers=list(teachers),
         )
@@ -254,6 +266,8 @@ class TrainerRank:
         wrote under any layout."""
         with self._named("loading"):
             for model, part in self._kept(Path(folder)):
+                if model is self.draft and not part.exists():
+                    continue  # it did not learn yet
                 if model is self.policy or not weights_only:
                     with self._awake(model):
                         model.checkpoints.load(part, weights_only=weights_only)
@@ -285,8 +299,12 @@ class TrainerRank:
 
     def _kept(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
         """(model, its part of the checkpoint) of all that are trained."""
-        kept = [(self.policy, folder)]
-        return kept if self.critic is None else [*kept, (self.critic, folder / CRITIC_PART)]
+        kept = [
+            (self.policy, folder),
+            (self.critic, folder / CRITIC_PART),
+            (self.draft, folder / DRAFT_PART),
+        ]
+        return [(model, part) for model, part in kept if model is not None]
 
     def start_critic(self) -> None:
         """The critic begins from the policy's current weights, with a head of its own."""
@@ -331,7 +349,10 @@ class TrainerRank:
     def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """Send the current weights to a fleet."""
         with self._named(f"publishing weights {version}"):
-            self.channels[fleet].send(formatted(self._buckets_to_send(), self.format))
+            channel = self.channels[fleet]
+            channel.send(formatted(self._buckets_to_send(), self.format))
+            if self.draft is not None:  # an engine without one lets it pass
+                cast("DraftChannel", channel).send_draft(self.draft.buckets())
 
     def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what a fleet's engines hold with the current weights. Raises MismatchError."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from milescli.backends.sglang.draft_weights import DRAFT_FORMAT
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.orders import Orders, Reply
 from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
@@ -148,6 +149,7 @@ class TensorChannel(_Channel):
         super().__init__(**settings)
         self._buffers: list[torch.Tensor | None] = [None, None]
         self._readers: list[list[tuple[int, int]]] = []
+        self._for_draft = False
 
     def open(self, engines: list[EngineAddress]) -> None:
         """See WeightChannel."""
@@ -155,6 +157,14 @@ class TensorChannel(_Channel):
         self._readers = readers(
             engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
         )
+
+    def send_draft(self, buckets: Iterator[Bucket]) -> None:
+        """See DraftChannel."""
+        self._for_draft = True
+        try:
+            self.send(buckets)
+        finally:
+            self._for_draft = False
 
     def _flatten(self, bucket: Bucket, index: int) -> list[str]:
         """A handle for each reader of this rank: a handle of host memory counts one reader."""
@@ -196,9 +206,9 @@ class TensorChannel(_Channel):
         bodies = [
             {
                 "serialized_named_tensors": own,
-                "load_format": "flattened_bucket",
+                "load_format": DRAFT_FORMAT if self._for_draft else "flattened_bucket",
                 "flush_cache": False,
-                "disable_draft_model": engine.has_own_draft,
+                "disable_draft_model": engine.has_own_draft and not self._for_draft,
             }
             for own, engine in zip(payloads, self.orders.engines, strict=True)
         ]

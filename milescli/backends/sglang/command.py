@@ -218,7 +218,7 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
     if spec.speculation is not None:
         drafted = draft_config(spec)
         modules |= cpu_modules(spec.speculation, family, drafted)
-        pieces += cpu_pieces(drafted)
+        pieces += cpu_pieces(family, drafted)
     if spec.adapter_dir is not None:
         pieces.append("adapter")
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))

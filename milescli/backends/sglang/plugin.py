@@ -28,7 +28,16 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import adapter, ended, halves, key, routing, settled, verify
+    from milescli.backends.sglang import (
+        adapter,
+        draft_weights,
+        ended,
+        halves,
+        key,
+        routing,
+        settled,
+        verify,
+    )
 
     try:
         if api_key := key.take():
@@ -38,6 +47,7 @@ def register() -> None:
         _keep_load_file_with_the_process()
         _listen_on_given_address()
         verify.install()
+        draft_weights.install()
         halves.install()
         settled.install()
         ended.install()

@@ -67,6 +67,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         mlp_bias=True,
     ),
     "llama": CpuFamily(module="llama", architecture="LlamaForCausalLM"),
+    "mimo": CpuFamily(module="mimo", architecture="MiMoForCausalLM", pieces=("mimo",)),
     "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
     "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
     "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),

@@ -13,11 +13,19 @@ from typing import Literal
 
 from milescli.backends.sglang.servable import CPU_FAMILIES, CpuFamily
 from milescli.core.errors import MachineError, RecipeError
+from milescli.models import parse_facts
+from milescli.models.mtp import field_of
 
-MTP_MODULES = {"deepseek_v2": "deepseek_nextn", "glm4_moe": "glm4_moe_nextn"}
+MTP_MODULES = {
+    "deepseek_v2": "deepseek_nextn",
+    "glm4_moe": "glm4_moe_nextn",
+    "glm4_moe_lite": "glm4_moe_lite_nextn",
+    "mimo": "mimo_mtp",
+    "qwen3_5": "qwen3_5_mtp",
+    "qwen3_5_text": "qwen3_5_mtp",
+    "qwen3_next": "qwen3_next_mtp",
+}
 """Module of SGLang's model zoo -> the one with its MTP layer: those that were tried on a CPU."""
-MTP_TYPES = ("deepseek_v3", "glm4_moe")
-"""Their model types."""
 NO_DRAFTS = (
     "deepseek_v3",
     "deepseek_v32",
@@ -37,6 +45,8 @@ NO_DRAFTS = (
 """Model types of which SGLang 0.5.20 takes a draft model for its MTP layer alone."""
 PIECE = "drafts"
 """Of `cpu/`, in engines that speculate."""
+STATES = "states"
+"""The same, where layers keep a state."""
 OFF = "--set rollout.speculative.kind=none"
 
 
@@ -99,10 +109,11 @@ def cpu_modules(
     return {drafting.module} if drafting else set()
 
 
-def cpu_pieces(draft_config: Mapping[str, object] | None) -> tuple[str, ...]:
+def cpu_pieces(family: CpuFamily, draft_config: Mapping[str, object] | None) -> tuple[str, ...]:
     """Modules of `cpu/` that guessing needs; see `cpu_modules`."""
-    family = _draft_family(draft_config)
-    return (PIECE, *(family.pieces if family else ()))
+    drafting = _draft_family(draft_config)
+    states = (STATES,) if "delta" in family.pieces else ()
+    return (PIECE, *states, *(drafting.pieces if drafting else ()))
 
 
 def _draft_family(config: Mapping[str, object] | None) -> CpuFamily | None:
@@ -137,10 +148,10 @@ def check_speculation(
             else "what engines record there while they guess was compared with nothing",
             fix=[OFF, "--set train.routing_replay=false"],
         )
-    if wanted.kind == "mtp" and not config.get("num_nextn_predict_layers"):
+    if wanted.kind == "mtp" and not (facts := parse_facts(dict(config))).num_mtp_layers:
         raise RecipeError(
             f"this `{model_type}` model has no multi-token-prediction layer to guess with",
-            why="its config.json has no `num_nextn_predict_layers`",
+            why=f"its config.json has no `{field_of(facts)}`",
             fix=["--set rollout.speculative.kind=ngram", OFF],
         )
     if draft_config is not None:
@@ -148,15 +159,9 @@ def check_speculation(
         _require_same_vocabulary(config, draft_config, wanted)
     if device_kind != "cpu":
         return
-    for name, served in (("model", config), ("draft model", draft_config)):
-        if served is not None:
-            _require_on_cpu(str(served["model_type"]), name)
-    if wanted.kind == "mtp" and model_type not in MTP_TYPES:
-        raise MachineError(
-            f"the multi-token-prediction layer of a `{model_type}` model cannot guess on a CPU",
-            why=f"only those of {', '.join(MTP_TYPES)} were tried there",
-            fix=["--set rollout.speculative.kind=ngram", OFF],
-        )
+    _require_on_cpu(model_type, "model", can={"latent", "delta", "mimo"})
+    if draft_config is not None:
+        _require_on_cpu(str(draft_config["model_type"]), "draft model", can={"latent", "mimo"})
 
 
 def _require_whole(model_type: str) -> None:
@@ -169,10 +174,11 @@ def _require_whole(model_type: str) -> None:
         )
 
 
-def _require_on_cpu(model_type: str, name: str) -> None:
+def _require_on_cpu(model_type: str, name: str, *, can: set[str]) -> None:
+    """`can`: pieces of `cpu/` with which it can."""
     family = CPU_FAMILIES.get(model_type)
     pieces = set(family.pieces) if family else {"?"}
-    if pieces - {"latent"}:
+    if pieces - can:
         raise MachineError(
             f"a {name} of type `{model_type}` cannot speculate on a CPU",
             why="its layers keep a state, or look at a window, that cannot be taken back when a "

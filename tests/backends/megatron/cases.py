@@ -16,6 +16,7 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.streams import Stream
 from tests.backends.megatron.algorithm_cases import algorithms_measured  # noqa: F401
 from tests.backends.megatron.distill_cases import distill_steps  # noqa: F401
+from tests.backends.megatron.draft_cases import draft_steps  # noqa: F401
 from tests.backends.megatron.harness import (
     policy_shard,
     rows_shard,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.megatron import world
+from tests.backends.megatron import mtp_models, world
+from tests.backends.megatron.draft_cases import draft_cases
 from tests.backends.megatron.layouts import (
     ADAMW,
     ADAMW_LAYOUTS,
@@ -68,7 +69,7 @@ class Worlds:
                 "layout": case.layout,
                 "tokens": case.tokens,
                 "precision": case.precision,
-                "train": TRAINED if case.model == "mtp" else None,
+                "train": TRAINED if case.model.startswith("mtp") else None,
             }
             for case in MEMORY[which]
         ]
@@ -159,13 +160,17 @@ class Worlds:
             *(
                 {"name": name, "call": call, "model": self.models[model], "layout": {}}
                 for name, call, model in (
-                    ("ahead mtp", "next_logprobs", "mtp"),
-                    ("ahead mtpglm", "next_logprobs", "mtpglm"),
+                    *((f"ahead {model}", "next_logprobs", model) for model in mtp_models.MODELS),
                     ("mtp cut", "trunk_differs", "mtp"),
                     ("mtp rows", "packed_and_single", "mtp"),
                 )
             ),
         ]
+
+    def _drafts(self, which: str) -> list[dict]:
+        policy, draft = self.models["dense"], self.models["llama"]
+        folder = Path(self.checkpoint("drafts"))
+        return draft_cases(which, policy=policy, draft=draft, folder=folder)
 
     def _mtp_goes_on(self) -> list[dict]:
         sp = {"tp": 2, "ep": 2, "sequence_parallel": True}
@@ -223,6 +228,7 @@ class Worlds:
             *self._merged(),
             *self._layouts(MTP["one"]),
             *self._mtp_saved(),
+            *self._drafts("one"),
             self._saving("lora four", "moe", {}, 0, 4, train=RANK),
             self._saving("lora three", "moe", {}, 0, 3, save="lora3", train=RANK),
             self._saving("shared four", "moe", {}, 0, 4, train=SHARED),
@@ -289,6 +295,7 @@ class Worlds:
             *self._adapters_go_on(),
             *self._layouts(MTP["two"]),
             *self._mtp_goes_on(),
+            *self._drafts("two"),
             *self._memory("two"),
             *self._packed("two"),
             *self._algorithms("two"),

@@ -159,12 +159,13 @@ def trainer(
     teachers: Sequence[str] = (),
     mix: Sequence[str] = (),
     critic: str | None = None,
+    draft: str | None = None,
     adapter: str | None = None,
     seed: int = 0,
     turns: Mapping[str, dict] | None = None,
 ):
-    """A trainer rank that is set up. `teachers`, `critic`, `adapter`: folders; `mix`: sources of
-    its prompts; `turns`: seed and train of several adapters, by name."""
+    """A trainer rank that is set up. `teachers`, `critic`, `draft`, `adapter`: folders; `mix`:
+    sources of its prompts; `turns`: seed and train of several adapters, by name."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -197,6 +198,7 @@ def trainer(
         teacher_dirs=teachers,
         critic_dir=critic,
         adapters={n: recipe(each["train"], each["seed"]) for n, each in (turns or {}).items()},
+        draft_dir=draft,
     )
     made.setup()
     return made

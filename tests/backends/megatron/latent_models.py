@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_LATENT = {
+LATENT: dict[str, object] = {
     "model_type": "deepseek_v3",
     "hidden_size": 40,
     "num_hidden_layers": 3,
@@ -29,10 +29,9 @@ _LATENT = {
     },
 }
 MODELS = {
-    "latent": _LATENT,
-    "mtp": {**_LATENT, "num_key_value_heads": 6, "num_nextn_predict_layers": 1},
+    "latent": LATENT,
     "sparse": {
-        **_LATENT,
+        **LATENT,
         "model_type": "glm_moe_dsa",
         "n_group": 1,
         "topk_group": 1,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class MemoryCase(NamedTuple):
-    """One model under one layout; of `mtp` the MTP layer is trained, too."""
+    """One model under one layout; of `mtp...` the MTP layer is trained, too."""
 
     model: str
     layout: dict[str, object]
@@ -35,6 +35,7 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("latent", _FULL),
         MemoryCase("mtp", {}),
         MemoryCase("mtp", _FULL),
+        MemoryCase("mtpnext", {}, tokens=256),
         MemoryCase("delta", {}, tokens=256),
         MemoryCase("nemotron", _FULL, tokens=256),
         MemoryCase("glm", {}),

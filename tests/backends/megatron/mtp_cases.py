@@ -17,11 +17,15 @@ TRAINED = {"mtp": {"loss_weight": 0.3}}
 TRUNK = {"mtp": {"loss_weight": 0.3, "trains_trunk": True}}
 _FULL = {"recompute": "full"}
 _SEQUENCE = {"tp": 2, "sequence_parallel": True}
+_CALM = {**TRAINED, "optimizer": {"eps": 0.1}}
+"""As in `layouts`."""
 MTP = {
     "one": [
         layout_case("mtp", "mtp", train=TRAINED),
         layout_case("mtpglm", "mtpglm", train=TRAINED),
         layout_case("mtptrunk", "mtp", train=TRUNK),
+        layout_case("mtpmimo", "mtpmimo", train=TRAINED),
+        layout_case("mtpnext", "mtpnext", train=_CALM),
     ],
     "two": [
         layout_case("mtp tp2 sp ep2", "mtp", train=TRAINED, **_SEQUENCE, ep=2),
@@ -33,6 +37,11 @@ MTP = {
             "mtptrunk tp2 sp etp2 recompute", "mtp", train={**TRUNK, **_FULL}, **_SEQUENCE, etp=2
         ),
         layout_case("mtptrunk pp2 recompute", "mtp", train={**TRUNK, **_FULL}, pp=2),
+        layout_case("mtpmimo pp2", "mtpmimo", train=TRAINED, pp=2),
+        layout_case(
+            "mtpnext tp2 sp ep2 recompute", "mtpnext", train={**_CALM, **_FULL}, **_SEQUENCE, ep=2
+        ),
+        layout_case("mtpnext cp2 ep2", "mtpnext", train=_CALM, cp=2, ep=2),
     ],
 }
 """By world. Experts under tensor parallelism need sequence parallelism."""

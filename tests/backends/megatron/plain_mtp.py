@@ -6,63 +6,127 @@ tests.backends.megatron.plain_mtp ASKED.json OUT.json`, ASKED: {"folders": {name
 from __future__ import annotations
 
 import json
+import re
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """How a family's releases name what stands around the layer."""
+
+    layer: str
+    """What the names of the layer begin with."""
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    last_norm: str
+    hidden_first: bool = False
+    """The projection takes the hidden state before the embedding."""
+    zero_centred: bool = False
+    """Norms multiply by 1 + weight."""
+
+
+_DEEPSEEK = Frame(
+    layer="model.layers.{number}.",
+    embedding_norm="model.layers.{number}.enorm",
+    hidden_norm="model.layers.{number}.hnorm",
+    projection="model.layers.{number}.eh_proj",
+    last_norm="model.layers.{number}.shared_head.norm",
+)
+_MIMO = Frame(
+    layer="model.mtp_layers.0.",
+    embedding_norm="model.mtp_layers.0.token_layernorm",
+    hidden_norm="model.mtp_layers.0.hidden_layernorm",
+    projection="model.mtp_layers.0.input_proj",
+    last_norm="model.mtp_layers.0.final_layernorm",
+    hidden_first=True,
+)
+_QWEN = Frame(
+    layer="mtp.layers.0.",
+    embedding_norm="mtp.pre_fc_norm_embedding",
+    hidden_norm="mtp.pre_fc_norm_hidden",
+    projection="mtp.fc",
+    last_norm="mtp.norm",
+    zero_centred=True,
+)
+_ONE_LAYER = {
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "layer_types": ["full_attention"],
+    "mlp_layer_types": ["sparse"],
+}
+"""What a model of the MTP layer's decoder layer alone has in its config."""
+_PARTS = ("self_attn.", "mlp.", "input_layernorm.", "post_attention_layernorm.")
+"""Of a decoder layer."""
 
 
 def next_logprobs(folder: Path, rows: list[list[int]]) -> list[list[float]]:
     """Of each row: log-probs of its tokens from the third, each given the hidden state two
     positions before it and the token between."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    config = json.loads((folder / "config.json").read_text())
+    # of which transformers has no model by its own name
+    config["model_type"] = re.sub("^mimo$", "qwen2", config["model_type"])
+    number, weights = config["num_hidden_layers"], load_file(folder / "model.safetensors")
+    of_type = {"qwen2": _MIMO, "qwen3_next": _QWEN}
+    frame = of_type.get(
+        config["model_type"], _QWEN if config["model_type"].startswith("qwen3_5") else _DEEPSEEK
+    )
 
-    config = AutoConfig.from_pretrained(folder)
-    number = config.num_hidden_layers
-    config.num_hidden_layers = number + 1  # its last layer is that of the MTP layer
-    kind = type(AutoModelForCausalLM.from_config(config))
-    kind._keys_to_ignore_on_load_unexpected = None
-    model = kind.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-    frame = {
-        name.removeprefix(f"model.layers.{number}."): tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-        if name.startswith(f"model.layers.{number}.")
+    def weight(name: str) -> torch.Tensor:
+        return weights[name.format(number=number) + ".weight"]
+
+    layer, model = frame.layer.format(number=number), "model.layers.0."
+    ends = ("model.embed_tokens.weight", "lm_head.weight")
+    trunk = {name: value for name, value in weights.items() if not name.startswith((layer, "mtp"))}
+    ahead = {
+        **{name: weights[name] for name in ends},
+        "model.norm.weight": weight(frame.last_norm),
+        **{
+            name.replace(layer, model): value
+            for name, value in weights.items()
+            if name.startswith(tuple(layer + part for part in _PARTS))
+        },
     }
+    below, layer_alone = _loaded(config, trunk), _loaded({**config, **_ONE_LAYER}, ahead)
 
-    def norm(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        scale = (hidden.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps).rsqrt()
-        return hidden * scale * weight
-
-    def through(layers, hidden: torch.Tensor) -> torch.Tensor:
-        length = hidden.shape[1]
-        positions = torch.arange(length)[None]
-        mask = torch.full((length, length), float("-inf")).triu(1)[None, None]
-        rotary = model.model.rotary_emb(hidden, positions)
-        for layer in layers:
-            made = layer(
-                hidden,
-                attention_mask=mask,
-                position_ids=positions,
-                position_embeddings=rotary,
-            )
-            hidden = made if torch.is_tensor(made) else made[0]
-        return hidden
+    def norm(hidden: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        scale = (hidden.square().mean(dim=-1, keepdim=True) + below.config.rms_norm_eps).rsqrt()
+        return hidden * scale * (factor + frame.zero_centred)
 
     said = []
     with torch.no_grad():
         for row in rows:
             tokens = torch.tensor(row)
-            embedded = model.model.embed_tokens(tokens)[None]
-            *decoder, last = model.model.layers
-            hidden = model.model.norm(through(decoder, embedded))
-            both = [norm(embedded[:, 1:], frame["enorm.weight"])]
-            both.append(norm(hidden[:, :-1], frame["hnorm.weight"]))
-            inner = torch.cat(both, dim=-1) @ frame["eh_proj.weight"].T
-            ahead = norm(through([last], inner), frame["shared_head.norm.weight"])
-            logprobs = (ahead @ model.lm_head.weight.T).log_softmax(dim=-1)[0]
+            hidden = below.model(input_ids=tokens[None], use_cache=False).last_hidden_state
+            both = [
+                norm(below.model.embed_tokens(tokens[None, 1:]), weight(frame.embedding_norm)),
+                norm(hidden[:, :-1], weight(frame.hidden_norm)),
+            ]
+            inner = torch.cat(both[::-1] if frame.hidden_first else both, dim=-1)
+            inner = inner @ weight(frame.projection).T
+            further = layer_alone.model(inputs_embeds=inner, use_cache=False).last_hidden_state
+            logprobs = (further @ below.lm_head.weight.T).log_softmax(dim=-1)[0]
             said.append(logprobs[:-1].gather(1, tokens[2:, None])[:, 0].tolist())
     return said
+
+
+def _loaded(config: dict[str, object], tensors: dict[str, torch.Tensor]) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with tempfile.TemporaryDirectory() as made:
+        (Path(made) / "config.json").write_text(json.dumps(config))
+        save_file(tensors, Path(made) / "model.safetensors", metadata={"format": "pt"})
+        model, told = AutoModelForCausalLM.from_pretrained(
+            made, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    assert not told["missing_keys"], told
+    return model.eval()
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
         fused_swiglu=case.precision == "fp32",  # the worlds have no accelerator
     )
     facts = parse_facts(MODELS[case.model])
-    if case.model == "mtp":
+    if case.model.startswith("mtp"):
         facts = with_mtp(facts)
     return MemoryModel(table(facts)).stages(layout, wish)
 

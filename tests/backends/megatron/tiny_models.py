@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.models import parse_facts, table
-from tests.backends.megatron import latent_models
+from tests.backends.megatron import latent_models, mtp_models
 
 DENSE = {
     "model_type": "qwen3",
@@ -27,6 +27,7 @@ DENSE = {
 }
 MODELS = {
     **latent_models.MODELS,
+    **mtp_models.MODELS,
     "dense": DENSE,
     "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
     "llama": {**DENSE, "model_type": "llama", "num_hidden_layers": 2},
@@ -59,16 +60,6 @@ MODELS = {
         "n_shared_experts": 2,
         "moe_intermediate_size": 24,
         "routed_scaling_factor": 1.5,
-    },
-    "mtpglm": {
-        **DENSE,
-        "model_type": "glm4_moe",
-        "num_hidden_layers": 2,
-        "use_qk_norm": True,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "num_nextn_predict_layers": 1,
     },
     "gemma4": {
         "model_type": "gemma4_text",

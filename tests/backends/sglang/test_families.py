@@ -131,8 +131,9 @@ class Engine:
             "sampling_params": sampling,
             "return_logprob": True,
             "logprob_start_len": 0,
-            "rid": request_id(0),
         }
+        if self.spec.return_routed_experts:  # else SGLang wants one for each request
+            body["rid"] = request_id(0)
         reply = await http.order(self.address, "/generate", body, timeout_s=60)
         meta = reply["meta_info"]
         given, made = meta["input_token_logprobs"], meta["output_token_logprobs"]

@@ -63,7 +63,6 @@ def test_weights_that_guess_survive_the_sleep_of_an_engine_on_a_gpu(tmp_path: Pa
     ("kind", "options", "error", "what"),
     [
         ("ngram", {"device_kind": "rocm"}, MachineError, "engines on ROCm cannot speculate"),
-        ("ngram", {"model_type": "qwen3_next"}, MachineError, "`qwen3_next` cannot speculate"),
         ("ngram", {"model_type": "gpt_oss"}, MachineError, "`gpt_oss` cannot speculate"),
         ("draft", {"draft_type": "gpt_oss"}, MachineError, "draft model of type `gpt_oss`"),
         ("draft", {"draft_type": "qwen3_5"}, RecipeError, "draft model of type `qwen3_5`"),
@@ -82,7 +81,8 @@ def test_weights_that_guess_survive_the_sleep_of_an_engine_on_a_gpu(tmp_path: Pa
         ),
         ("draft", {"draft_vocab": 7}, RecipeError, "another vocabulary"),
         ("mtp", {}, RecipeError, "has no multi-token-prediction layer"),
-        ("mtp", {"config": {"num_nextn_predict_layers": 1}}, MachineError, "of a `qwen3` model"),
+        ("mtp", {"config": {"num_nextn_predict_layers": 1}}, RecipeError, "has no multi-token"),
+        ("mtp", {"model_type": "mimo"}, RecipeError, "this `mimo` model has no multi-token"),
     ],
 )
 def test_what_would_not_be_right_is_refused_by_name(
@@ -93,7 +93,17 @@ def test_what_would_not_be_right_is_refused_by_name(
 
 
 def test_on_a_gpu_what_was_not_tried_on_a_cpu_is_left_to_sglang(tmp_path: Path) -> None:
-    check_speculates(_spec(tmp_path, "ngram", model_type="qwen3_next", device_kind="cuda"))
+    check_speculates(_spec(tmp_path, "ngram", model_type="gpt_oss", device_kind="cuda"))
+
+
+@pytest.mark.parametrize("kind", ["ngram", "mtp"])
+def test_states_of_layers_are_kept_for_each_guess(tmp_path: Path, kind: str) -> None:
+    made = _spec(tmp_path, kind, case="qwen3-5")
+    check_speculates(made)
+    environment = engine_environment(made)
+    assert {"delta", "drafts", "states"} <= set(environment[PIECES_VARIABLE].split(","))
+    others = environment["SGLANG_DISABLED_MODEL_ARCHS"].split(",")
+    assert ("qwen3_5_mtp" in others) == (kind != "mtp")
 
 
 def test_a_machine_that_cannot_build_the_table_of_ngrams_is_told_what_is_missing(

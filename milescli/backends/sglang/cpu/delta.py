@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from milescli.backends.sglang.cpu.states import convolve, recur, step
+
 CHUNK = 64
 """Tokens that are computed at once."""
 NORM_EPSILON = 1e-6
@@ -163,10 +165,30 @@ def causal_conv1d_fn_cpu(
 
 
 def causal_conv1d_update_cpu(
-    x, conv_states, weight, bias=None, activation=None, *, conv_state_indices, **_
+    x,
+    conv_states,
+    weight,
+    bias=None,
+    activation=None,
+    *,
+    conv_state_indices,
+    intermediate_conv_window=None,
+    retrieve_parent_token=None,
+    **_,
 ) -> Tensor:
-    """One new token per request: x [B, dim] -> [B, dim]; the states move on by one."""
+    """One new token per request: x [B, dim] -> [B, dim]; the states move on by one. Or the guesses
+    of each, x [B, dim, N]: see `states.convolve`."""
     slots = conv_state_indices.long()
+    if x.dim() == 3:
+        mixed = convolve(
+            x,
+            conv_states,
+            weight,
+            slots=slots,
+            parents=retrieve_parent_token,
+            kept=intermediate_conv_window,
+        )
+        return _activated(mixed if bias is None else mixed + bias[:, None], activation)
     whole = torch.cat([conv_states[slots].to(x.dtype), x[:, :, None]], dim=2)
     conv_states[slots] = whole[:, :, 1:].to(conv_states.dtype)
     mixed = (whole * weight).sum(-1)
@@ -174,21 +196,39 @@ def causal_conv1d_update_cpu(
 
 
 def fused_sigmoid_gating_delta_rule_update_cpu(
-    *, A_log, dt_bias, q, k, v, a, b, initial_state_source, initial_state_indices, **_
+    *,
+    A_log,
+    dt_bias,
+    q,
+    k,
+    v,
+    a,
+    b,
+    initial_state_source,
+    initial_state_indices,
+    intermediate_states_buffer=None,
+    retrieve_parent_token=None,
+    **_,
 ) -> Tensor:
     """One new token per request. q, k: [1, B, key heads, key dim]; v: [1, B, H, value dim]; a, b:
-    [B, H]; the states [slots, H, value dim, key dim] move on. Returns [1, B, H, value dim]."""
+    [B, H]; the states [slots, H, value dim, key dim] move on. Returns [1, B, H, value dim]. Or the
+    guesses of each, B times as many: see `states.recur`."""
     slots = initial_state_indices.long()
     g, beta = (gate[0] for gate in fused_gdn_gating_cpu(A_log, a, b, dt_bias))
     query, key = (_per_value_head(x[0], v.shape[2]) for x in (q, k))
-    query = query * key.shape[-1] ** -0.5
-    state_BHVK = initial_state_source[slots].float() * g.exp()[:, :, None, None]
-    recalled = torch.einsum("bhvk,bhk->bhv", state_BHVK, key)
-    state_BHVK = (
-        state_BHVK + ((v[0].float() - recalled) * beta[..., None])[..., None] * key[:, :, None]
-    )
+    query, value = query * key.shape[-1] ** -0.5, v[0].float()
+    if intermediate_states_buffer is not None:
+        outputs = recur(
+            query, key, value, g, beta,
+            states=initial_state_source,
+            slots=slots,
+            parents=retrieve_parent_token,
+            kept=intermediate_states_buffer,
+        )  # fmt: skip
+        return outputs.to(v.dtype)[None]
+    state_BHVK, outputs = step(initial_state_source[slots].float(), query, key, value, g, beta)
     initial_state_source[slots] = state_BHVK.to(initial_state_source.dtype)
-    return torch.einsum("bhvk,bhk->bhv", state_BHVK, query).to(v.dtype)[None]
+    return outputs.to(v.dtype)[None]
 
 
 def chunk_gated_delta_rule_cpu(

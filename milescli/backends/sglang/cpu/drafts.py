@@ -56,6 +56,11 @@ def install() -> None:
         return move(batch, accepted, num_right, _with_records(allocator))
 
     spec_utils.move_accept_tokens_to_target_kvcache = move_with_records
+    # the workers take functions of those modules when they are imported
+    from sglang.srt.speculative import standalone_worker_v2
+
+    # stock looks for it when a draft model of its own is sent weights, and has not set it
+    standalone_worker_v2.StandaloneWorkerV2.ps = property(lambda self: self._draft_worker.ps)
     # a draft takes embeddings and output layer of the model, and stock waits for the GPU then
     torch.cuda.synchronize = torch.cuda.empty_cache = _nothing  # type: ignore[assignment]
 

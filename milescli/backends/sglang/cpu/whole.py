@@ -21,7 +21,8 @@ def install() -> None:
     def load_whole(model, weights, target_device):
         mark(model)
         load(model, weights, target_device)
-        shared = _SHARED if type(model).__module__.endswith("_nextn") else ()
+        is_mtp = type(model).__module__.endswith(("_nextn", "_mtp"))
+        shared = _SHARED if is_mtp else ()
         if missing := [name for name in unfilled(model) if name not in shared]:
             shown = ", ".join(missing[:3]) + (
                 f" and {len(missing) - 3} more" if len(missing) > 3 else ""

@@ -4,129 +4,38 @@ equal tokens, log-probs, and weights after a publish."""
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.speculation import Speculation
 from milescli.core.errors import MismatchError
 from milescli.core.types import Guesses, WeightVersion
-from milescli.models import load_facts, parse_facts, table
-from milescli.rollout.base import Completion, GenerateRequest
+from milescli.models import load_facts
+from milescli.rollout.base import Completion
 from tests.backends.megatron.world import run_world
-from tests.backends.sglang.conftest import (
-    EOS,
-    VOCAB,
-    Service,
-    make_qwen3,
-    start_service,
-    write_tokenizer,
+from tests.backends.sglang.conftest import Service, make_qwen3
+from tests.backends.sglang.cpu.guessing import (
+    DEEPSEEK,
+    SAMPLED,
+    Named,
+    Pair,
+    buckets,
+    make_mtp,
+    noisy,
+    requests,
+    require_same,
+    responses,
+    start_guessing,
 )
-from tests.backends.sglang.sending import BOUND_BYTES
-from tests.buckets import into_buckets
-from tests.families.cases import ALL
-from tests.families.making import randomise
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("one_rank_trainer")]
-SAMPLED = [
-    {"temperature": 0.0, "seed": None},
-    {"temperature": 0.7},
-    {"temperature": 1.0, "top_p": 0.8, "top_k": 20},
-]
-Named = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two engines of the same weights."""
-
-    kind: str
-    guessing: Service
-    plain: Service
-    named: Named
-    """Their weights, as the trainer sends them; of an MTP layer, too."""
-    folder: Path
-
-    def publish(self, named: Named) -> None:
-        """To both."""
-        for service in (self.guessing, self.plain):
-            channel = TensorChannel(timeout_s=60)
-            channel.open([service.address])
-            service.publish(channel, _buckets(named), version=1)
-            channel.close()
-
-
-def _buckets(named: Named):
-    return into_buckets(iter(named.items()), BOUND_BYTES)
-
-
-def _noisy(named: Named, *, scale: float, seed: int = 3) -> Named:
-    """The same with some noise."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: tensor + scale * tensor.std() * torch.randn(tensor.shape, generator=generator)
-        if tensor.dim() > 1
-        else tensor
-        for name, tensor in named.items()
-    }
-
-
-def make_mtp(folder: Path) -> Named:
-    """A tiny DeepSeek-V3 whose layers add little to the embedding, so that its MTP layer, which
-    takes the embedding, often guesses what the model says."""
-    config = {
-        **ALL["deepseek-v3"].config,
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "num_nextn_predict_layers": 1,
-        "vocab_size": VOCAB,
-        "eos_token_id": EOS,
-        "bos_token_id": 0,
-        "max_position_embeddings": 2048,
-    }
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = table(parse_facts(config)).hf_shapes()
-    named = {
-        name: (torch.ones if "norm" in name else torch.zeros)(shape)
-        for name, shape in shapes.items()
-    }
-    randomise(list(named.items()))
-    for name, tensor in named.items():
-        if "embed_tokens" in name or "lm_head" in name:
-            tensor.mul_(6.0)
-        elif name.endswith("eh_proj.weight"):
-            tensor[:, : len(tensor)] += torch.eye(len(tensor))
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    write_tokenizer(folder)
-    return named
-
-
-def _started(
-    folder: Path, kind: str | None, draft: Path | None = None, *, records: bool = False
-) -> Service:
-    guessing = None
-    if kind is not None:
-        guesses, breadth = (5, 3) if kind == "ngram" else (3, 1)
-        guessing = Speculation(
-            kind=kind, num_guesses=guesses, draft_dir=draft, ngram_breadth=breadth
-        )
-    target = folder / f"engine-{kind}"
-    target.mkdir()
-    return start_service(
-        folder,
-        torch.nn.Module(),
-        log_dir=target,
-        speculation=guessing,
-        return_routed_experts=records,
-    )
 
 
 @pytest.fixture(scope="module", params=["ngram", "draft", "mtp"])
@@ -136,10 +45,11 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     started = list[Service]()
     try:
         if kind == "mtp":
-            named = make_mtp(folder)
+            named = make_mtp(folder, DEEPSEEK)
             with ThreadPoolExecutor() as threads:
                 starting = [
-                    threads.submit(_started, folder, each, records=True) for each in ("mtp", None)
+                    threads.submit(start_guessing, folder, each, records=True)
+                    for each in ("mtp", None)
                 ]
                 started += [each.result() for each in starting]
             yield Pair(kind=kind, guessing=started[0], plain=started[1], named=named, folder=folder)
@@ -148,9 +58,9 @@ def pair(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         named = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         if kind == "draft":
             other = make_qwen3(draft)
-            other.load_state_dict(_noisy(named, scale=0.1), strict=False)
+            other.load_state_dict(noisy(named, scale=0.1), strict=False)
             other.save_pretrained(draft)
-        started.append(_started(folder, kind, draft if kind == "draft" else None))
+        started.append(start_guessing(folder, kind, draft if kind == "draft" else None))
         plain = request.getfixturevalue("service")
         yield Pair(kind=kind, guessing=started[0], plain=plain, named=named, folder=folder)
     finally:
@@ -167,37 +77,8 @@ def restored(pair: Pair) -> Iterator[None]:
     pair.publish(pair.named)
 
 
-def _requests(**sampling: object) -> list[GenerateRequest]:
-    """Two of each prompt; some end by their end-of-sequence token."""
-    return [
-        GenerateRequest(
-            prompt_ids=[5 + number // 2, 6, 7, 8] * 4,
-            max_new_tokens=64,
-            **{"seed": 100 + number, **sampling},
-        )
-        for number in range(12)
-    ]
-
-
-async def _all(fleet: SglangFleet) -> list[Completion]:
-    asked = [request for sampling in SAMPLED for request in _requests(**sampling)]
-    return await asyncio.gather(*map(fleet.generate, asked))
-
-
-def _require_same(guessed: list[Completion], plain: list[Completion]) -> Guesses:
-    """What was guessed, where all the rest is equal."""
-    total = Guesses()
-    for one, other in zip(guessed, plain, strict=True):
-        assert one.response_ids == other.response_ids
-        assert one.stop_reason is other.stop_reason
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert other.guesses == Guesses()
-        total += one.guesses
-    return total
-
-
 def test_tokens_and_logprobs_are_those_of_an_engine_that_guesses_nothing(pair: Pair) -> None:
-    guesses = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+    guesses = require_same(pair.guessing.run(responses), pair.plain.run(responses))
     assert 0 < guesses.num_right < guesses.num_guessed
 
 
@@ -210,7 +91,7 @@ def test_the_experts_that_were_chosen_are_those_of_an_engine_that_guesses_nothin
     shape = (facts.num_layers, facts.topk)
 
     async def recorded(fleet: SglangFleet) -> list[Completion]:
-        asked = [replace(each, want_routed_experts=True) for each in _requests()]
+        asked = [replace(each, want_routed_experts=True) for each in requests()]
         return await asyncio.gather(*map(fleet.generate, asked))
 
     guessed = pair.guessing.run(recorded, routing_shape=shape)
@@ -222,26 +103,26 @@ def test_the_experts_that_were_chosen_are_those_of_an_engine_that_guesses_nothin
 
 def test_a_pause_in_the_middle_changes_no_token(pair: Pair) -> None:
     async def interrupted(fleet: SglangFleet) -> list[Completion]:
-        asked = [asyncio.ensure_future(fleet.generate(each)) for each in _requests()]
+        asked = [asyncio.ensure_future(fleet.generate(each)) for each in requests()]
         for pause_after_s in (0.0, 0.05, 0.05):
             await asyncio.sleep(pause_after_s)
             await fleet.pause()
             await fleet.resume(WeightVersion(0))
         return await asyncio.gather(*asked)
 
-    _require_same(
+    require_same(
         pair.guessing.run(interrupted),
-        pair.plain.run(lambda fleet: asyncio.gather(*map(fleet.generate, _requests()))),
+        pair.plain.run(lambda fleet: asyncio.gather(*map(fleet.generate, requests()))),
     )
 
 
 def test_new_weights_are_held_to_the_bit_and_sampled_from(restored: None, pair: Pair) -> None:
-    newer = _noisy(pair.named, scale=0.2)
+    newer = noisy(pair.named, scale=0.2)
     pair.publish(newer)
     channel = TensorChannel(timeout_s=60)
     channel.open([pair.guessing.address])
-    channel.verify(_buckets(newer))
-    _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+    channel.verify(buckets(newer))
+    require_same(pair.guessing.run(responses), pair.plain.run(responses))
     channel.close()
 
 
@@ -251,26 +132,26 @@ def test_a_weight_that_was_not_sent_is_named(pair: Pair) -> None:
     left_out = "model.norm.weight"
     some = {name: tensor for name, tensor in pair.named.items() if name != left_out}
     with pytest.raises(MismatchError, match=r"model\.norm\.weight: \d+ of \d+ values were not"):
-        channel.verify(_buckets(some))
-    channel.verify(_buckets(pair.named))
+        channel.verify(buckets(some))
+    channel.verify(buckets(pair.named))
     channel.close()
 
 
 def test_what_guesses_stays_or_follows(restored: None, pair: Pair) -> None:
     if pair.kind == "ngram":
         pytest.skip("n-grams have no weights")
-    before = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+    before = require_same(pair.guessing.run(responses), pair.plain.run(responses))
     sent = {name: tensor for name, tensor in pair.named.items() if ".layers.3." not in name}
     pair.publish(sent)  # a trainer that does not train the MTP layer
     channel = TensorChannel(timeout_s=60)
     channel.open([pair.guessing.address])
-    channel.verify(_buckets(sent))
+    channel.verify(buckets(sent))
     channel.close()
-    assert _require_same(pair.guessing.run(_all), pair.plain.run(_all)) == before
+    assert require_same(pair.guessing.run(responses), pair.plain.run(responses)) == before
     if pair.kind == "mtp":
         layer = {name: 0 * tensor for name, tensor in pair.named.items() if "eh_proj" in name}
         pair.publish({**pair.named, **layer})
-        after = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+        after = require_same(pair.guessing.run(responses), pair.plain.run(responses))
         assert after.num_right < before.num_right / 2
 
 
@@ -279,8 +160,8 @@ def test_a_layer_that_was_trained_guesses_better(
 ) -> None:
     if pair.kind != "mtp":
         pytest.skip("the trainer trains no other that guesses")
-    asked = [request for sampling in SAMPLED for request in _requests(**sampling)]
-    before = pair.guessing.run(_all)
+    asked = [request for sampling in SAMPLED for request in requests(**sampling)]
+    before = pair.guessing.run(responses)
     case = {
         "name": "learns",
         "call": "layer_learns",
@@ -301,7 +182,31 @@ def test_a_layer_that_was_trained_guesses_better(
     pair.publish(published)
     channel = TensorChannel(timeout_s=60)
     channel.open([pair.guessing.address])
-    channel.verify(_buckets(published))
+    channel.verify(buckets(published))
     channel.close()
-    after = _require_same(pair.guessing.run(_all), pair.plain.run(_all))
+    after = require_same(pair.guessing.run(responses), pair.plain.run(responses))
     assert after.num_right > sum((each.guesses for each in before), Guesses()).num_right
+
+
+def test_a_draft_model_is_sent_weights_of_its_own(restored: None, pair: Pair) -> None:
+    if pair.kind != "draft":
+        pytest.skip("no other model guesses")
+    channel = TensorChannel(timeout_s=60)
+    channel.open([pair.guessing.address])
+
+    async def send(fleet: SglangFleet, named: Named) -> None:
+        await fleet.pause()
+        await asyncio.to_thread(channel.send_draft, buckets(named))
+        await fleet.resume(WeightVersion(2))
+
+    plain = pair.plain.run(responses)
+    before = require_same(pair.guessing.run(responses), plain)
+    pair.guessing.run(lambda fleet: send(fleet, pair.named))  # those of the model itself
+    channel.verify(buckets(pair.named))
+    after = require_same(pair.guessing.run(responses), plain)
+    assert after.num_right > 1.2 * before.num_right
+    zeros = {name: 0 * tensor for name, tensor in pair.named.items()}
+    pair.guessing.run(lambda fleet: send(fleet, zeros))
+    blind = require_same(pair.guessing.run(responses), plain)
+    assert blind.num_right < before.num_right / 2, "and the model keeps its own"
+    channel.close()
