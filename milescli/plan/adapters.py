@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from milescli.core.units import format_count
 from milescli.models import table
-from milescli.models.adapter import LoraShape, adapter_table
+from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.facts import ModelFacts
 from milescli.plan.decisions import Log
 from milescli.plan.memory import MemoryModel, memory_model
@@ -24,13 +24,13 @@ def memory_of(recipe: Recipe, facts: ModelFacts) -> MemoryModel:
     the recipe's shape fits it."""
     if (shape := trained_shape(recipe)) is None:
         return memory_model(facts)
-    return _beside(facts, shape, max(1, len(recipe.adapters)))
+    return _beside(facts, shape, engine_slots(len(recipe.adapters)))
 
 
 @lru_cache(maxsize=8)
-def _beside(facts: ModelFacts, shape: LoraShape, num_adapters: int) -> MemoryModel:
+def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
     base = table(facts)
-    return MemoryModel(base, adapter_table(base, shape), num_adapters)
+    return MemoryModel(base, adapter_table(base, shape), slots)
 
 
 def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:

@@ -12,7 +12,6 @@ from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
-from milescli.models.adapter import engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -132,8 +131,8 @@ class MemoryModel:
     table: WeightTable
     adapter: WeightTable | None = None
     """Of what is trained instead of the model's weights; None: these are."""
-    num_adapters: int = 1
-    """That engines serve at once; the trainer's device holds one."""
+    slots: int = 0
+    """Adapters that an engine has room for; the trainer's device holds one."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
     """Of what is trained."""
@@ -320,8 +319,7 @@ class MemoryModel:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
             self._engine[key] = self.counter.engine_total(**cut)
             if self.adapter is not None:
-                own = self.trained.engine_total(**cut)
-                self._engine[key] += engine_slots(self.num_adapters) * own
+                self._engine[key] += self.slots * self.trained.engine_total(**cut)
         return self._engine[key] * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:

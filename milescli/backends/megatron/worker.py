@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.megatron.device import take_device
-from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
@@ -103,41 +102,29 @@ class TrainerRank:
 
     def _build(self) -> None:
         from milescli.backends.megatron.adapter_turns import AdapterTurns
+        from milescli.backends.megatron.rank_models import build_models
         from milescli.backends.megatron.reference import Reference
         from milescli.backends.megatron.snapshot import Snapshot
-        from milescli.backends.megatron.trained import TrainedModel
 
-        settings, made = (
-            self.recipe.train,
-            {"recipe": self.recipe, "plan": self.plan, "mesh": self.mesh, "dtype": self.dtype},
+        models = build_models(
+            policy=self.model_dir,
+            critic=self.critic_dir,
+            draft=self.draft_dir,
+            teachers=self.teacher_dirs,
+            recipe=self.recipe,
+            plan=self.plan,
+            mesh=self.mesh,
+            dtype=self.dtype,
+            facts=self.facts,
         )
-        # the policy last: replay finds the routers of the model that was built last
-        teachers = [self._teacher(folder) for folder in self.teacher_dirs]
-        self.critic = None
-        if self.critic_dir is not None:
-            self.critic = TrainedModel(self.critic_dir, rule=settings.optimizer, **made)
-        self.draft = None
-        if self.draft_dir is not None:
-            check_layout(self.plan.trainer, load_facts(self.draft_dir))
-            plain = self.recipe.model.model_copy(update={"layer_spec": DEFAULT})
-            own = {**made, "recipe": self.recipe.model_copy(update={"model": plain})}
-            self.draft = TrainedModel(self.draft_dir, rule=settings.optimizer, **own)
-            # rows beyond are padding, of which the policy's output layer may have fewer
-            self.draft.passes.vocab_size = self.facts.vocab_size
-        lora = settings.lora if settings.lora.is_on else None
-        mtp = settings.mtp if settings.mtp.is_on else None
-        self.policy = TrainedModel(
-            self.model_dir, rule=settings.optimizer, lora=lora, mtp=mtp, **made
-        )
-        self.learner = self._learner(self.recipe, Reference(self.policy.model), teachers)
+        self.policy, self.critic, self.draft = models.policy, models.critic, models.draft
+        self.learner = self._learner(self.recipe, Reference(self.policy.model), models.teachers)
         self.turns = None
         if self.adapters:
             self.turns = AdapterTurns(
                 self.policy, self.adapters, learner_of=self._learner, device=self.device
             )
             self.learner = self.turns.learner
-        if self.critic is not None and self.device.type != "cpu":
-            self.critic.sleeper.sleep()
         self.snapshot = Snapshot(
             [model for model, _ in self._kept(Path())],
             self.learner.reference,
@@ -159,18 +146,6 @@ class TrainerRank:
             reference=reference,
             teachers=list(teachers),
         )
-
-    def _teacher(self, folder: Path) -> HeldModel:
-        """In host memory, where the device is another."""
-        from milescli.backends.megatron.held import HeldModel
-
-        check_layout(self.plan.trainer, load_facts(folder))
-        teacher = HeldModel(folder, mesh=self.mesh, dtype=self.dtype)
-        # rows beyond are padding, of which the policy's output layer may have fewer
-        teacher.passes.vocab_size = self.facts.vocab_size
-        if self.device.type != "cpu":
-            teacher.sleeper.sleep()
-        return teacher
 
     @property
     def model(self):

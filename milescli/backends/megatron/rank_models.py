@@ -1,0 +1,69 @@
+"""The models of one trainer rank, as its recipe wants them. Built by `worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from milescli.backends.megatron.held import HeldModel
+from milescli.backends.megatron.layer_specs import DEFAULT
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.trained import TrainedModel
+from milescli.models import ModelFacts, load_facts
+from milescli.plan.legal import check_layout
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModels:
+    """Where the device is no CPU, all but the policy wait in host memory."""
+
+    policy: TrainedModel
+    critic: TrainedModel | None
+    draft: TrainedModel | None
+    teachers: list[HeldModel]
+
+
+def build_models(
+    *,
+    policy: Path,
+    critic: Path | None,
+    draft: Path | None,
+    teachers: Sequence[Path],
+    recipe: Recipe,
+    plan: Plan,
+    mesh: Mesh,
+    dtype: torch.dtype,
+    facts: ModelFacts,
+) -> RankModels:
+    """From their folders; `facts`: of the policy. Raises FitError for a model that the layout does
+    not take, CheckpointError for a folder that cannot be read."""
+    made: dict[str, Any] = {"recipe": recipe, "plan": plan, "mesh": mesh, "dtype": dtype}
+    train = recipe.train
+    held = list[HeldModel]()
+    for folder in teachers:
+        check_layout(plan.trainer, load_facts(folder))
+        held.append(HeldModel(folder, mesh=mesh, dtype=dtype))
+    its_critic = TrainedModel(critic, rule=train.optimizer, **made) if critic is not None else None
+    its_draft = None
+    if draft is not None:
+        check_layout(plan.trainer, load_facts(draft))
+        plain = recipe.model.model_copy(update={"layer_spec": DEFAULT})
+        own = {**made, "recipe": recipe.model_copy(update={"model": plain})}
+        its_draft = TrainedModel(draft, rule=train.optimizer, **own)
+    for model in filter(None, (*held, its_draft)):
+        # rows beyond are padding, of which the policy's output layer may have fewer
+        model.passes.vocab_size = facts.vocab_size
+    for model in filter(None, (*held, its_critic)):
+        if mesh.device.type != "cpu":
+            model.sleeper.sleep()
+    # the policy last: replay finds the routers of the model that was built last
+    lora = train.lora if train.lora.is_on else None
+    mtp = train.mtp if train.mtp.is_on else None
+    its_policy = TrainedModel(policy, rule=train.optimizer, lora=lora, mtp=mtp, **made)
+    return RankModels(policy=its_policy, critic=its_critic, draft=its_draft, teachers=held)
