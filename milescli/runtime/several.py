@@ -4,14 +4,16 @@ loop of its own, strictly on-policy. While one is trained, the engines sample fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import NodesJoined, Stopped
 from milescli.core.events import Event, EventBus, OfAdapter, RunEnded
-from milescli.core.types import EngineAddress
+from milescli.core.types import EngineAddress, WeightVersion
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
@@ -30,7 +32,7 @@ class SeveralAttempt(Attempt):
 
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         super().__init__(spec, session=session, bus=bus)
-        self.changing = asyncio.Lock()
+        self.changing, self.turn = asyncio.Lock(), asyncio.Lock()
         self.adapters = {
             name: AdapterAttempt(name, one, self) for name, one in spec.adapters.items()
         }
@@ -156,12 +158,20 @@ class AdapterAttempt(ReinforceAttempt):
 
     def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
         """See ReinforceAttempt. Nobody else changes the engines meanwhile."""
-        return Devices(
-            taking_turns=False, trainer=trainer, engines=fleet, changing=self._whole.changing
+        return TurnDevices(
+            taking_turns=False,
+            trainer=trainer,
+            engines=fleet,
+            changing=self._whole.changing,
+            turn=self._whole.turn,
         )
 
     def keep_engines(self, fleet: SglangFleet, devices: Devices) -> None:  # type: ignore[override]
         """They are kept for all adapters at once."""
+
+    async def save_last(self) -> None:
+        """See Attempt."""
+        await self.save(self.step)
 
     async def take_in(self, start: Start) -> None:
         """A new engine answers for it, when it holds what the others do."""
@@ -170,6 +180,40 @@ class AdapterAttempt(ReinforceAttempt):
         else:
             fleet = self.engines.adapters[self.name]
             await fleet.admit(await start(), fleet.version)
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnDevices(Devices):
+    """Of one of several adapters. Its turn with the trainer is from a step to the publish of what
+    was learned in it: otherwise the next samples would wait for the steps of others."""
+
+    turn: asyncio.Lock
+    """Held by the adapter whose turn it is."""
+    _is_ours: bool = False
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """See Devices. `publish` follows, or it raises."""
+        await self.turn.acquire()
+        self._is_ours = True
+        try:
+            async with Devices.training(self):
+                yield
+        except BaseException:
+            self._end_turn()
+            raise
+
+    async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
+        """See Devices."""
+        try:
+            await Devices.publish(self, version, verify=verify)
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._is_ours:
+            self._is_ours = False
+            self.turn.release()
 
 
 class AllFleets:
