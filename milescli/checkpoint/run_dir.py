@@ -62,6 +62,12 @@ class RunDir:
         return self.path.name
 
     @property
+    def full_name(self) -> str:
+        """The same; of an adapter's, with that of the run that trains it."""
+        above = self.path.parent
+        return f"{above.parent.name}-{self.name}" if above.name == ADAPTERS else self.name
+
+    @property
     def shown(self) -> str:
         """The path as a user would type it here."""
         return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)

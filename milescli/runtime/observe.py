@@ -94,9 +94,9 @@ class WeightsAndBiases:
                 why="`run.wandb_project` is set, and WANDB_API_KEY is not in the environment",
                 fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
             )
-        self._run: Any = wandb.init(
-            project=project, name=run.name, dir=str(run.path), resume="allow", id=run.name
-        )
+        own = {"project": project, "name": run.full_name, "id": run.full_name}
+        # several adapters in one process have a run each
+        self._run: Any = wandb.init(**own, dir=str(run.path), resume="allow", reinit="create_new")
 
     def __call__(self, event: Event) -> None:
         """Log the scalars of an event."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
-from milescli.runtime.observe import scalars_of
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.runtime.observe import WeightsAndBiases, scalars_of
 from tests.console.fake_run import step_done
 
 
@@ -25,3 +31,16 @@ def test_what_engines_guess_is_told_where_they_do() -> None:
     assert without is not None and "rollout/accept_length" not in without[1]
     assert scalars is not None and scalars[1]["rollout/accept_length"] == 1.5
     assert scalars[1]["rollout/accept_rate"] == 0.25
+
+
+def test_each_of_several_adapters_is_a_run_of_its_own_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    stand_in = SimpleNamespace(init=lambda **how: begun.append(how))
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for folder in ("both/adapters/sums", "both/adapters/words", "alone"):
+        WeightsAndBiases("project", RunDir(tmp_path / folder))
+    assert [how["id"] for how in begun] == ["both-sums", "both-words", "alone"]
+    assert {how["reinit"] for how in begun} == {"create_new"}
