@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from milescli.backends.sglang.adapter import ADAPTER_NAME
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.ports import free_ports
@@ -20,7 +19,7 @@ from milescli.core.types import EngineAddress, WeightVersion
 from milescli.export.adapter import adapter_of, read_adapter, write_adapter
 from milescli.export.trained_adapter import write_merged
 from milescli.models import load_facts, table
-from milescli.models.adapter import ALL_LINEAR, LoraShape, adapter_table
+from milescli.models.adapter import ALL_LINEAR, SOLE_ADAPTER, LoraShape, adapter_table
 from tests.backends.sglang.conftest import make_qwen3_moe
 
 pytestmark = pytest.mark.engine
@@ -59,7 +58,7 @@ def test_an_engine_says_what_the_merged_model_says(tmp_path: Path) -> None:
     engine = EngineAddress(url=spec.url, name=spec.name, tp=1, sharing_ranks=[0])
 
     async def said() -> list[list[float]]:
-        fleet = SglangFleet(router_url=None, engines=[engine], adapter=ADAPTER_NAME)
+        fleet = SglangFleet(router_url=None, engines=[engine], adapter=SOLE_ADAPTER)
         channel = TensorChannel()
         await asyncio.to_thread(channel.open, [engine])
         rows = [list(await fleet.score(PROMPT))]
