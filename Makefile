@@ -9,7 +9,7 @@ PINS := pyproject.toml docker/install.sh docker/pins.env docker/requirements.txt
   docker/requirements-cpu.txt
 RUN ?=
 # each beside its peer, in turns: docs/figures.md
-BENCHES ?= rollout train stages start rl convert agents routes
+BENCHES ?= rollout train stages start rl convert agents routes adapters
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train tests/weights \

@@ -193,19 +193,22 @@ def test_what_old_weights_sampled_keeps_their_routes_under_new_ones(moe):
         for name, tensor in old
     ]
 
-    async def use(fleet):
+    async def use(fleet, wait_s):
         task = asyncio.create_task(fleet.generate(wanted(3, 200)))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(wait_s)
         await fleet.pause()
         await asyncio.to_thread(channel.send, iter([new]))
         await fleet.resume(1)
         return await task
 
-    try:
-        made = moe.run(use, routing_shape=SHAPE)
-    finally:
-        moe.publish(channel, iter([old]), version=0)
-        channel.close()
+    for wait_s in (0.2, 0.5, 1.0, 2.0, 4.0):  # a busy machine may not have begun by then
+        try:
+            made = moe.run(lambda fleet, s=wait_s: use(fleet, s), routing_shape=SHAPE)
+        finally:
+            moe.publish(channel, iter([old]), version=0)
+        if len(made.version_spans) == 2:
+            break
+    channel.close()
     first, second = made.version_spans
     assert (first.version, second.version) == (0, 1)
     tokens = [*wanted(3, 200).prompt_ids, *made.response_ids]
