@@ -23,7 +23,7 @@ RECIPE_FILE = "recipe.yaml"
 CHECKPOINTS = "checkpoints"
 """Folder of its `step_N`."""
 ADAPTERS = "adapters"
-"""Folder of a run of several, each of which is as a run of its own."""
+"""Folder of a run of several adapters; each in it is a run of its own."""
 LONGEST_NAME = 200
 """Bytes of a run's name: file systems allow 255, and files beside it are named after it."""
 
@@ -237,9 +237,17 @@ def step_done(events: Iterable[Mapping[str, object]]) -> int:
 
 
 def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
-    """Of the newest checkpoint that they tell of."""
-    saved = (event["step"] for event in events if event.get("event") == "CheckpointSaved")
-    return max((int(str(step)) for step in saved), default=None)
+    """Of the newest checkpoint that they tell of. Of several adapters: of the one that is furthest
+    behind, of those that have not done all their steps."""
+    saved, wanted = dict[object, int](), dict[object, int]()
+    for event in events:
+        who = event.get("adapter")
+        if event.get("event") == "CheckpointSaved":
+            saved[who] = max(saved.get(who, 0), int(str(event["step"])))
+        elif event.get("event") in STEP_EVENTS:
+            wanted[who] = int(str(event["num_steps"]))
+    behind = [step for who, step in saved.items() if step < wanted.get(who, step + 1)]
+    return min(behind) if behind else max(saved.values(), default=None)
 
 
 def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:

@@ -95,6 +95,11 @@ class Attempt:
         return bool(plan.engines.num) and plan.colocated and plan.device_kind != "cpu"
 
     @property
+    def saved_step(self) -> int | None:
+        """Of the newest checkpoint that a resumed run would go on from."""
+        return self.saver.newest_step
+
+    @property
     def has_begun(self) -> bool:
         """All processes are there, and there is something to stop."""
         return self.run is not None

@@ -150,7 +150,7 @@ class Builder:
         router_url = await self._start_router(of_rollout, engines)
         engines.fleet = self._fleet(of_rollout, router_url)
         for name in self.spec.adapters:
-            engines.adapters[name] = self._fleet(of_rollout, router_url, adapter=name)
+            engines.adapters[name] = self._fleet(of_rollout, None, adapter=name)
         if of_evaluation := self.engine_addresses(engines, EVALUATION):
             engines.evaluation = self._fleet(of_evaluation, None)
         for name in self.recipe.rollout.policies:
@@ -244,9 +244,11 @@ class Builder:
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
         """Its URL. None: a single engine needs none, nor do those that share the cores of one
-        computer, for which it costs more than it gains."""
+        computer, for which it costs more than it gains; and several adapters ask the engines
+        themselves, as each knows when a new one holds it."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
-        if len(asked) == 1 or (self.plan.device_kind == "cpu" and one_computer):
+        is_small = self.plan.device_kind == "cpu" and one_computer
+        if len(asked) == 1 or is_small or self.spec.adapters:
             return None
         port, metrics_port = await asyncio.to_thread(free_ports, 2)
         engines.router = RouterServer(

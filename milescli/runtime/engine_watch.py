@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
 from milescli.core.silence import UNSURE, Silence
+from milescli.core.types import EngineAddress
 from milescli.recipe.machine import MachineSettings
 from milescli.runtime.engines import EngineActors
 
@@ -18,11 +21,37 @@ ASKED_AFTER_S = 5.0
 say so, too, before it counts as silent."""
 
 
+class WatchedFleet(Protocol):
+    """Who asks the engines, as those that keep them alive see it; see SglangFleet."""
+
+    on_death: Callable[[EngineDied], None] | None
+
+    @property
+    def engines(self) -> Sequence[EngineAddress]:
+        """That are asked."""
+        ...
+
+    def remove(self, error: EngineDied) -> None:
+        """Ask this engine no more."""
+
+    def num_waiting(self, url: str) -> int:
+        """Requests that the engine at this URL has not replied to."""
+        ...
+
+    def silent_s(self, url: str) -> float:
+        """Seconds since it said anything."""
+        ...
+
+    async def answers(self, url: str) -> bool:
+        """Whether it speaks."""
+        ...
+
+
 class EngineWatch:
     """Of one engine, from its start to its death. Belongs to one event loop."""
 
     def __init__(
-        self, engine: EngineActors, *, fleet: SglangFleet, settings: MachineSettings
+        self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
     ) -> None:
         """`fleet`: that asks it."""
         self.engine, self._fleet = engine, fleet

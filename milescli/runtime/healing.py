@@ -18,7 +18,7 @@ from milescli.core.events import Event, WorkerLost, WorkerSilent
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import SCORER_NAME, Builder
-from milescli.runtime.engine_watch import EngineWatch
+from milescli.runtime.engine_watch import EngineWatch, WatchedFleet
 from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Repairs, beyond
@@ -37,7 +37,7 @@ class EngineKeeper:
 
     def __init__(
         self,
-        fleet: SglangFleet,
+        fleet: WatchedFleet,
         *,
         indices: range,
         engines: Engines,

@@ -3,7 +3,7 @@ Filled and read by `healing_trainer`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,7 +106,7 @@ class KeptCalls:
         """What was done before will not be asked for, or not be there."""
         self._drop(lambda number, call: number < mark)
 
-    def _drop(self, is_gone: Any) -> None:
+    def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
         kept: Numbered = []
         for number, call in self._calls:
             if is_gone(number, call):

@@ -14,11 +14,10 @@ from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.adapters import Recipes, adapter_runs, prepare_each
 from milescli.runtime.anchoring import with_absolute_paths
-from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import planned_facts, prepare
-from milescli.runtime.planning import as_fetched, plan_without_plugins, refuse_unproven
+from milescli.runtime.inputs import planned_facts
+from milescli.runtime.planning import plan_without_plugins, refuse_unproven
+from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
@@ -46,27 +45,21 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
             prestarted = held.enter_context(ray_begun)
             # torch is imported from here on, beside the warm process
             recipes.load_plugins()
-            adapters = dict[str, RunSpec]()
-            if recipes.each:
-                runs = held.enter_context(adapter_runs(run, recipes))
-                inputs, plan, adapters = prepare_each(
-                    recipes, runs, run=run, plan=plan, nodes=nodes, output=output
-                )
-            else:
-                inputs = prepare(loaded.recipe, run, output=output)
-                if inputs.rows is not None:
-                    loaded = with_steps(loaded, len(inputs.rows))
-                    plan = replace(plan, steps=loaded.recipe.train.steps)
-                plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
-                require_environments(loaded.recipe, inputs, nodes)
-            nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
+            runs = held.enter_context(adapter_runs(run, recipes))
+            made = prepare_all(
+                recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints={}, output=output
+            )
+            plan = made.plan
+            if made.inputs.rows is not None:
+                loaded = with_steps(loaded, len(made.inputs.rows))
+                plan = replace(plan, steps=loaded.recipe.train.steps)
             spec = RunSpec(
                 run=run,
                 recipe=loaded.recipe,
                 plan=plan,
                 nodes=nodes,
-                inputs=inputs,
-                adapters=adapters,
+                inputs=made.inputs,
+                adapters=made.adapters,
             )
             write_records(spec, loaded)
             say(run=run.path)

@@ -80,20 +80,7 @@ class WeightsAndBiases:
     """Scalars for wandb; the key is read from the environment by wandb itself, never by us."""
 
     def __init__(self, project: str, run: RunDir) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise RecipeError(
-                "wandb is not installed",
-                why=f"`run.wandb_project={project}` asks for it",
-                fix=["pip install 'miles-cli[wandb]'", "--set run.wandb_project=null"],
-            ) from None
-        if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "offline":
-            raise RecipeError(
-                "wandb has no key",
-                why="`run.wandb_project` is set, and WANDB_API_KEY is not in the environment",
-                fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
-            )
+        wandb = require_wandb(project)
         own = {"project": project, "name": run.full_name, "id": run.full_name}
         # several adapters in one process have a run each
         self._run: Any = wandb.init(**own, dir=str(run.path), resume="allow", reinit="create_new")
@@ -103,6 +90,25 @@ class WeightsAndBiases:
         if (scalars := scalars_of(event)) is not None:
             step, values = scalars
             self._run.log({**values, "step": step})
+
+
+def require_wandb(project: str) -> Any:
+    """The package. Raises RecipeError where it is not there, or has no key."""
+    try:
+        import wandb
+    except ImportError:
+        raise RecipeError(
+            "wandb is not installed",
+            why=f"`run.wandb_project={project}` asks for it",
+            fix=["pip install 'miles-cli[wandb]'", "--set run.wandb_project=null"],
+        ) from None
+    if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "offline":
+        raise RecipeError(
+            "wandb has no key",
+            why="`run.wandb_project` is set, and WANDB_API_KEY is not in the environment",
+            fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
+        )
+    return wandb
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
@@ -172,6 +178,8 @@ def attach(bus: EventBus, run: RunDir, settings: RunSettings, *, has_scalars: bo
 
     listen(EventLog(run.events_file), run.events_file)
     if not has_scalars:
+        if settings.wandb_project:
+            require_wandb(settings.wandb_project)
         return
     listen(MetricLog(run.metrics_file), run.metrics_file)
     if settings.tensorboard:

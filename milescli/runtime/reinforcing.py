@@ -63,7 +63,7 @@ class ReinforceAttempt(Attempt):
         assert fleet is not None, "nothing is sampled without engines"
         self.journal = await open_journal(self.spec, self.saver.store, bus=self.bus)
         run = self.run = self._assemble(trainer, fleet)
-        self.keep_engines(fleet, run.devices)
+        self.keep_own(fleet, run.devices)
         for name, served in self.engines.policies.items():
             keep_frozen(served, name, self.engines, self.session.builder, repairs=self.repairs)
         self.environments = await spread_environments(
@@ -138,6 +138,10 @@ class ReinforceAttempt(Attempt):
             step=self.step,
         )
 
+    def keep_own(self, fleet: SglangFleet, devices: Devices) -> None:
+        """From now on an engine that samples for it is replaced where it dies."""
+        self.keep_engines(fleet, devices)
+
     def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
         """Who holds them, and when."""
         return Devices(
@@ -185,7 +189,7 @@ class ReinforceAttempt(Attempt):
     async def save_last(self) -> None:
         """See Attempt."""
         assert self.run is not None, "nothing runs yet"
-        async with self.run.devices.training():  # a colocated trainer sleeps after each publish
+        async with self.run.devices.scoring():  # a colocated trainer sleeps after each publish
             await super().save_last()
 
     def progress(self) -> Progress:

@@ -19,11 +19,10 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime import drift
-from milescli.runtime.adapters import Recipes, adapter_runs, prepare_each
-from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import RunInputs, planned_facts, prepare
-from milescli.runtime.planning import as_fetched, plan_without_plugins
+from milescli.runtime.inputs import RunInputs, planned_facts
+from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.plugins import load_plugins
+from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
@@ -75,33 +74,20 @@ def resume(
 
             for one in recipes.learned:
                 load_plugins(one.recipe)
-            adapters = dict[str, RunSpec]()
-            if recipes.each:
-                inputs, plan, adapters = prepare_each(
-                    recipes,
-                    runs,
-                    run=run,
-                    plan=plan,
-                    nodes=nodes,
-                    checkpoints=pasts,
-                    output=output,
-                )
-            else:
-                inputs = prepare(loaded.recipe, run, output=output)
-                plan = as_fetched(plan, loaded, nodes.machine, inputs.facts, output=output)
-                require_environments(loaded.recipe, inputs, nodes)
-            nodes.require_shared(run.path, inputs.model_dir, *inputs.teacher_dirs)
+            made = prepare_all(
+                recipes, runs, run=run, plan=plan, nodes=nodes, checkpoints=pasts, output=output
+            )
             spec = RunSpec(
                 run=run,
                 recipe=loaded.recipe,
-                plan=plan,
+                plan=made.plan,
                 nodes=nodes,
-                inputs=inputs,
+                inputs=made.inputs,
                 checkpoint=pasts.get(ITSELF),
                 wished=None if loaded.recipe.machine == wished.recipe.machine else wished,
-                adapters=adapters,
+                adapters=made.adapters,
             )
-            for name, one in (adapters or {ITSELF: spec}).items():
+            for name, one in (spec.adapters or {ITSELF: spec}).items():
                 _require_same(one, path, name=name, output=output)
             if any(pasts.values()):
                 _tell_drift(spec, output=output)
@@ -109,16 +95,12 @@ def resume(
             return train(spec, prestarted=prestarted, output=output)
 
 
-ITSELF = ""
-"""What learns in a run that has no adapters by name."""
-
-
 def _pasts(
     run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
 ) -> tuple[dict[str, StoredCheckpoint | None], list[str]]:
     """Where the run goes on from, or each of its adapters does; and those that have done all their
     steps. Raises as `_checkpoint_of`, and where all have."""
-    learned = {ITSELF: recipes.loaded} if not recipes.each else recipes.each
+    learned = recipes.each or {ITSELF: recipes.loaded}
     pasts = {
         name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
         for name, one in learned.items()

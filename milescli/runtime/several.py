@@ -4,7 +4,7 @@ loop of its own, strictly on-policy. While one is trained, the engines sample fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import NodesJoined, Stopped
 from milescli.core.events import Event, EventBus, OfAdapter, RunEnded
-from milescli.core.types import EngineAddress, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, WeightVersion
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
@@ -44,6 +44,13 @@ class SeveralAttempt(Attempt):
         return min(one.step for one in self.adapters.values())
 
     @property
+    def saved_step(self) -> int | None:
+        """See Attempt. Of the adapter that is furthest behind, of those that have steps to do."""
+        left = [one for one in self.adapters.values() if one.saved_step != one.spec.num_steps]
+        saved = [one.saved_step for one in left or self.adapters.values()]
+        return None if None in saved else min(step for step in saved if step is not None)
+
+    @property
     def has_begun(self) -> bool:
         """See Attempt."""
         return any(one.run is not None for one in self.adapters.values())
@@ -65,7 +72,7 @@ class SeveralAttempt(Attempt):
         self.engines.keepers.append(
             EngineKeeper(
                 AllFleets(fleets.values()),
-                indices=self.session.builder.indices_of("rollout"),
+                indices=self.session.builder.indices_of(ROLLOUT),
                 engines=self.engines,
                 builder=self.session.builder,
                 repairs=self.repairs,
@@ -122,17 +129,14 @@ class SeveralAttempt(Attempt):
     async def _take_in(self, start: Start) -> None:
         """A new engine is given every adapter, and then answers for it. Raises what any raises."""
         starting = asyncio.ensure_future(start())
-        results = await asyncio.gather(
-            *(one.take_in(lambda: _result(starting)) for one in self.adapters.values()),
-            return_exceptions=True,
-        )
+        takes = [one.take_in(lambda: asyncio.shield(starting)) for one in self.adapters.values()]
+        try:
+            results = await asyncio.gather(*takes, return_exceptions=True)
+        finally:
+            starting.cancel()  # where nobody waits for it any more
         for error in results:
             if isinstance(error, BaseException):
                 raise error
-
-
-async def _result(starting: asyncio.Future[EngineAddress]) -> EngineAddress:
-    return await asyncio.shield(starting)
 
 
 class AdapterAttempt(ReinforceAttempt):
@@ -158,7 +162,7 @@ class AdapterAttempt(ReinforceAttempt):
 
     def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
         """See ReinforceAttempt. Nobody else changes the engines meanwhile."""
-        return TurnDevices(
+        return AdapterDevices(
             taking_turns=False,
             trainer=trainer,
             engines=fleet,
@@ -166,14 +170,10 @@ class AdapterAttempt(ReinforceAttempt):
             turn=self._whole.turn,
         )
 
-    def keep_engines(self, fleet: SglangFleet, devices: Devices) -> None:  # type: ignore[override]
+    def keep_own(self, fleet: SglangFleet, devices: Devices) -> None:
         """They are kept for all adapters at once."""
 
-    async def save_last(self) -> None:
-        """See Attempt."""
-        await self.save(self.step)
-
-    async def take_in(self, start: Start) -> None:
+    async def take_in(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
         """A new engine answers for it, when it holds what the others do."""
         if self.run is not None:
             await self.run.devices.replace(start)
@@ -183,7 +183,7 @@ class AdapterAttempt(ReinforceAttempt):
 
 
 @dataclass(slots=True, kw_only=True)
-class TurnDevices(Devices):
+class AdapterDevices(Devices):
     """Of one of several adapters. Its turn with the trainer is from a step to the publish of what
     was learned in it: otherwise the next samples would wait for the steps of others."""
 
@@ -217,7 +217,7 @@ class TurnDevices(Devices):
 
 
 class AllFleets:
-    """The engines as those that keep them alive see them, of all adapters' fleets."""
+    """Implements WatchedFleet: the engines of all adapters' fleets, which are the same."""
 
     def __init__(self, fleets: Iterable[SglangFleet]) -> None:
         self._fleets = list(fleets)

@@ -36,6 +36,12 @@ class RunSpec:
     run itself learns nothing, and has neither prompts nor checkpoints."""
 
     @property
+    def num_steps(self) -> int:
+        """That it is to do; of several adapters, the one that does the most."""
+        recipes = [one.recipe for one in self.adapters.values()] or [self.recipe]
+        return max(recipe.train.steps for recipe in recipes)
+
+    @property
     def first_step(self) -> int:
         """RL steps that are done."""
         return self.checkpoint.step if self.checkpoint else 0

@@ -99,7 +99,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         log_dir=log_dir,
         max_restarts=recipe.fault.max_restarts,
         window_s=recipe.fault.window_s,
-        num_steps=recipe.train.steps,
+        num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
     observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
@@ -111,8 +111,8 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 asyncio.run(attempt.main())
             except BaseException as caught:
                 error = explained(caught, run)
-                saved = attempt.saver.newest_step
-                offer_resume(error, run.shown, step=saved, num_steps=recipe.train.steps)
+                saved = attempt.saved_step
+                offer_resume(error, run.shown, step=saved, num_steps=spec.num_steps)
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
                     _conclude(attempt, time.monotonic() - began, error)

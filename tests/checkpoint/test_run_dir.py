@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.run_dir import RunDir, create, lock, open_run
+from milescli.checkpoint.run_dir import RunDir, create, lock, open_run, step_saved
 from milescli.core.errors import CheckpointError, ExitCode, MachineError, MilesError, RecipeError
 
 
@@ -88,3 +88,22 @@ def test_only_an_unused_directory_is_discarded(tmp_path: Path) -> None:
     empty = create(base=tmp_path, recipe_name="r", name=None)
     empty.discard_if_unused()
     assert not empty.path.exists()
+
+
+def test_what_is_saved_of_several_is_what_the_last_of_them_has_saved() -> None:
+    """Of those that are not done, as the others wait for nobody."""
+
+    def said(kind: str, adapter: str | None, step: int) -> dict[str, object]:
+        about = {"event": kind, "step": step, "num_steps": {"a": 3, "b": 12}.get(str(adapter), 5)}
+        return about if adapter is None else {**about, "adapter": adapter}
+
+    assert step_saved([]) is None
+    assert step_saved([said("StepDone", None, 4)]) is None
+    alone = [said("CheckpointSaved", None, step) for step in (0, 2, 5)]
+    assert step_saved([*alone, said("StepDone", None, 5)]) == 5
+    first = [said(kind, "a", 3) for kind in ("StepDone", "CheckpointSaved")]
+    begun = [said("CheckpointSaved", name, 0) for name in "ab"]
+    assert step_saved([*begun, *first]) == 0
+    second = [said("StepDone", "b", 7), said("CheckpointSaved", "b", 6)]
+    assert step_saved([*begun, *first, *second]) == 6, "`a` is done"
+    assert step_saved([*begun, *first, *second, said("CheckpointSaved", "b", 12)]) == 12

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 ADAPTER_VARIABLE = "MILES_ENGINE_ADAPTER"
 """Set to 1 in the environment of engines that serve one."""
+before_replacing: list[Callable[[Any, str], None]] = []
+"""Called with (manager, name) before an adapter is replaced; see `verify`."""
 
 
 def install() -> None:
@@ -51,7 +53,7 @@ def replace_adapter(manager: Any, name: str, tensors: dict[str, torch.Tensor]) -
     """`tensors`: all of them, by PEFT's names. They are copied: on a CPU they lie in memory of the
     sender's, and SGLang keeps some as they are."""
     ref = _ref_of(manager, name)
-    named = {name: tensor.clone() for name, tensor in tensors.items()}
+    named = {each: tensor.clone() for each, tensor in tensors.items()}
     manager.load_lora_weights_from_tensors(ref, named)
     slot = _slot_of(manager, name)
     manager.memory_pool.load_lora_weight_to_buffer(
@@ -63,10 +65,6 @@ def replace_adapter(manager: Any, name: str, tensors: dict[str, torch.Tensor]) -
         manager.lm_head_module,
     )
     manager._notify_lora_slots_updated({slot})
-
-
-before_replacing: list[Callable[[Any, str], None]] = []
-"""Called with (manager, name) before an adapter is replaced."""
 
 
 def _ref_of(manager: Any, name: str) -> Any:

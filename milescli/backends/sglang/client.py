@@ -59,8 +59,7 @@ class SglangFleet:
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
         is an error of whoever asks."""
-        tells_router = router_url is not None and not shares_engines
-        self._router = RouterWorkers(self.http) if tells_router else None
+        self._router = RouterWorkers(self.http) if router_url is not None else None
         self._removals = list[asyncio.Task[None]]()
         """What the router is or was told of engines that died."""
         self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})

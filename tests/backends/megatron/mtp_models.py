@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.backends.megatron.latent_models import LATENT
 
-_DENSE: dict[str, object] = {
+BASE: dict[str, object] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -18,8 +18,8 @@ _DENSE: dict[str, object] = {
     "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
 }
 _DELTA: dict[str, object] = {
-    **_DENSE,
-    "rope_parameters": {**_DENSE["rope_parameters"], "partial_rotary_factor": 0.25},
+    **BASE,
+    "rope_parameters": {**BASE["rope_parameters"], "partial_rotary_factor": 0.25},
     "layer_types": ["full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -38,7 +38,7 @@ _EXPERTS: dict[str, object] = {
 MODELS: dict[str, dict[str, object]] = {
     "mtp": {**LATENT, "num_key_value_heads": 6, "num_nextn_predict_layers": 1},
     "mtpglm": {
-        **_DENSE,
+        **BASE,
         "model_type": "glm4_moe",
         "use_qk_norm": True,
         "n_routed_experts": 4,
@@ -53,11 +53,11 @@ MODELS: dict[str, dict[str, object]] = {
         "num_key_value_heads": 6,
         "n_group": 1,
         "topk_group": 1,
-        "rope_parameters": _DENSE["rope_parameters"],
+        "rope_parameters": BASE["rope_parameters"],
         "num_nextn_predict_layers": 1,
     },
     "mtpmimo": {
-        **_DENSE,
+        **BASE,
         "model_type": "mimo",
         "attention_bias": True,
         "num_nextn_predict_layers": 1,

@@ -11,20 +11,7 @@ from safetensors.torch import save_file
 from milescli.models import parse_facts, table
 from tests.backends.megatron import latent_models, mtp_models
 
-DENSE = {
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "intermediate_size": 96,
-    "vocab_size": 131,
-    "tie_word_embeddings": False,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-}
+DENSE = {**mtp_models.BASE, "model_type": "qwen3", "num_hidden_layers": 4}
 MODELS = {
     **latent_models.MODELS,
     **mtp_models.MODELS,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +13,6 @@ import torch
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import MismatchError
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.export.adapter import Adapter, write_adapter
@@ -33,6 +29,7 @@ from milescli.models.adapter import (
 )
 from milescli.rollout.base import GenerateRequest
 from milescli.weights.base import Bucket, WeightChannel
+from tests.backends.sglang.adapter_engine import adapter_engine
 from tests.backends.sglang.conftest import make_qwen3_moe
 
 pytestmark = pytest.mark.engine
@@ -62,29 +59,6 @@ class Served:
         return Adapter(pairs=pairs, alpha=SHAPE.alpha, rank=SHAPE.rank)  # type: ignore[arg-type]
 
 
-@contextmanager
-def _engine(folder: Path, model: Path, adapter: Path | None) -> Iterator[EngineAddress]:
-    spec = EngineSpec(
-        model_dir=model,
-        tokenizer_dir=None,
-        device_kind="cpu",
-        precision="fp32",
-        port=free_ports(1)[0],
-        log_path=folder / f"{model.name}.log",
-        adapter_dir=adapter,
-        adapter_names=(SOLE_ADAPTER, OTHER),
-        context_length=512,
-        max_running_requests=8,
-    )
-    server = EngineServer(spec)
-    server.start()
-    try:
-        server.wait_ready(400)
-        yield EngineAddress(url=spec.url, name=spec.name, tp=1, sharing_ranks=[0])
-    finally:
-        server.stop()
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adapter")
@@ -92,7 +66,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     make_qwen3_moe(model, moe_intermediate_size=32)  # as SGLang pads experts on a CPU
     blank = Served(model, EngineAddress(url="", name="", tp=1, sharing_ranks=[0])).adapter(0)
     write_adapter(folder / "start", blank)
-    with _engine(folder, model, folder / "start") as engine:
+    names = (SOLE_ADAPTER, OTHER)
+    with adapter_engine(folder, model, folder / "start", adapter_names=names) as engine:
         yield Served(model, engine)
 
 
@@ -135,7 +110,7 @@ def test_an_adapter_that_was_sent_is_that_of_the_merged_model(
     if kind is TensorChannel:
         merged = tmp_path / "merged"
         write_merged(merged, adapters[1], base=served.model)
-        with _engine(tmp_path, merged, None) as engine:
+        with adapter_engine(tmp_path, merged, None) as engine:
 
             async def plain() -> list[float]:
                 fleet = SglangFleet(router_url=None, engines=[engine])

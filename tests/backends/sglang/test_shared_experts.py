@@ -11,15 +11,13 @@ import torch
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import MismatchError
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.export.adapter import adapter_of, read_adapter, write_adapter
 from milescli.export.trained_adapter import write_merged
 from milescli.models import load_facts, table
 from milescli.models.adapter import ALL_LINEAR, SOLE_ADAPTER, LoraShape, adapter_table
+from tests.backends.sglang.adapter_engine import adapter_engine
 from tests.backends.sglang.conftest import make_qwen3_moe
 
 pytestmark = pytest.mark.engine
@@ -42,22 +40,8 @@ def test_an_engine_says_what_the_merged_model_says(tmp_path: Path) -> None:
     of_adapter = adapter_table(table(load_facts(model)), SHAPE)
     blank, sent = _random(model, 0, 0.0), _random(model, 1, 0.1)
     write_adapter(tmp_path / "start", adapter_of(blank, of_adapter, SHAPE, base_model=model))
-    spec = EngineSpec(
-        model_dir=model,
-        tokenizer_dir=None,
-        device_kind="cpu",
-        precision="fp32",
-        port=free_ports(1)[0],
-        log_path=tmp_path / "engine.log",
-        adapter_dir=tmp_path / "start",
-        shares_outer=True,
-        context_length=128,
-        max_running_requests=8,
-    )
-    server = EngineServer(spec)
-    engine = EngineAddress(url=spec.url, name=spec.name, tp=1, sharing_ranks=[0])
 
-    async def said() -> list[list[float]]:
+    async def said(engine: EngineAddress) -> list[list[float]]:
         fleet = SglangFleet(router_url=None, engines=[engine], adapter=SOLE_ADAPTER)
         channel = TensorChannel()
         await asyncio.to_thread(channel.open, [engine])
@@ -74,12 +58,8 @@ def test_an_engine_says_what_the_merged_model_says(tmp_path: Path) -> None:
         await fleet.close()
         return rows
 
-    try:
-        server.start()
-        server.wait_ready(400)
-        before, after = asyncio.run(said())
-    finally:
-        server.stop()
+    with adapter_engine(tmp_path, model, tmp_path / "start", shares_outer=True) as engine:
+        before, after = asyncio.run(said(engine))
     adapter = adapter_of(sent, of_adapter, SHAPE, base_model=model)
     write_merged(tmp_path / "merged", adapter, base=model)
     merged = transformers.AutoModelForCausalLM.from_pretrained(

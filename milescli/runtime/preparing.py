@@ -1,5 +1,5 @@
-"""Several adapters over one model: each as a run of its own within the run's directory, planned and
-prepared together. Called by launch and resume."""
+"""What a run takes in, of one policy or of several adapters over one model: each adapter is a run
+of its own within the run's directory, and all are planned together. Called by launch and resume."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create, lock
 from milescli.cluster.nodes import RunNodes
-from milescli.models.facts import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
 from milescli.runtime.data_inputs import require_files
 from milescli.runtime.environment_nodes import require_environments
@@ -26,6 +26,10 @@ from milescli.runtime.spec import RunSpec
 if TYPE_CHECKING:
     from milescli.checkpoint.store import StoredCheckpoint
     from milescli.console.output import Output
+
+
+ITSELF = ""
+"""What learns in a run that has no adapters by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,37 +86,58 @@ def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
         yield runs
 
 
-def prepare_each(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a run goes on with, when its inputs were looked at."""
+
+    inputs: RunInputs
+    plan: Plan
+    """For the model that is there."""
+    adapters: Mapping[str, RunSpec]
+    """See RunSpec."""
+
+
+def prepare_all(
     recipes: Recipes,
     runs: Mapping[str, RunDir],
     *,
     run: RunDir,
     plan: Plan,
     nodes: RunNodes,
-    checkpoints: Mapping[str, StoredCheckpoint | None] | None = None,
+    checkpoints: Mapping[str, StoredCheckpoint | None],
     output: Output,
-) -> tuple[RunInputs, Plan, dict[str, RunSpec]]:
-    """What the run takes in, the plan for the model that is there, and each adapter's spec, whose
-    records are written. Raises as `inputs.prepare`. `checkpoints`: where each goes on from."""
-    model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
-    each = {name: _over(one, model_dir, run=run) for name, one in recipes.each.items()}
-    inputs = {name: prepare(one.recipe, runs[name], output=output) for name, one in each.items()}
-    first = next(iter(inputs.values()))
-    plan = as_fetched(plan, recipes.planned, nodes.machine, first.facts, output=output)
-    specs = {}
+) -> Prepared:
+    """Of the run, or of each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
+    `checkpoints`: where each adapter goes on from."""
+    each = recipes.each or {ITSELF: recipes.loaded}
+    if recipes.each:
+        model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
+        each = {name: _over(one, model_dir, run=run) for name, one in each.items()}
+    inputs = {
+        name: prepare(one.recipe, runs.get(name, run), output=output) for name, one in each.items()
+    }
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)
-        specs[name] = RunSpec(
+    whole = next(iter(inputs.values()))
+    plan = as_fetched(plan, recipes.planned, nodes.machine, whole.facts, output=output)
+    nodes.require_shared(run.path, whole.model_dir, *whole.teacher_dirs)
+    if not recipes.each:
+        return Prepared(inputs=whole, plan=plan, adapters={})
+    specs = {
+        name: RunSpec(
             run=runs[name],
             recipe=one.recipe,
-            plan=_plan_of(one, plan, inputs[name].facts),
+            plan=_plan_of(one.recipe, plan),
             nodes=nodes,
             inputs=inputs[name],
-            checkpoint=(checkpoints or {}).get(name),
+            checkpoint=checkpoints.get(name),
         )
-        write_records(specs[name], one)
-    shared = replace(first, prompts=None, heldout=[], demonstrations=[], reports={})
-    return shared, plan, specs
+        for name, one in each.items()
+    }
+    for name, spec in specs.items():
+        write_records(spec, each[name])
+    shared = replace(whole, prompts=None, heldout=[], demonstrations=[], reports={})
+    return Prepared(inputs=shared, plan=plan, adapters=specs)
 
 
 def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
@@ -123,9 +148,8 @@ def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
     return replace(one, recipe=one.recipe.model_copy(update={"model": model}))
 
 
-def _plan_of(one: LoadedRecipe, plan: Plan, facts: ModelFacts) -> Plan:
+def _plan_of(recipe: Recipe, plan: Plan) -> Plan:
     """The run's, with this adapter's numbers."""
-    recipe = one.recipe
     batch = replace(
         plan.batch,
         prompts_per_step=recipe.rollout.prompts_per_step,
