@@ -116,10 +116,7 @@ class LiveRun:
             if isinstance(told, Notice) and told.level == "warning":
                 self.output.warn(told.text)
         elif self._live is not None:
-            line = lines.milestone(event)
-            if line is None and isinstance(event, OfAdapter):
-                line = lines.step_line(event)  # the panel has room for one line of steps
-            if line is not None:
+            if (line := lines.milestone(event)) is not None:
                 self.output.narration.print(line)
             if isinstance(event, PhaseStarted):
                 self._live.refresh()

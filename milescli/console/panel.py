@@ -23,6 +23,8 @@ MAX_WIDTH = 150
 MAX_ROWS = 12
 OTHER_LINES = 14
 """Lines of the panel that are no rows of the table."""
+ADAPTER_LINES = 4
+"""Of each of several."""
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 PHASES = (
@@ -52,6 +54,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         parts += [Text(), _losses(progress, inner), Text(), _row_health(progress.row_step, inner)]
     elif progress.is_warming_up:
         parts += [Text(), _warmup(progress, inner)]
+    for one in [*progress.adapters.values()][: max(1, (height - OTHER_LINES) // ADAPTER_LINES + 1)]:
+        parts += [Text(), *_adapter(one, inner)]
     style, word = _state(progress)
     return Panel(
         Group(*parts),
@@ -65,6 +69,17 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         padding=(1, 2),
         width=width,
     )
+
+
+def _adapter(progress: RunProgress, width: int) -> list[RenderableType]:
+    """One of several: how far it is, its reward, and how its last step was."""
+    parts: list[RenderableType] = [Text(progress.name, style=theme.TITLE)]
+    parts.append(_bar_line(progress, width))
+    if progress.steps:
+        parts += [_trend(progress, width)]
+    elif progress.is_warming_up:
+        parts.append(_warmup(progress, width))
+    return parts
 
 
 def _state(progress: RunProgress) -> tuple[str, str]:

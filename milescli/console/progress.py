@@ -13,6 +13,7 @@ from milescli.core.events import (
     EngineTrainerChecked,
     EvalDone,
     Event,
+    OfAdapter,
     PhaseStarted,
     RowStepDone,
     RunEnded,
@@ -54,13 +55,17 @@ class RunProgress:
     checkpoint: CheckpointSaved | None = None
     check: EngineTrainerChecked | None = None
     ended: RunEnded | None = None
+    adapters: dict[str, RunProgress] = field(default_factory=dict)
+    """Of a run of several: how far each has come, by its name."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
 
     def feed(self, event: Event) -> None:
         """Take in one event."""
-        if isinstance(event, PhaseStarted):
+        if isinstance(event, OfAdapter):
+            self._feed_adapter(event.adapter, event.event)
+        elif isinstance(event, PhaseStarted):
             self.phase, self.detail = event.phase, event.detail
         elif isinstance(event, StepDone):
             self.steps.append(event)
@@ -82,6 +87,13 @@ class RunProgress:
             self.check = event
         elif isinstance(event, RunEnded):
             self.ended = event
+
+    def _feed_adapter(self, name: str, event: Event) -> None:
+        if name not in self.adapters:
+            self.adapters[name] = RunProgress(name=name, clock=self.clock)
+        self.adapters[name].feed(event)
+        if isinstance(event, PhaseStarted):
+            self.phase, self.detail = event.phase, f"{name}: {event.detail}"
 
     @property
     def last(self) -> StepDone | None:

@@ -15,6 +15,7 @@ from milescli.console.columns import COLUMNS, that_fit
 from milescli.console.lines import step_line
 from milescli.console.panel import frame
 from milescli.console.progress import RunProgress
+from milescli.core.events import OfAdapter, PhaseStarted
 from tests.console.fake_run import eval_done, events, step_done
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -112,3 +113,23 @@ def test_the_parts_of_the_reward_are_shown_on_the_panel_and_in_the_log() -> None
     line = step_line(replace(done, rollout=rollout))
     assert line is not None and "reward 0.500  math 0.450  format 0.900" in line.plain
     assert len(drawn(progress, 100, height=20)) <= 20
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_panel_of_several_adapters_shows_how_far_each_is(width: int) -> None:
+    progress = RunProgress(name="both", clock=lambda: 42.0)
+    progress.feed(PhaseStarted(phase="start", detail="1 trainer ranks, 1 engines"))
+    for name, num_events in (("sums", 90), ("words", 100)):
+        for event in list(events())[:num_events]:
+            progress.feed(OfAdapter(adapter=name, event=event))
+    lines = drawn(progress, width)
+    shown = "\n".join(lines)
+    steps = [one.last.step for one in progress.adapters.values() if one.last is not None]
+    assert len(set(steps)) == 2
+    for name, step in zip(("sums", "words"), steps, strict=True):
+        assert shown.index(name) < shown.index(f"step {step}/40")
+    assert max(map(len, lines)) <= width and "start" not in lines[-1]
+    many = RunProgress(name="many", clock=lambda: 42.0)
+    for number in range(100):
+        many.feed(OfAdapter(adapter=f"a{number}", event=step_done(1, 40, reward=0.5)))
+    assert len(drawn(many, width, height=24)) <= 24

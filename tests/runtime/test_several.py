@@ -1,4 +1,4 @@
-"""Several adapters in one attempt: their turns with the trainer, their ends, what all have saved."""
+"""Several adapters in one attempt: their turns with the trainer, their ends, what all saved."""
 
 from __future__ import annotations
 
