@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.speculation import Speculation
 from milescli.core.types import Guesses
-from milescli.models import parse_facts, table
+from milescli.models import load_facts, parse_facts, table
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import EOS, VOCAB, Service, start_service, write_tokenizer
 from tests.backends.sglang.sending import BOUND_BYTES
@@ -154,3 +154,20 @@ def require_same(guessed: list[Completion], plain: list[Completion]) -> Guesses:
         assert other.guesses == Guesses()
         total += one.guesses
     return total
+
+
+def require_same_experts(pair: Pair) -> None:
+    """What both engines, which keep records, tell of every token's experts."""
+    facts = load_facts(pair.folder)
+    shape = (facts.num_layers, facts.topk)
+
+    async def recorded(fleet: SglangFleet) -> list[Completion]:
+        asked = [replace(each, want_routed_experts=True) for each in requests()]
+        return await asyncio.gather(*map(fleet.generate, asked))
+
+    guessed = pair.guessing.run(recorded, routing_shape=shape)
+    for one, other in zip(guessed, pair.plain.run(recorded, routing_shape=shape), strict=True):
+        assert one.routed_experts is not None
+        assert one.routed_experts.num_tokens == 16 + len(one.response_ids) - 1
+        assert one.routed_experts == other.routed_experts
+    assert sum(made.guesses.num_right for made in guessed) > 0

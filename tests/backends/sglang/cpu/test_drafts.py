@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.errors import MismatchError
 from milescli.core.types import Guesses, WeightVersion
-from milescli.models import load_facts
 from milescli.rollout.base import Completion
 from tests.backends.megatron.world import run_world
 from tests.backends.sglang.conftest import Service, make_qwen3
@@ -31,6 +29,7 @@ from tests.backends.sglang.cpu.guessing import (
     noisy,
     requests,
     require_same,
+    require_same_experts,
     responses,
     start_guessing,
 )
@@ -87,18 +86,7 @@ def test_the_experts_that_were_chosen_are_those_of_an_engine_that_guesses_nothin
 ) -> None:
     if pair.kind != "mtp":
         pytest.skip("its model has no experts; test_draft_records.py has one")
-    facts = load_facts(pair.folder)
-    shape = (facts.num_layers, facts.topk)
-
-    async def recorded(fleet: SglangFleet) -> list[Completion]:
-        asked = [replace(each, want_routed_experts=True) for each in requests()]
-        return await asyncio.gather(*map(fleet.generate, asked))
-
-    guessed = pair.guessing.run(recorded, routing_shape=shape)
-    for one, other in zip(guessed, pair.plain.run(recorded, routing_shape=shape), strict=True):
-        assert one.routed_experts.num_tokens == 16 + len(one.response_ids) - 1
-        assert one.routed_experts == other.routed_experts
-    assert sum(made.guesses.num_right for made in guessed) > 0
+    require_same_experts(pair)
 
 
 def test_a_pause_in_the_middle_changes_no_token(pair: Pair) -> None:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from milescli.backends.sglang.channels import TensorChannel
+from milescli.models import load_facts, parse_facts
 from tests.backends.megatron.mtp_models import MODELS
 from tests.backends.sglang.conftest import Service
 from tests.backends.sglang.cpu.guessing import (
@@ -22,6 +23,7 @@ from tests.backends.sglang.cpu.guessing import (
     make_mtp,
     noisy,
     require_same,
+    require_same_experts,
     responses,
     start_guessing,
 )
@@ -43,6 +45,10 @@ _WITH_NGRAMS = ("qwen3_next",)
 """Whose layers keep a state; they are tried on trees of guesses, too."""
 
 
+def _has_experts(family: str) -> bool:
+    return bool(parse_facts(dict(FAMILIES[family])).num_experts)
+
+
 def wanted() -> list[str]:
     chosen = os.environ.get("MILES_GUESSED", "qwen3_next")
     return [name for name in FAMILIES if name in chosen.split(",") or not chosen]
@@ -56,7 +62,10 @@ def pairs(request, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Pa
     kinds = [None, "mtp", *(["ngram"] if family in _WITH_NGRAMS else [])]
     try:
         with ThreadPoolExecutor() as threads:
-            starting = [threads.submit(start_guessing, folder, kind) for kind in kinds]
+            starting = [
+                threads.submit(start_guessing, folder, kind, records=_has_experts(family))
+                for kind in kinds
+            ]
             started += [each.result() for each in starting]
         plain, *guessing = started
         yield [
@@ -75,6 +84,13 @@ def test_tokens_are_those_of_an_engine_that_guesses_nothing(pairs: list[Pair]) -
     for pair in pairs:
         guesses = require_same(pair.guessing.run(responses), plain)
         assert 0 < guesses.num_right < guesses.num_guessed, pair.kind
+
+
+def test_experts_are_those_that_an_engine_that_guesses_nothing_chose(pairs: list[Pair]) -> None:
+    if not load_facts(pairs[0].folder).num_experts:
+        pytest.skip("it has none")
+    for pair in pairs:
+        require_same_experts(pair)
 
 
 def test_new_weights_reach_the_model_and_its_layer(pairs: list[Pair]) -> None:
