@@ -1,0 +1,256 @@
+"""Everything that a run has told of itself: grows with the records of events.jsonl, from the
+beginning of the first attempt. Pure; `reader` reads the file, a running driver feeds its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from milescli.insight.columns import Columns, Record, step_figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One EvalDone."""
+
+    step: int
+    accuracy: float
+    num_prompts: int
+    time_s: float
+    """When it was done, seconds since 1970."""
+    seconds: float
+    path: str
+    """Of its samples, relative to the run directory."""
+    figures: dict[str, float]
+    """Its other scalars: truncated_fraction, response_tokens_mean, those of `eval.metrics`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """One ValidationDone: the loss on held-out rows."""
+
+    step: int
+    loss: float
+    figures: dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Healing:
+    """A process that was lost, and what came of it."""
+
+    worker: str
+    """engine 1"""
+    what: str
+    why: str
+    step: int
+    lost_s: float
+    """Seconds since 1970."""
+    restart: int
+    replaced_s: float | None = None
+    """None: not yet, or never."""
+    source: str = ""
+    """What ranks began from again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """Something that happened at a moment: a notice, a phase, a checkpoint, a silence, an end."""
+
+    time_s: float
+    """Seconds since 1970."""
+    kind: str
+    """The event's class: Notice, PhaseStarted, ..."""
+    text: str
+    level: str = "info"
+    """info, warning or error."""
+    seconds: float = 0.0
+    """That it took, up to then."""
+    step: int | None = None
+
+
+@dataclass(slots=True)
+class History:
+    """Of one run; of one of several adapters it has its own."""
+
+    name: str = ""
+    columns: Columns = field(default_factory=Columns)
+    num_steps: int | None = None
+    """That the run is to do; None: no step was done yet."""
+    learns_from_rows: bool = False
+    reward_histograms: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    """(step, groups by mean reward: 0, nine tenths between, 1), see `RolloutStats`."""
+    evaluations: list[Evaluation] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    warmup: Columns = field(default_factory=Columns)
+    """Steps of the warm-up: loss, grad_norm, step_s."""
+    warmup_steps: int = 0
+    """That the warm-up is to do."""
+    healings: list[Healing] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    phase: str = ""
+    """That the run is in."""
+    phase_detail: str = ""
+    phase_s: float = math.nan
+    """When it entered it, seconds since 1970."""
+    began_s: float = math.nan
+    """When this attempt began."""
+    outcome: str | None = None
+    """done, stopped or failed; None: it has not told of an end."""
+    error: dict[str, object] | None = None
+    diff_bound: float | None = None
+    """What engine and trainer may differ by, as the check before the first step says."""
+    memory: dict[str, dict[str, object]] = field(default_factory=dict)
+    """Worker -> the last that it told of its device's memory."""
+    adapters: dict[str, History] = field(default_factory=dict)
+    last_s: float = math.nan
+    """When the last record was written."""
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.columns.steps[-1] if len(self.columns) else 0
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were lost, over all attempts."""
+        return len(self.healings)
+
+    @property
+    def share_done(self) -> float | None:
+        """Of the steps; None where none was counted yet."""
+        return self.step / self.num_steps if self.num_steps else None
+
+    def feed(self, record: Record) -> None:
+        """Take in one record; one of a kind that this version does not know says nothing."""
+        time_s = seconds_since_1970(record.get("time"))
+        if not math.isnan(time_s):
+            self.last_s = time_s
+        if (adapter := record.get("adapter")) is not None:
+            own = self.adapters.setdefault(adapter, History(name=adapter))
+            own.feed({name: value for name, value in record.items() if name != "adapter"})
+            return
+        if (take := _TAKES.get(record["event"])) is not None:
+            take(self, record, time_s)
+
+    def _step(self, record: Record, time_s: float) -> None:
+        step, self.num_steps = record["step"], record["num_steps"]
+        self.learns_from_rows = record["event"] == "RowStepDone"
+        if step <= self.step:
+            self.evaluations = [one for one in self.evaluations if one.step < step]
+            self.validations = [one for one in self.validations if one.step < step]
+            self.reward_histograms = [one for one in self.reward_histograms if one[0] < step]
+        self.columns.add(step, step_figures(record), time_s=time_s)
+        if counts := record.get("rollout", {}).get("reward_histogram"):
+            self.reward_histograms.append((step, tuple(counts)))
+
+    def _warmup_step(self, record: Record, time_s: float) -> None:
+        report = record["report"]
+        figures = {name: report[name] for name in ("loss", "grad_norm")}
+        self.warmup_steps = record["num_steps"]
+        self.warmup.add(record["step"], {**figures, "step_s": record["step_s"]}, time_s=time_s)
+
+    def _evaluation(self, record: Record, time_s: float) -> None:
+        words = ("truncated_fraction", "response_tokens_mean")
+        step = record["step"]
+        self.evaluations = [one for one in self.evaluations if one.step < step]
+        self.evaluations.append(
+            Evaluation(
+                step=step,
+                accuracy=record["accuracy"],
+                num_prompts=record["num_prompts"],
+                time_s=time_s,
+                seconds=record["seconds"],
+                path=record.get("path", ""),
+                figures={
+                    **{word: record[word] for word in words if record.get(word) is not None},
+                    **record.get("figures", {}),
+                },
+            )
+        )
+
+    def _validation(self, record: Record, time_s: float) -> None:
+        step = record["step"]
+        self.validations = [one for one in self.validations if one.step < step]
+        figures = dict(record.get("figures", {}))
+        self.validations.append(Validation(step=step, loss=record["loss"], figures=figures))
+
+    def _phase(self, record: Record, time_s: float) -> None:
+        if record["phase"] == "start" or math.isnan(self.began_s):
+            self.began_s, self.outcome, self.error = time_s, None, None
+        self.phase, self.phase_detail = record["phase"], record.get("detail", "")
+        self.phase_s = time_s
+        text = f"{self.phase}: {self.phase_detail}" if self.phase_detail else self.phase
+        self._note(record, time_s, text)
+
+    def _notice(self, record: Record, time_s: float) -> None:
+        self._note(record, time_s, record["text"], level=record.get("level", "info"))
+
+    def _checkpoint(self, record: Record, time_s: float) -> None:
+        text = f"checkpoint of step {record['step']}, {record['size_bytes']} bytes"
+        self._note(record, time_s, text, seconds=record["seconds"])
+
+    def _check(self, record: Record, time_s: float) -> None:
+        self.diff_bound = record["bound_max"]
+        text = f"engine and trainer differ by {record['diff_max']:.1e} at most"
+        self._note(record, time_s, text)
+
+    def _silent(self, record: Record, time_s: float) -> None:
+        text = f"{record['worker']} is silent: {record['why']}"
+        self._note(record, time_s, text, level="warning", seconds=record["seconds"])
+
+    def _lost(self, record: Record, time_s: float) -> None:
+        names = ("worker", "what", "why", "step", "restart")
+        self.healings.append(Healing(lost_s=time_s, **{name: record[name] for name in names}))
+        self._note(record, time_s, f"{record['worker']} lost: {record['what']}", level="warning")
+
+    def _replaced(self, record: Record, time_s: float) -> None:
+        worker = record["worker"]
+        for healing in reversed(self.healings):
+            if healing.worker == worker and healing.replaced_s is None:
+                healing.replaced_s, healing.source = time_s, record.get("source", "")
+                break
+        self._note(record, time_s, f"{worker} replaced", seconds=record["seconds"])
+
+    def _memory(self, record: Record, time_s: float) -> None:
+        for device in record.get("devices", ()):
+            self.memory[str(device["worker"])] = dict(device)
+
+    def _end(self, record: Record, time_s: float) -> None:
+        self.outcome, self.error = record["outcome"], record.get("error")
+        level = "error" if self.outcome == "failed" else "info"
+        self._note(record, time_s, f"run {self.outcome}", level=level, seconds=record["seconds"])
+
+    def _note(
+        self, record: Record, time_s: float, text: str, *, level: str = "info", seconds: float = 0.0
+    ) -> None:
+        kind, step = record["event"], record.get("step")
+        self.told.append(
+            Told(time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step)
+        )
+
+
+_TAKES = {
+    "StepDone": History._step,
+    "RowStepDone": History._step,
+    "WarmupStepDone": History._warmup_step,
+    "EvalDone": History._evaluation,
+    "ValidationDone": History._validation,
+    "PhaseStarted": History._phase,
+    "Notice": History._notice,
+    "CheckpointSaved": History._checkpoint,
+    "EngineTrainerChecked": History._check,
+    "WorkerSilent": History._silent,
+    "WorkerLost": History._lost,
+    "WorkerReplaced": History._replaced,
+    "MemorySeen": History._memory,
+    "RunEnded": History._end,
+}
+
+
+def seconds_since_1970(text: object) -> float:
+    """Of `2026-11-21T07:50:00.123Z`; NaN where it is none."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return math.nan

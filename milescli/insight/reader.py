@@ -1,0 +1,84 @@
+"""Reads what a run has written since it was last looked at. A line that is still being written is
+read the next time; a file that was replaced is read anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.history import History
+
+BLOCK_BYTES = 8 * 2**20
+"""Read at a time."""
+
+
+class LineReader:
+    """The JSON objects of a file that grows, one a line."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._at = 0
+        self._inode: int | None = None
+
+    def new(self) -> tuple[list[dict[str, Any]], bool]:
+        """(those written since the last call, whether the file began anew). Nothing where there is
+        no file."""
+        try:
+            with open(self.file, "rb") as opened:
+                seen = os.fstat(opened.fileno())
+                is_new = self._inode is not None and (
+                    seen.st_ino != self._inode or seen.st_size < self._at
+                )
+                self._at, self._inode = 0 if is_new else self._at, seen.st_ino
+                opened.seek(self._at)
+                records, rest = list[dict[str, Any]](), b""
+                while block := opened.read(BLOCK_BYTES):
+                    *lines, rest = (rest + block).split(b"\n")
+                    records += [record for line in lines if (record := _object(line)) is not None]
+                self._at = opened.tell() - len(rest)
+                return records, is_new
+        except OSError:
+            return [], False
+
+
+class RunReader:
+    """The history of a run, kept up to date."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.history = History(name=run.full_name)
+        self._lines = LineReader(run.events_file)
+
+    def update(self) -> int:
+        """Take in what is new; how many records that were. The history is another object where the
+        file began anew."""
+        records, is_new = self._lines.new()
+        if is_new:
+            self.history = History(name=self.run.full_name)
+        for record in records:
+            if "event" in record:
+                self.history.feed(record)
+        return len(records)
+
+
+def read_history(run: RunDir) -> History:
+    """All that a run has told until now."""
+    reader = RunReader(run)
+    reader.update()
+    return reader.history
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            record = json.loads(line)  # knows NaN, which a sick run may tell of
+        except ValueError:
+            return None  # torn by a full disk or a killed driver
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,77 @@
+"""The samples that a run kept for people to read: rollouts/step_N.jsonl. The newest steps are what
+diagnoses read; a page reads any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from milescli.checkpoint.run_dir import RunDir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSample:
+    """One attempt at a prompt, as it was kept."""
+
+    step: int
+    prompt_index: int
+    prompt: str
+    response: str
+    reward: float | None
+    stop_reason: str
+    record: dict[str, Any]
+    """The whole line: also reward_parts, episode, versions, lines, see `runtime.kept_samples`."""
+
+
+def sample_steps(run: RunDir) -> list[int]:
+    """Steps of which samples were kept, ascending."""
+    numbers = (file.stem.partition("_")[2] for file in run.rollouts_dir.glob("step_*.jsonl"))
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def read_samples(run: RunDir, step: int) -> list[KeptSample]:
+    """Of one step, in the order of their groups; nothing where none were kept."""
+    return read_file(run.rollouts_dir / f"step_{step}.jsonl", step=step)
+
+
+def read_last(run: RunDir, *, num_steps: int) -> list[KeptSample]:
+    """Of the newest steps that have any, oldest first."""
+    steps = sample_steps(run)[-num_steps:]
+    return [sample for step in steps for sample in read_samples(run, step)]
+
+
+def read_file(file: Path, *, step: int) -> list[KeptSample]:
+    """A line that cannot be read is left out."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return []
+    return [sample for line in lines if (sample := _sample(line, step)) is not None]
+
+
+def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSample]]:
+    """(step, prompt index) -> its samples, in their order."""
+    groups = dict[tuple[int, int], list[KeptSample]]()
+    for sample in samples:
+        groups.setdefault((sample.step, sample.prompt_index), []).append(sample)
+    return groups
+
+
+def _sample(line: bytes, step: int) -> KeptSample | None:
+    try:
+        record = orjson.loads(line)
+        return KeptSample(
+            step=step,
+            prompt_index=record["prompt_index"],
+            prompt=record["prompt"],
+            response=record["response"],
+            reward=record["reward"],
+            stop_reason=record["stop_reason"],
+            record=record,
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None

@@ -1,0 +1,86 @@
+"""Where a run's time went, as intervals: who did what from when to when. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from milescli.insight.history import History
+
+PHASES = ("rollout", "pack", "train", "save", "publish")
+"""Of a step, in the order in which the loop goes through them."""
+_ACTOR = {
+    "rollout": "rollout",
+    "pack": "driver",
+    "train": "trainer",
+    "save": "trainer",
+    "publish": "weights",
+}
+"""Who works in a phase, as the driver sees it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Somebody did something. Seconds since 1970."""
+
+    actor: str
+    """rollout, trainer, driver, weights, evaluation, checkpoint; or a worker that was lost."""
+    what: str
+    """A phase, eval, checkpoint, silent, lost."""
+    begin_s: float
+    end_s: float
+    step: int | None = None
+
+
+def of_steps(history: History, *, first: int, last: int) -> list[Interval]:
+    """The phases of the steps `first` to `last`. A phase that took no time is left out."""
+    columns = history.columns
+    spent = {phase: columns.get(f"time/{phase}_s") for phase in PHASES}
+    whole = columns.get("time/step_s")
+    intervals = list[Interval]()
+    for place, step in enumerate(columns.steps):
+        if not first <= step <= last or math.isnan(columns.times[place]):
+            continue
+        at = columns.times[place] - whole[place]
+        for phase in PHASES:
+            seconds = spent[phase][place]
+            if seconds > 0:  # not of NaN either
+                intervals.append(
+                    Interval(
+                        actor=_ACTOR[phase], what=phase, begin_s=at, end_s=at + seconds, step=step
+                    )
+                )
+                at += seconds
+    return intervals
+
+
+def beside_steps(history: History) -> Iterable[Interval]:
+    """Evaluations, checkpoints, silences and healings. What was not ended yet lasts until the
+    newest record."""
+    for one in history.evaluations:
+        yield Interval(
+            actor="evaluation",
+            what="eval",
+            begin_s=one.time_s - one.seconds,
+            end_s=one.time_s,
+            step=one.step,
+        )
+    for told in history.told:
+        if told.kind == "CheckpointSaved":
+            yield Interval(
+                actor="checkpoint",
+                what="save",
+                begin_s=told.time_s - told.seconds,
+                end_s=told.time_s,
+                step=told.step,
+            )
+    for healing in history.healings:
+        end_s = history.last_s if healing.replaced_s is None else healing.replaced_s
+        yield Interval(
+            actor=healing.worker,
+            what="lost",
+            begin_s=healing.lost_s,
+            end_s=end_s,
+            step=healing.step,
+        )
