@@ -110,7 +110,9 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
     async def runs(request: Request) -> Response:
         return await site.reply(request, lambda: _runs(site))
 
-    async def live(request: Request) -> Stream:
+    async def live(request: Request) -> Stream | Response:
+        if request.method == "HEAD":  # which has no body that could end
+            return Response(media_type="text/event-stream")
         asked = await site.readers.run(lambda: _live(site.asked(request), request))
         return site.streams.open(asked, site.readers.run)
 

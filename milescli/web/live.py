@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from starlette.types import Message, Receive, Scope, Send
 
 from milescli.insight.history import History
+from milescli.insight.summary import state_of
 from milescli.web.asked import Asked
 from milescli.web.refusals import Busy
 from milescli.web.responses import to_json
-from milescli.web.states import state_of
 
 POLL_S = 0.5
 """Between looks at the file."""
@@ -142,7 +142,7 @@ class Stream:
 
     def _changes(self) -> list[bytes]:
         with self._asked.history() as history:
-            return changes(history, state_of(self._asked.with_logs), self._seen)
+            return changes(history, state_of(self._asked.with_logs, history), self._seen)
 
 
 def _event(name: str, value: object, *, number: int = 0) -> bytes:

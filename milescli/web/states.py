@@ -1,5 +1,5 @@
-"""`runs`: one line for each run. A history that is held is asked; of others the end of events.jsonl
-is read, so that a folder of many long runs is listed at once."""
+"""`runs`: one line for each run, by the end of its events.jsonl, so that a folder of many long runs
+is listed at once."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
+from milescli.insight.history import History
+from milescli.insight.summary import state_of
 from milescli.web.asked import Json
 from milescli.web.shown import ShownRun
 
@@ -56,7 +58,7 @@ class States:
             "id": shown.id,
             "name": run.full_name,
             "folder": str(run.path),
-            "state": state_of(run),
+            "state": _state_of(run),
             "step": tail.step,
             "num_steps": tail.num_steps,
             "reward": tail.reward,
@@ -67,15 +69,12 @@ class States:
         }
 
 
-def state_of(run: RunDir) -> str:
-    """running, or how the last attempt ended."""
+def _state_of(run: RunDir) -> str:
+    """By what lies beside its events."""
     try:
-        if not run.attempts():
-            return "not started"
-        verdict = run.verdict()
+        return state_of(run, History())
     except (OSError, ValueError):
         return "not started"
-    return str(verdict.get("outcome", "failed")) if verdict else "running"
 
 
 def _changed_s(run: RunDir) -> float:

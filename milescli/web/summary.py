@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
+
+from milescli.insight.facts import read_facts
+from milescli.insight.summary import state_of, summarize
 from milescli.web.asked import Asked, Json
-from milescli.web.states import state_of
 
 
 def summary(asked: Asked) -> Json:
     """Of a run or an adapter, as of now."""
+    facts = read_facts(asked.run)
     with asked.history() as history:
-        return {
-            "name": history.name,
-            "state": state_of(asked.with_logs),
-            "phase": history.phase,
-            "phase_detail": history.phase_detail,
-            "phase_s": history.phase_s,
-            "step": history.step,
-            "num_steps": history.num_steps,
-            "share_done": history.share_done,
-            "learns_from_rows": history.learns_from_rows,
-            "restarts": history.restarts,
-            "last_s": history.last_s,
-        }
+        told = summarize(asked.run, history, facts)
+    if asked.shown.above is not None:  # an adapter goes on and ends with the run that trains it
+        with asked.histories.reading(asked.shown.above) as history:
+            told = replace(told, state=state_of(asked.shown.above, history))
+    return asdict(told)
