@@ -120,17 +120,24 @@ async function openPage(opened) {
   const title = PAGES.find(([one]) => one === name)[1];
   document.title = `${title} · ${app.run} · miles`;
   main.dataset.page = name;
+  show(main, h("p", { class: "muted", role: "status" }, "Loading…"));
   try {
     const module = await import(`./page_${name}.js`);
     if (app.opened !== opened) return;
     const root = h("section", { class: "stack", "aria-label": title });
     show(main, root);
     app.page = module.open(root, context());
-    if (!isFirst) scrollTo(0, 0);
+    if (isFirst) prepare();
+    else scrollTo(0, 0);
   } catch (error) {
     console.error(error);
     show(main, problem(error, () => openPage(opened)));
   }
+}
+
+/** Fetch the other pages beforehand, so that they open at once. */
+function prepare() {
+  for (const [name] of PAGES) import(`./page_${name}.js`).catch(() => {}); // openPage tells
 }
 
 /** What pages get. */

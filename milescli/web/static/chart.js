@@ -7,6 +7,9 @@ import { colour, isDark } from "./switch.js";
 
 const LIGHT = ["#2b62cf", "#c4620a", "#0b7f60", "#a83a80", "#6a52c4", "#5d6774", "#8a6d00", "#0f7c93"];
 const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", "#d8bd4a", "#5cc7de"];
+/** Distances of the lines of a grid of time, in seconds. */
+const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400,
+  172800, 604800];
 const DASHES = [[], [9, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4], [1, 4], [6, 2]];
 
 /** The colour and the dash of the run at this place of those that are compared. */
@@ -20,7 +23,8 @@ export function lineStyle(place) {
  * onZoom(low, high), onReset(), onPick(x), remove()} */
 export class Chart {
   constructor(parent, lines, options) {
-    Object.assign(this, { lines, options, plot: null, say: options.say ?? number });
+    Object.assign(this, { lines, options, plot: null, say: options.say ?? number,
+      sayShort: options.sayShort ?? options.say ?? ((value) => number(value, 3)) });
     this.legend = h("ul", { class: "legend" });
     this.place = h("div", { class: "plot", role: "img" });
     this.box = h(
@@ -29,7 +33,8 @@ export class Chart {
       h(
         "div",
         { class: "row between" },
-        h("h2", { title: options.about || options.title }, options.title),
+        h("h2", { title: options.about || options.title }, options.title,
+          options.unit && h("span", { class: "muted small" }, ` ${options.unit}`)),
         options.remove &&
           h("button", { class: "plain", "aria-label": `Take away ${options.title}`,
             on: { click: options.remove } }, "×"),
@@ -117,7 +122,7 @@ export class Chart {
     const grid = { stroke: colour("line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
     const across = options.isTime
-      ? { values: (_, splits) => splits.map((value) => seconds(value)) }
+      ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES }
       : { values: (_, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) };
     return {
       width: this.place.clientWidth || 400,
@@ -128,7 +133,7 @@ export class Chart {
         x: { time: false, range: (_, low, high) => options.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
         y: { distr: options.isLog ? 3 : 1 },
       },
-      axes: [{ ...axis, ...across, size: 28 }, { ...axis, size: 58, values: (_, splits) => splits.map((v) => (v === null ? "" : this.say(v, 3))) }],
+      axes: [{ ...axis, ...across, size: 28 }, { ...axis, size: 58, values: (_, splits) => splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
       series: [{}, ...this.lines.flatMap((line) => this.series(line))],
       cursor: {
         sync: { key: options.sync ?? null },

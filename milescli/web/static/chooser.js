@@ -68,7 +68,6 @@ function section(name, list, chosen, choose) {
           },
         }),
         words(column.name),
-        column.unit && h("span", { class: "muted" }, column.unit),
       ),
     ),
   );

@@ -24,6 +24,7 @@ export function percent(share, digits = 0) {
 /** 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
 export function seconds(value) {
   if (!Number.isFinite(value)) return NONE;
+  if (value === 0) return "0 s";
   if (value < 1) return `${Number((1000 * value).toPrecision(2))} ms`;
   if (value < 10) return `${Number(value.toPrecision(2))} s`;
   const s = Math.round(value);

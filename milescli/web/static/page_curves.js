@@ -150,6 +150,7 @@ class Curves {
     return {
       title: name,
       about: column.about,
+      unit: column.unit,
       smooth: view.number("smooth", 0),
       isLog: view.get("log") === "1",
       isTime: view.get("x") === "time",

@@ -67,7 +67,8 @@ class Evaluations {
     if (list.length < 2) return;
     const lines = [{ name: "", place: 0, dots: true, xs: list.map((one) => one.step),
       ys: list.map((one) => one[name]) }];
-    const options = { title, say: name === "accuracy" ? (value) => percent(value, 1) : number };
+    const options = { title, say: name === "accuracy" ? (value) => percent(value, 1) : number,
+      sayShort: name === "accuracy" ? percent : null };
     if (this.chart) this.chart.update(lines, options);
     else this.chart = new Chart(this.plot, lines, options);
   }

@@ -77,8 +77,10 @@ function phaseParts({ phase, parts }, whole) {
 
 function devices({ measured }) {
   if (!measured.length) {
-    return empty("Nothing was measured yet",
-      "Trainer ranks and engines tell here what they hold of their device, as the run goes on.");
+    return h("section", { class: "card", "aria-label": "What was measured" },
+      h("h2", {}, "What was measured"),
+      h("p", { class: "muted" }, "No process told of the memory of a device. On a CPU all is in main "
+        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run goes on."));
   }
   const names = [...new Set(measured.flatMap((one) => Object.keys(one)))].filter(
     (name) => name !== "worker" && measured.some((one) => one[name] !== null && one[name] !== undefined));

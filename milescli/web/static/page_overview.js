@@ -7,9 +7,11 @@ import { phaseBar } from "./phases.js";
 import { sparkline } from "./sparkline.js";
 import { empty, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
+import { view } from "./view.js";
 
 const POINTS = 160;
 const REWARD = "rollout/reward_mean";
+const MOST_DEVICES = 5;
 const LOSS = "train/loss";
 
 export function open(root, context) {
@@ -190,26 +192,29 @@ function waits(list) {
 
 function memory(list) {
   if (!list.length) return null;
+  const shown = [...list].sort((a, b) => (b.used_bytes ?? 0) - (a.used_bytes ?? 0)).slice(0, MOST_DEVICES);
   return h(
     "section",
     { class: "card", "aria-label": "Memory" },
     h("h2", {}, "Memory"),
-    list.slice(0, 8).map((one) => {
-      const total = one.total_bytes ?? Math.max(one.used_bytes ?? 0, one.planned_bytes ?? 0);
-      const planned = one.planned_bytes ? `, planned ${bytes(one.planned_bytes)}` : "";
-      const of = one.total_bytes ? ` of ${bytes(one.total_bytes)}` : "";
-      return h(
-        "div",
-        { class: "device" },
-        h("span", {}, one.worker),
-        h("progress", {
-          max: total || 1,
-          value: one.used_bytes ?? 0,
-          "aria-label": `${one.worker}: ${bytes(one.used_bytes)} used`,
-        }),
-        h("span", { class: "muted small" }, `${bytes(one.used_bytes)}${of}${planned}`),
-      );
-    }),
-    list.length > 8 && h("p", { class: "muted small" }, `and ${list.length - 8} more: see Memory`),
+    h("ul", { class: "devices" }, shown.map(device)),
+    list.length > shown.length &&
+      h("p", { class: "small" }, h("a", { href: view.href({ page: "memory" }) },
+        `and ${list.length - shown.length} more`)),
+  );
+}
+
+/** A bar where it is known of how much. */
+function device(one) {
+  const whole = one.total_bytes ?? one.planned_bytes;
+  const of = one.total_bytes ? ` of ${bytes(one.total_bytes)}` : "";
+  const planned = one.planned_bytes ? `, planned ${bytes(one.planned_bytes)}` : "";
+  return h(
+    "li",
+    {},
+    h("span", {}, one.worker),
+    h("span", {}, h("b", {}, bytes(one.used_bytes)), h("span", { class: "muted" }, of, planned)),
+    whole && h("progress", { max: whole, value: one.used_bytes ?? 0,
+      "aria-label": `${one.worker}: ${bytes(one.used_bytes)} of ${bytes(whole)}` }),
   );
 }

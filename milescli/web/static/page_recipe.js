@@ -57,8 +57,8 @@ function recipeCard(root, known) {
     h("div", { class: "row between" },
       h("h2", {}, "Recipe"),
       h("div", { class: "tools" },
-        h("label", {}, h("input", { type: "checkbox", prop: { checked: view.get("only") === "set" },
-          on: { change: (event) => set({ only: event.target.checked ? "set" : null }) } }),
+        h("label", {}, h("input", { type: "checkbox", prop: { checked: view.get("keys") !== "all" },
+          on: { change: (event) => set({ keys: event.target.checked ? null : "all" }) } }),
           "Only what was set"),
         h("input", { type: "search", value: view.get("key"), placeholder: "Search keys",
           "aria-label": "Search keys", on: { input: (event) => set({ key: event.target.value }) } }))),
@@ -72,7 +72,7 @@ const isDefault = (one) => one.origin === "default";
 function drawKeys(root, known) {
   const wanted = view.get("key").toLowerCase();
   const shown = known.filter((one) => {
-    if (view.get("only") === "set" && isDefault(one)) return false;
+    if (view.get("keys") !== "all" && !wanted && isDefault(one)) return false;
     return `${one.key} ${plain(one.value)} ${one.origin}`.toLowerCase().includes(wanted);
   });
   if (!shown.length) {

@@ -35,6 +35,10 @@ function item(run, current, runs) {
   const compared = view.list("with");
   const isCurrent = run.id === current;
   const steps = run.num_steps ? `${run.step ?? 0}/${run.num_steps}` : `${run.step ?? 0}`;
+  const gained = [
+    Number.isFinite(run.reward) && `reward ${number(run.reward, 3)}`,
+    Number.isFinite(run.accuracy) && `accuracy ${percent(run.accuracy)}`,
+  ].filter(Boolean);
   const tick = h("input", {
     type: "checkbox",
     id: `with-${run.id}`,
@@ -51,7 +55,7 @@ function item(run, current, runs) {
   return h(
     "li",
     { class: isCurrent ? "run current" : "run" },
-    runs.length > 1 ? tick : h("span", {}),
+    runs.length > 1 && tick,
     h(
       "a",
       {
@@ -63,10 +67,8 @@ function item(run, current, runs) {
       h(
         "span",
         { class: "figures" },
-        h("span", {}, h("span", { class: `dot ${run.state}` }), run.state),
-        h("span", {}, `step ${steps}`),
-        Number.isFinite(run.reward) && h("span", {}, `reward ${number(run.reward, 3)}`),
-        Number.isFinite(run.accuracy) && h("span", {}, `accuracy ${percent(run.accuracy)}`),
+        h("span", {}, h("span", { class: `dot ${run.state}` }), `${run.state} · step ${steps}`),
+        gained.length > 0 && h("span", {}, gained.join(" · ")),
       ),
     ),
   );

@@ -11,7 +11,7 @@ const LEVELS = { bad: "Bad", warning: "Warning", hint: "Hint" };
 export function verdictCard(verdict) {
   if (!verdict) return empty("No verdict yet", "It comes with the first steps.");
   const worst = verdict.findings[0]?.level;
-  const [tone, word, sign] = tones(verdict, worst);
+  const [tone, sign] = tones(verdict, worst);
   return h(
     "section",
     { class: `card verdict ${tone}`, "aria-label": "Verdict" },
@@ -26,8 +26,8 @@ export function verdictCard(verdict) {
         h(
           "p",
           { class: "muted small" },
-          `${word} · after ${counted(verdict.step, "step")} · `,
-          verdict.findings.length ? counted(verdict.findings.length, "finding") : "nothing is wrong",
+          `After ${counted(verdict.step, "step")} · `,
+          verdict.findings.length ? counted(verdict.findings.length, "finding") : "no findings",
         ),
       ),
     ),
@@ -44,13 +44,13 @@ export function verdictCard(verdict) {
 
 function tones(verdict, worst) {
   if (verdict.is_learning === null || verdict.is_learning === undefined) {
-    return [worst === "bad" ? "bad" : "early", "too early to say", "…"];
+    return [worst === "bad" ? "bad" : "early", "…"];
   }
   if (verdict.is_learning) {
-    if (worst === "bad") return ["bad", "gets better, but", "!"];
-    return [worst === "warning" ? "warning" : "good", "it is learning", "✓"];
+    if (worst === "bad") return ["bad", "!"];
+    return [worst === "warning" ? "warning" : "good", worst === "warning" ? "!" : "✓"];
   }
-  return ["bad", "it is not learning", "!"];
+  return ["bad", "!"];
 }
 
 function finding(one) {
