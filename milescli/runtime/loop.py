@@ -87,8 +87,8 @@ class Hooks:
     """Write checkpoint `step`; may go on in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
-    keep: Callable[[int, list[Group]], None]
-    """Write a few samples to disk, to read."""
+    keep: Callable[[int, list[Group]], Awaitable[None]]
+    """Write a few samples to disk, to read; may go on in the background."""
     tell: Callable[..., Awaitable[None]]
     """Call a hook of the user's by its name, `run.hooks.*`."""
 
@@ -143,7 +143,7 @@ async def reinforce(run: Run) -> None:
         )
         run.groups.published(run.devices.version)
         clock.lap("publish")
-        run.hooks.keep(step, groups)
+        await run.hooks.keep(step, groups)
         run.bus.emit(done := _step_done(run, report, clock))
         await run.hooks.tell("after_step", step=step, report=report, groups=groups)
         await run.hooks.tell("tracker", event=done)
