@@ -9,17 +9,21 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from milescli.core.concurrency import in_thread
 from milescli.core.types import Group, Sample, Trajectory
 from milescli.rollout.token_texts import TokenTexts
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.side_files import SideFiles
+from milescli.train.base import TrainSequence
 
 DETAILED_TOKENS = 32_768
 """Of one step, that are told of one by one; what follows is text alone."""
-Told = Mapping[tuple[int, int, int], Sequence[float]]
-"""By (group, sample, trajectory): [num_tokens] log-prob of each token, by the trainer before the
-first update of the step."""
+Place = tuple[int, int, int]
+"""(group, sample, trajectory), each counted from 0."""
+Told = Mapping[Place, Sequence[float]]
+"""[num_tokens] log-prob of each token, by the trainer before the first update of the step."""
 NOTHING: Told = {}
 
 
@@ -53,18 +57,53 @@ class KeptSamples:
         self._side.write(self._folder / f"step_{step}.jsonl", text)
 
 
-def lines_of(groups: Sequence[Group], *, texts: TokenTexts, told: Told = NOTHING) -> str:
-    """The whole file: one JSON object for each sample."""
-    lines, left = list[str](), DETAILED_TOKENS
+def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
+    """What is told of token by token: whole samples, from the first on, within DETAILED_TOKENS."""
+    places, left = dict[Place, Trajectory](), DETAILED_TOKENS
     for group_index, group in enumerate(groups):
         for sample_index, sample in enumerate(group.samples):
             left -= sum(line.num_tokens for line in sample.trajectories)
-            shown = [
-                _detailed(line, texts, told.get((group_index, sample_index, index)))
-                if left >= 0
-                else _line(line, texts.decode(line.token_ids))
-                for index, line in enumerate(sample.trajectories)
-            ]
+            if left < 0:
+                return places
+            for index, line in enumerate(sample.trajectories):
+                places[group_index, sample_index, index] = line
+    return places
+
+
+def sequences_of(groups: Sequence[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
+    """Which of the sequences that an objective made of a step are the trajectories that are told of
+    token by token: those of the same tokens, in the same order."""
+    wanted: dict[bytes, list[Place]] = {}
+    for place, line in detailed(groups).items():
+        wanted.setdefault(line.token_ids.tobytes(), []).append(place)
+    found: dict[Place, int] = {}
+    for number, sequence in enumerate(sequences):
+        if not wanted:
+            break
+        tokens = np.asarray(sequence.token_ids, np.int32).tobytes()
+        if places := wanted.get(tokens):
+            found[places.pop(0)] = number
+            if not places:
+                del wanted[tokens]
+    return found
+
+
+def told_of(shown: Mapping[Place, int], logprobs: Mapping[int, np.ndarray]) -> Told:
+    """What a step told of them."""
+    return {p: logprobs[n].tolist() for p, n in shown.items() if n in logprobs}
+
+
+def lines_of(groups: Sequence[Group], *, texts: TokenTexts, told: Told = NOTHING) -> str:
+    """The whole file: one JSON object for each sample."""
+    lines, whole = list[str](), detailed(groups)
+    for group_index, group in enumerate(groups):
+        for sample_index, sample in enumerate(group.samples):
+            shown = list[dict[str, object]]()
+            for index, line in enumerate(sample.trajectories):
+                if (place := (group_index, sample_index, index)) in whole:
+                    shown.append(_detailed(line, texts, told.get(place)))
+                else:
+                    shown.append(_line(line, texts.decode(line.token_ids)))
             lines.append(json.dumps(_record(group, sample, shown)))
     return "".join(line + "\n" for line in lines)
 
