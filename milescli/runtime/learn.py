@@ -68,7 +68,7 @@ async def learn(run: RowRun) -> None:
         )
         packed = time.monotonic()
         async with run.devices.training() if run.devices else nullcontext():
-            report = await run.trainer.step(batch, lr=lr)
+            report = (await run.trainer.step(batch, lr=lr)).report
             run.step = step
             if adapts(run.objective):
                 await in_thread(lambda report=report: run.objective.observe(report))

@@ -19,7 +19,7 @@ from milescli.core.errors import WorkerDied
 from milescli.core.stacks import dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import TrainBatch
+from milescli.train.base import Stepped, TrainBatch
 
 CHECK_EVERY_S = 0.2
 DEATH_GRACE_S = 5.0
@@ -98,9 +98,11 @@ class RankGroup:
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
+    ) -> Stepped:
         """See Trainer."""
-        return (await self._sharded("step", batch, lr, critic_lr))[0]
+        of_ranks = await self._sharded("step_and_tell", batch, lr, critic_lr)
+        told = {number: own for each in of_ranks for number, own in each.logprobs.items()}
+        return Stepped(report=of_ranks[0].report, logprobs=told)
 
     async def start_critic(self) -> None:
         """See Trainer."""

@@ -26,7 +26,7 @@ from milescli.models.adapter import engine_name
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import TrainShard
+from milescli.train.base import Stepped, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
@@ -171,6 +171,12 @@ class TrainerRank:
         self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
     ) -> StepReport:
         """See `Learner`; equal on all ranks."""
+        return self.step_and_tell(shard, lr, critic_lr).report
+
+    def step_and_tell(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> Stepped:
+        """See `Learner`; its report is equal on all ranks."""
         with self._named("an optimizer step"):
             return self.learner.step(shard, lr, critic_lr)
 
