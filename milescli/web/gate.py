@@ -93,8 +93,11 @@ class Gated:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
         if scope["type"] != "http":
-            return  # nothing else is spoken here: uvicorn refuses a WebSocket that nobody accepts
+            return  # nothing else is spoken here: a WebSocket that nobody accepts is refused
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
