@@ -6,7 +6,7 @@ import { ofRun } from "./api.js";
 const AGAIN_MS = 3000;
 
 export class Live {
-  /** `tell(kind, data)`: kind is step, told, end, or `connection` with data true or false. */
+  /** `tell(kind, data)`: kind is step, told, end, reset, or `connection` with data true or false. */
   constructor(tell) {
     this.tell = tell;
     this.id = null;
@@ -28,7 +28,7 @@ export class Live {
     if (this.id === null || document.visibilityState === "hidden") return;
     const source = new EventSource(ofRun(this.id, "live"));
     this.source = source;
-    for (const kind of ["step", "told", "end"]) {
+    for (const kind of ["step", "told", "end", "reset"]) {
       source.addEventListener(kind, (event) => this.tell(kind, parsed(event.data)));
     }
     source.addEventListener("open", () => this.tell("connection", true));

@@ -150,12 +150,16 @@ function flow(summary) {
       waits(summary.waits ?? []),
     ),
     h(
-      "section",
-      { class: "card", "aria-label": "Speed" },
-      h("h2", {}, "Speed"),
-      pairs(speeds(summary)),
+      "div",
+      { class: "stack" },
+      h(
+        "section",
+        { class: "card", "aria-label": "Speed" },
+        h("h2", {}, "Speed"),
+        pairs(speeds(summary)),
+      ),
+      memory(summary.memory ?? []),
     ),
-    memory(summary.memory ?? []),
   );
 }
 

@@ -31,7 +31,7 @@ class View {
 
   /** As a list: its parts between commas. */
   list(name) {
-    return this.get(name).split(",").filter(Boolean).map(decodeURIComponent);
+    return this.get(name).split(",").filter(Boolean).map((one) => one.replaceAll("%2C", ","));
   }
 
   /** As a number; `otherwise` where it is none. */
@@ -54,11 +54,14 @@ class View {
       if (!other || ALWAYS.includes(name)) next.set(name, value);
     }
     for (const [name, value] of Object.entries(changes)) {
-      const text = Array.isArray(value) ? value.map(encodeURIComponent).join(",") : value;
+      const text = Array.isArray(value)
+        ? value.map((one) => one.replaceAll(",", "%2C")).join(",")
+        : value;
       if (text === null || text === undefined || text === "") next.delete(name);
       else next.set(name, String(text));
     }
-    return `#${next.toString()}`;
+    // these two need no escape behind a #, and are easier to read without
+    return `#${next.toString().replaceAll("%2F", "/").replaceAll("%2C", ",")}`;
   }
 
   /** Go there. `replace`: without a step back in the browser, for what changes often. */
