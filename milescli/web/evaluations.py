@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import orjson
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.web.asked import Asked, Json
 from milescli.web.line_index import LineIndexes
 from milescli.web.paths import file_within, readable
@@ -31,7 +31,7 @@ def evaluations(asked: Asked) -> Json:
     return {
         "evaluations": own,
         "validations": validations,
-        "sets": _results(asked.run.eval_dir),
+        "sets": _results(asked.run),
     }
 
 
@@ -46,7 +46,7 @@ class EvaluationSamples:
         ask = asked.question
         offset, limit = ask.count("offset", 0), ask.count("limit", 50, high=MAX_LIMIT)
         name = ask.text("path").removeprefix("eval/")
-        file = file_within(asked.run.eval_dir, name)
+        file = file_within(asked.run.path, f"eval/{name}")
         if file.suffix != ".jsonl":
             raise NotFound(
                 f"`{name}` holds no samples",
@@ -62,16 +62,16 @@ class EvaluationSamples:
         return {"total": index.num_lines, "samples": shown}
 
 
-def _results(folder: Path) -> list[Json]:
+def _results(run: RunDir) -> list[Json]:
     """What can be read, by set and step; rewards of single prompts left out."""
-    results = list[Json]()
-    for file in sorted(folder.rglob("step_*.json"))[:MAX_RESULTS]:
+    results, root = list[Json](), run.path.resolve()
+    for file in sorted(run.eval_dir.rglob("step_*.json"))[:MAX_RESULTS]:
         try:
-            is_ours = folder.resolve() in file.resolve().parents
-            result = _object(file.read_bytes()) if file.stat().st_size <= MAX_BYTES else None
-        except OSError:
+            is_shown = root in file.resolve().parents and file.stat().st_size <= MAX_BYTES
+            result = _object(file.read_bytes()) if is_shown else None
+        except (OSError, RuntimeError):
             continue
-        if is_ours and result is not None and "accuracy" in result and "step" in result:
+        if result is not None and "accuracy" in result and "step" in result:
             results.append({name: value for name, value in result.items() if name != "rewards"})
     return sorted(results, key=lambda one: (str(one.get("set")), str(one["step"]).zfill(12)))
 

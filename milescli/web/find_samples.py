@@ -4,6 +4,7 @@ page can wait."""
 from __future__ import annotations
 
 import json
+import stat
 import time
 
 from milescli.insight.samples import KeptSample, read_file, sample_steps
@@ -23,7 +24,9 @@ def find_samples(asked: Asked) -> Json:
     searched."""
     text = asked.question.text("q").lower()
     limit = asked.question.count("limit", 50, low=1, high=MAX_LIMIT)
-    steps = sample_steps(asked.run)[::-1] if text else []
+    # the folder may be a link to somewhere else: then it is not the run's
+    is_own = asked.run.path.resolve() in asked.run.rollouts_dir.resolve().parents
+    steps = sample_steps(asked.run)[::-1] if text and is_own else []
     until, found, searched, is_all = time.monotonic() + SEARCH_S, list[Json](), 0, True
     for step in steps:
         if time.monotonic() > until or len(found) >= limit:
@@ -38,7 +41,8 @@ def _search(asked: Asked, step: int, text: str, found: list[Json]) -> bool:
     """Adds what one step has; whether it could be read."""
     file = asked.run.rollouts_dir / f"step_{step}.jsonl"
     try:
-        if file.stat().st_size > MAX_BYTES:
+        seen = file.lstat()
+        if seen.st_size > MAX_BYTES or not stat.S_ISREG(seen.st_mode):
             return False
         # most files have none of it, and need not be read as JSON: within that, ASCII is written
         # in one way only

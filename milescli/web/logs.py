@@ -39,8 +39,8 @@ class Logs:
     def lines(self, asked: Asked) -> Json:
         """Of one file. `total`: all lines, or all that fit; `is_all`: False where counting or
         searching was ended for time. `offset` counts from the start; with `tail`, from the end."""
-        folder = asked.with_logs.path / "logs"
-        file = file_within(folder, f"{asked.names['attempt']}/{asked.names['file']}")
+        name = f"logs/{asked.names['attempt']}/{asked.names['file']}"
+        file = file_within(asked.with_logs.path, name)
         ask = asked.question
         offset, limit = ask.count("offset", 0), ask.count("limit", 500, high=MAX_LIMIT)
         text, is_tail = ask.text("q"), ask.count("tail", 0, high=1) == 1

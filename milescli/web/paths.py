@@ -10,14 +10,19 @@ from pathlib import Path
 from milescli.web.refusals import Forbidden, NotFound
 
 
-def file_within(folder: Path, name: str) -> Path:
-    """A regular file below a folder, links resolved. Raises NotFound where there is none, Forbidden
-    where it is somewhere else or not ours to read."""
+def below(folder: Path, name: str) -> Path:
+    """What `name`, as `a/b`, stands for below a folder. Raises Forbidden for one that climbs."""
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise _elsewhere(name)
+    return folder.joinpath(*parts)
+
+
+def file_within(folder: Path, name: str) -> Path:
+    """A regular file below a folder, links resolved. Raises NotFound where there is none, Forbidden
+    where it is somewhere else or not ours to read."""
     try:
-        root, file = folder.resolve(), folder.joinpath(*parts).resolve()
+        root, file = folder.resolve(), below(folder, name).resolve()
         if root not in file.parents:
             raise _elsewhere(name)
         if not file.is_file():

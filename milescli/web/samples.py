@@ -25,9 +25,8 @@ def samples(asked: Asked) -> Json:
         if not kept:
             raise _none(asked, "of any step")
         step = kept[-1]
-    name = f"step_{step}.jsonl"
     try:
-        file = file_within(asked.run.rollouts_dir, name)
+        file = file_within(asked.run.path, f"rollouts/step_{step}.jsonl")
     except NotFound:
         raise _none(asked, f"of step {step}") from None
     if (size := file.stat().st_size) > MAX_BYTES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.web.paths import file_within
+from milescli.web.paths import below
 from milescli.web.refusals import NotFound
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -26,8 +26,8 @@ TYPES = {
 def static_file(name: str) -> tuple[bytes, str]:
     """(content, media type) of a URL below `/static/`. Raises NotFound."""
     folder = VENDORED if name.startswith("vendored/") else STATIC
-    file = file_within(folder, name.removeprefix("vendored/"))
-    if file.suffix not in TYPES:
+    file = below(folder, name.removeprefix("vendored/"))  # a link, where a tool installs by links
+    if file.suffix not in TYPES or not file.is_file():
         raise NotFound(
             f"there is no page `{name[:200]}`", why="it is no file of the page", fix="open /"
         )

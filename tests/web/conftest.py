@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from milescli.web import find_samples, line_index, logs
 from tests.web.written import WrittenRun, client_of, site_of
 
 
@@ -28,3 +29,11 @@ def client(folder: Path) -> Iterator[TestClient]:
     """Of all runs of the folder."""
     with client_of(site_of(folder)) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No search ends for time because the machine is busy."""
+    monkeypatch.setattr(line_index, "COUNT_S", 120.0)
+    monkeypatch.setattr(logs, "SEARCH_S", 120.0)
+    monkeypatch.setattr(find_samples, "SEARCH_S", 120.0)

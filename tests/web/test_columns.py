@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from milescli.core.events import OfAdapter
+from milescli.core.events import OfAdapter, to_record
 from milescli.web.columns import thinned, unit_of
 from tests.web.written import NAN, WrittenRun, row_step_done, step_done
 
@@ -75,15 +76,11 @@ def test_a_run_that_does_steps_again_has_them_once(run: WrittenRun, client: Test
 
 def test_events_of_an_older_miles_are_read(run: WrittenRun, client: TestClient) -> None:
     """Without the fields that later versions added."""
-    from milescli.core.events import to_record
-
     record = to_record(step_done(1))
     for name in ("publish", "flow"):
         del record[name]
     for name in ("figures", "accept_length", "accept_rate", "skipped_prompts"):
         del record["rollout"][name]
-    import json
-
     run.run.events_file.write_text(json.dumps(record) + "\n" + '{"event": "OfTomorrow"}\n')
     told = columns(client, "name=train/loss&name=flow/idle_s")
     assert told["columns"] == {"train/loss": [0.1], "flow/idle_s": [None]}
@@ -136,6 +133,7 @@ def test_a_long_run_is_thinned_to_its_extremes(run: WrittenRun, client: TestClie
     assert (told["first"], told["last"]) == (1, 2000)
 
 
+@settings(max_examples=40)
 @given(FIGURES, FIGURES, st.integers(min_value=2, max_value=120))
 def test_thinning_keeps_smallest_and_largest(
     one: list[float], two: list[float], points: int
@@ -151,6 +149,7 @@ def test_thinning_keeps_smallest_and_largest(
             assert (min(shown), max(shown)) == (min(finite), max(finite))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-1, 1), min_size=50, max_size=400))
 def test_thinning_keeps_them_of_every_stretch(column: list[float]) -> None:
     length, points = len(column), 22

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.web.gate import Gate, new_key
@@ -124,6 +124,7 @@ def test_keys_have_128_bits_and_are_never_shown() -> None:
     assert KEY not in repr(GATE)
 
 
+@settings(max_examples=30)
 @given(st.text())
 def test_only_the_key_is_the_key(text: str) -> None:
     gate = Gate(key=new_key(), host="127.0.0.1", port=1)

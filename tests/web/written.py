@@ -57,7 +57,9 @@ def report(*, loss: float = 0.1, **figures: float) -> StepReport:
     )
 
 
-def step_done(step: int, *, num_steps: int = 40, loss: float = 0.1, reward: float = 0.5) -> StepDone:
+def step_done(
+    step: int, *, num_steps: int = 40, loss: float = 0.1, reward: float = 0.5
+) -> StepDone:
     """Of RL."""
     rollout = RolloutStats(
         num_groups=4,
