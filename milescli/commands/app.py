@@ -32,6 +32,7 @@ from milescli.commands import (
     recipes,
     resume,
     runs,
+    status,
     why,
 )
 from milescli.commands.crash import write_crash_report
@@ -52,6 +53,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles status RUN --watch            is it learning, where is the time?
   miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
@@ -84,7 +86,8 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, why, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins),
+    *(runs, status, why, doctor, help),
 ):
     module.register(app)
 

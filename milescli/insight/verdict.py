@@ -1,5 +1,5 @@
-"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that says
-it. Pure; for the live table, `miles status`, the page and the report alike."""
+"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that
+says it. Pure; for the live table, `miles status`, the page and the report alike."""
 
 from __future__ import annotations
 
