@@ -42,6 +42,7 @@ class Judge:
         self._told: tuple[object, ...] | None = None
         self._due = 0.0
         self._fault: Exception | None = None
+        self._is_fault_told = False
 
     def __call__(self, event: Event) -> None:
         """Tell what was found; look again after a step, where it is time."""
@@ -84,11 +85,11 @@ class Judge:
 
     def _tell(self) -> None:
         fault, verdict = self._fault, self._verdict
-        if fault is not None:
+        if fault is not None and not self._is_fault_told:
+            self._is_fault_told = True
             text = f"no verdict from here on: {type(fault).__name__}: {fault}"
             self._bus.emit(Notice(text=text, level="warning"))
-            self._verdict = None
-        if verdict is None:
+        if fault is not None or verdict is None:
             return
         worse = [one for one in verdict.findings if one.level is not Level.HINT]
         told = (verdict.is_learning, *(one.name for one in worse))
