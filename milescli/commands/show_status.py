@@ -205,14 +205,18 @@ def _health(summary: Summary) -> Iterator[Line]:
     if summary.staleness_mean is not None:
         told_max = f" (max {summary.staleness_max})"
         yield _labelled("staleness", f"{summary.staleness_mean:.1f}{told_max}")
+    is_running = summary.state == "running"
     if summary.memory:
         parts = [
-            f"{one.worker} {format_bytes(one.used_bytes)}"
+            f"{one.worker} {format_bytes(one.used_bytes if is_running else one.peak_bytes)}"
             + (f" of {format_bytes(one.planned_bytes)} planned" if one.planned_bytes else "")
             for one in summary.memory[:SHOWN_MEMORY]
         ]
         more = len(summary.memory) - SHOWN_MEMORY
-        yield _labelled("memory", ", ".join(parts) + (f", {more} more" if more > 0 else ""))
+        yield _labelled(
+            "memory" if is_running else "at most",
+            ", ".join(parts) + (f", {more} more" if more > 0 else ""),
+        )
     saved = summary.checkpoint_step
     told_saved = "none yet" if saved is None else f"of step {saved}"
     yield _labelled("restarts", f"{summary.restarts}   checkpoint {told_saved}")

@@ -54,13 +54,16 @@ def test_phases_are_shares_of_the_step_and_waits_are_named(run: RunDir) -> None:
     assert summary.waits[0].who == "trainer"
 
 
-def test_memory_is_what_the_watchdog_saw_last(run: RunDir) -> None:
-    record = {"time": 1.0, "resident_bytes": {"7": 100, "8": 300}, "names": {"7": "driver"}}
-    end = {"time": 2.0, "oom_kills": 0}
+def test_memory_is_what_the_watchdog_saw(run: RunDir) -> None:
+    mib = 2**20
+    sizes = {"7": 900 * mib, "8": 300 * mib, "9": mib}
+    record = {"time": 1.0, "resident_bytes": sizes, "names": {"7": "driver", "8": "rank"}}
+    end = {**record, "time": 2.0, "resident_bytes": {"7": 100 * mib}}
     file = run.path / "logs/attempt_1/memory.jsonl"
     file.write_text("\n".join(json.dumps(one) for one in (record, end)) + "\n{torn")
     told = memory_of(run, Planted(steps=1).history(), RunFacts())
-    assert [(one.worker, one.used_bytes) for one in told] == [("8", 300), ("driver", 100)]
+    seen = [(one.worker, one.used_bytes // mib, one.peak_bytes // mib) for one in told]
+    assert seen == [("driver", 100, 900), ("rank", 300, 300)]
 
 
 def test_the_plan_says_what_the_fullest_device_will_hold() -> None:
