@@ -32,6 +32,7 @@ from milescli.commands import (
     recipes,
     resume,
     runs,
+    status,
     ui,
     why,
 )
@@ -53,6 +54,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
   miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
@@ -86,7 +88,8 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, ui, why, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins),
+    *(runs, status, ui, why, doctor, help),
 ):
     module.register(app)
 
