@@ -86,10 +86,16 @@ async function loadRuns() {
   await changed();
 }
 
+/** The runs, of the one that is shown with the state that its summary tells: it is newer. */
+function runsNow() {
+  const state = app.summary?.state;
+  return app.runs.map((run) => (state && run.id === app.run ? { ...run, state } : run));
+}
+
 /** The run of the address; else the one that runs, else the newest. */
 function chosen() {
   const wanted = view.get("run");
-  const newest = [...app.runs].sort((a, b) => (b.changed ?? 0) - (a.changed ?? 0));
+  const newest = [...app.runs].sort((a, b) => (b.changed_s ?? 0) - (a.changed_s ?? 0));
   const running = newest.find((run) => run.state === "running");
   return wanted || (running ?? newest[0]).id;
 }
@@ -97,7 +103,7 @@ function chosen() {
 async function changed() {
   if (app.runs.length === 0) return;
   const run = chosen();
-  drawSide(at("side"), app.runs, run, themeButton());
+  drawSide(at("side"), runsNow(), run, themeButton());
   drawTabs();
   if (run !== app.run) {
     Object.assign(app, { run, summary: null });

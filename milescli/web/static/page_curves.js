@@ -40,6 +40,7 @@ class Curves {
     this.later = settled(() => this.loaded.refresh(), 60);
     this.onKey = (event) => this.key(event.detail);
     addEventListener("page-key", this.onKey);
+    this.grid.setAttribute("aria-busy", "true");
     this.start();
   }
 
@@ -47,6 +48,7 @@ class Curves {
     try {
       this.columns = await this.names();
     } catch (error) {
+      this.grid.removeAttribute("aria-busy");
       show(this.grid, problem(error, () => this.start()));
       return;
     }

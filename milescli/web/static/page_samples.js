@@ -34,6 +34,7 @@ class Samples {
     this.later = settled(() => this.loaded.refresh(), 80);
     this.onKey = (event) => this.key(event.detail);
     addEventListener("page-key", this.onKey);
+    this.content.setAttribute("aria-busy", "true");
     this.start();
   }
 
@@ -41,12 +42,14 @@ class Samples {
     try {
       await this.loadSteps();
     } catch (error) {
+      this.content.removeAttribute("aria-busy");
       show(this.content, problem(error, () => this.start()));
       return;
     }
     if (!this.steps.length) {
       const rows = this.context.summary?.learns_from_rows;
       this.tools.hidden = true;
+      this.content.removeAttribute("aria-busy");
       show(this.content, rows
         ? empty("No samples", "This run learns from rows of a file: the model says nothing in it.")
         : empty("No samples yet", "With the first step that is done, what the model said shows up "
@@ -204,7 +207,9 @@ class Samples {
       several("Colour of tokens", "colour", MODES, this.mode()),
       h("form", { class: "row grow", role: "search", on: { submit: (event) => {
         event.preventDefault();
-        found(this.results, this.context, view.get("q"));
+        const wanted = event.target.querySelector("input").value;
+        view.set({ q: wanted }, { replace: true });
+        found(this.results, this.context, wanted);
       } } },
         h("input", { id: "sample-search", type: "search", value: view.get("q"), class: "grow",
           placeholder: "Search this step", "aria-label": "Search samples",

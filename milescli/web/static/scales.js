@@ -63,6 +63,6 @@ function key(title, entries) {
     "div",
     { class: "scale" },
     h("span", { class: "muted" }, title),
-    h("ul", { class: "keys" }, entries.map(([name, text]) => h("li", { class: `token ${name}` }, text))),
+    h("ul", { class: "keys" }, entries.map(([name, text]) => h("li", { class: name }, text))),
   );
 }

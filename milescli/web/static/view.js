@@ -45,9 +45,13 @@ class View {
     return PAGES.some(([name]) => name === page) ? page : "overview";
   }
 
-  /** The address of this view with some values changed; null takes one away. On another page what
+  /** A link to this view with some values changed; null takes one away. On another page what
    * belonged to the one before is dropped. */
   href(changes) {
+    return `./${this.fragment(changes)}`;
+  }
+
+  fragment(changes) {
     const other = changes.page !== undefined && changes.page !== this.page;
     const next = new URLSearchParams();
     for (const [name, value] of this.values) {
@@ -66,10 +70,10 @@ class View {
 
   /** Go there. `replace`: without a step back in the browser, for what changes often. */
   set(changes, { replace = false } = {}) {
-    const href = this.href(changes);
-    if (href === location.hash) return;
-    history[replace ? "replaceState" : "pushState"](null, "", href);
-    this.values = new URLSearchParams(href.slice(1));
+    const fragment = this.fragment(changes);
+    if (fragment === location.hash) return;
+    history[replace ? "replaceState" : "pushState"](null, "", fragment);
+    this.values = new URLSearchParams(fragment.slice(1));
     this.tell();
   }
 

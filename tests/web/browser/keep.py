@@ -14,6 +14,8 @@ KEPT = Path(__file__).parent / "kept"
 WHOLE = ("events.jsonl", "manifest.json", "plan.json", "recipe.yaml")
 LINES = {"logs/*/*.log": 60, "eval/*.jsonl": 25, "logs/*/memory.jsonl": 80}
 """Pattern -> the last lines that are kept of each file."""
+STEPS = (1, 2, 6, 11, 12, 13, 24)
+"""Whose samples are kept."""
 
 
 def keep(run: Path, *, is_whole: bool) -> Path:
@@ -29,7 +31,8 @@ def keep(run: Path, *, is_whole: bool) -> Path:
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[-count:]
                 if not file.is_symlink() and "latest" not in file.parts:
                     _write(folder / file.relative_to(run), "".join(lines), run)
-        for file in sorted((run / "rollouts").glob("*.jsonl")):
+        for step in STEPS:
+            file = run / "rollouts" / f"step_{step}.jsonl"
             _write(folder / file.relative_to(run), file.read_text(encoding="utf-8"), run)
     return folder
 
