@@ -122,7 +122,8 @@ export class Chart {
     const grid = { stroke: colour("line"), width: 1 };
     const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
     const across = options.isTime
-      ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES }
+      ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES,
+          space: 90 }
       : { values: (_, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) };
     return {
       width: this.place.clientWidth || 400,
@@ -211,7 +212,7 @@ export class Chart {
     const x = index === null || index === undefined ? this.options.at : this.plot?.data[0][index];
     this.options.onCursor?.(index === null || index === undefined ? null : x);
     this.lines.forEach((line, place) => {
-      const at = Number.isFinite(x) ? nearest(line.xs, x) : line.xs.length - 1;
+      const at = Number.isFinite(x) ? nearest(line.xs, x) : line.ys.findLastIndex(Number.isFinite);
       const value = line.ys[at];
       const smooth = this.options.smooth > 0 && !line.dots && Number.isFinite(value)
         ? ` (smooth ${number(this.smoothAt(place, at))})` : "";

@@ -141,7 +141,7 @@ function pairs(rows) {
 function flow(summary) {
   return h(
     "div",
-    { class: "grid" },
+    { class: "grid flow" },
     h(
       "section",
       { class: "card wide", "aria-label": "Where the time of a step goes" },

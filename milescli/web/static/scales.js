@@ -53,9 +53,9 @@ function steps(name, bounds, sign = "") {
   const last = bounds.at(-1);
   const inside = bounds.map((bound, at) => [
     `${name}${at}`,
-    sign ? `above ${sign}${bound}` : `below ${bound}`,
+    sign ? `> ${sign}${bound}` : `< ${bound}`,
   ]);
-  return [...inside, [`${name}${bounds.length}`, sign ? `below ${sign}${last}` : `from ${last}`]];
+  return [...inside, [`${name}${bounds.length}`, sign ? `≤ ${sign}${last}` : `≥ ${last}`]];
 }
 
 function key(title, entries) {

@@ -12,7 +12,12 @@ from pathlib import Path
 
 KEPT = Path(__file__).parent / "kept"
 WHOLE = ("events.jsonl", "manifest.json", "plan.json", "recipe.yaml")
-LINES = {"logs/*/*.log": 60, "eval/*.jsonl": 25, "logs/*/memory.jsonl": 80}
+LINES = {
+    "logs/*/*.log": 60,
+    "logs/*/verdict.json": 60,
+    "eval/*.jsonl": 25,
+    "logs/*/memory.jsonl": 80,
+}
 """Pattern -> the last lines that are kept of each file."""
 STEPS = (1, 2, 6, 11, 12, 13, 24)
 """Whose samples are kept."""
@@ -25,12 +30,13 @@ def keep(run: Path, *, is_whole: bool) -> Path:
     folder.mkdir(parents=True)
     for name in WHOLE:
         _write(folder / name, (run / name).read_text(encoding="utf-8"), run)
-    if is_whole:
-        for pattern, count in LINES.items():
+    for pattern, count in LINES.items():
+        if is_whole or "verdict" in pattern:
             for file in sorted(run.glob(pattern)):
                 lines = file.read_text(encoding="utf-8").splitlines(keepends=True)[-count:]
                 if not file.is_symlink() and "latest" not in file.parts:
                     _write(folder / file.relative_to(run), "".join(lines), run)
+    if is_whole:
         for step in STEPS:
             file = run / "rollouts" / f"step_{step}.jsonl"
             _write(folder / file.relative_to(run), file.read_text(encoding="utf-8"), run)

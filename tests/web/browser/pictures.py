@@ -1,5 +1,5 @@
-"""Makes the pictures of docs/ui.md: every page of the kept run, in light and dark, at the widths of a
-desk, a tablet and a phone. PNG with few colours, so that they stay small.
+"""Makes the pictures of docs/ui.md: every page of the kept run, in light and dark, at the widths of
+a desk, a tablet and a phone. PNG with few colours, so that they stay small.
 
     python -m tests.web.browser.pictures [PAGE...]
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "pictures" / "ui"
 SIZES = {1440: 900, 768: 1024, 375: 760}
-NUM_COLOURS = 48
+NUM_COLOURS = 96
 VIEWS = {
     "overview": "",
     "curves": "&step=12&smooth=0.6&with=quickstart-2",
@@ -57,7 +57,7 @@ def take(browser: Browser, url: str, names: list[str]) -> None:
 def save(png: bytes, file: Path) -> None:
     """With few colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture = picture.quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+    picture = picture.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(file, optimize=True)
     print(f"{file.name} {file.stat().st_size / 1000:.0f} kB")
 

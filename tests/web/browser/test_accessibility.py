@@ -46,5 +46,7 @@ def test_runs_are_folded_on_a_phone(url: str, tab: Opener) -> None:
 
 def test_nothing_moves_for_those_who_want_it_still(url: str, tab: Opener) -> None:
     page = tab(url).open("run=quickstart-1")
-    moving = page.evaluate("document.getAnimations().filter((one) => one.playState === 'running').length")
+    moving = page.evaluate(
+        "document.getAnimations().filter((one) => one.playState === 'running').length"
+    )
     assert moving == 0

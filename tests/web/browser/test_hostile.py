@@ -78,7 +78,11 @@ def test_search_marks_within_hostile_text(hostile: str, tab: Opener) -> None:
 
 def test_a_hostile_address_is_harmless(hostile: str, tab: Opener) -> None:
     told = tab(hostile)
-    for fragment in ("page=curves&columns=" + IMAGE, "page=samples&step=" + SCRIPT, "page=" + IMAGE):
+    for fragment in (
+        "page=curves&columns=" + IMAGE,
+        "page=samples&step=" + SCRIPT,
+        "page=" + IMAGE,
+    ):
         page = told.open(fragment)
         assert page.title() != "taken"
         assert page.locator("#main img").count() == 0

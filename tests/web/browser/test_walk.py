@@ -102,11 +102,13 @@ def test_tokens_tell_of_themselves(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(f"{RUN}&page=samples&step=12")
     page.hover(".token.heat0, .token.heat1")
-    assert re.search(r"token \d+: .* log-prob -?[\de.-]+ .* trainer .* version", told.text(".readout"))
+    assert re.search(
+        r"token \d+: .* log-prob -?[\de.-]+ .* trainer .* version", told.text(".readout")
+    )
     page.focus(".tokens")
     page.keyboard.press("ArrowRight")
     assert told.text(".readout").startswith("token 0")
-    page.click("button:text-is('|engine − trainer|')")
+    page.click("#colour-difference")
     page.wait_for_selector(".token[class*=cold]")
 
 
