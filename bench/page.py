@@ -162,7 +162,7 @@ def of_tensorboard(browser: Browser, folder: Path) -> Figures:
         page.wait_for_selector("scalar-card line-chart canvas, scalar-card line-chart svg path")
         first = time.perf_counter() - began
         page.wait_for_function(
-            "document.querySelectorAll('scalar-card').length >= 5 &&"
+            "document.querySelectorAll('scalar-card').length >= 6 &&"
             " !document.querySelector('scalar-card mat-spinner')"
         )
         figures = {"open_s": first, "curves_s": time.perf_counter() - began}

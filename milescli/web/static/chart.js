@@ -132,7 +132,7 @@ export class Chart {
       legend: { show: false },
       scales: {
         x: { time: false, range: (_, low, high) => options.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
-        y: { distr: options.isLog ? 3 : 1 },
+        y: options.isLog ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
       },
       axes: [{ ...axis, ...across, size: 28 }, { ...axis, size: 58, values: (_, splits) => splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
       series: [{}, ...this.lines.flatMap((line) => this.series(line))],
@@ -240,4 +240,12 @@ export class Chart {
     });
     return `${this.options.title}. ${told.join("; ")}`;
   }
+}
+
+/** With some room; around a line that is flat as well. */
+function padded(low, high) {
+  if (low === null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  const room = Math.abs(low) * 0.1 || 1;
+  return [low - room, high + room];
 }

@@ -9,7 +9,7 @@ const LIST = [
   ["n  p", "next group, group before (Samples)"],
   ["[  ]", "run before, next run"],
   ["/", "search on this page"],
-  ["t", "light, dark, as the system says"],
+  ["t", "light or dark"],
   ["m", "the list of runs (where it is folded)"],
   ["← →", "within a sample: token by token"],
   ["Esc", "close what is open; zoom out"],

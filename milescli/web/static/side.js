@@ -33,7 +33,7 @@ export function drawSide(side, runs, current, themeButton) {
 
 function item(run, current, runs) {
   const compared = view.list("with");
-  const isCurrent = run.id === current;
+  const isCurrent = run.id === current || run.adapters?.includes(current);
   const steps = run.num_steps ? `${run.step ?? 0}/${run.num_steps}` : `${run.step ?? 0}`;
   const gained = [
     Number.isFinite(run.reward) && `reward ${number(run.reward, 3)}`,
@@ -61,7 +61,7 @@ function item(run, current, runs) {
       {
         id: `run-${run.id}`,
         href: view.href({ run: run.id, with: compared.filter((id) => id !== run.id), step: null }),
-        "aria-current": isCurrent ? "true" : null,
+        "aria-current": run.id === current ? "true" : null,
       },
       h("span", { class: "name" }, run.name),
       h(
@@ -71,5 +71,17 @@ function item(run, current, runs) {
         gained.length > 0 && h("span", {}, gained.join(" · ")),
       ),
     ),
+    run.adapters?.length > 0 && adapters(run, current),
+  );
+}
+
+/** Of a run that trains several: each has figures of its own. */
+function adapters(run, current) {
+  return h(
+    "ul",
+    { class: "adapters", "aria-label": `Adapters of ${run.name}` },
+    run.adapters.map((id) =>
+      h("li", {}, h("a", { id: `run-${id}`, href: view.href({ run: id, step: null }),
+        "aria-current": id === current ? "true" : null }, id.slice(id.lastIndexOf(":") + 1)))),
   );
 }

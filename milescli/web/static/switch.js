@@ -1,26 +1,28 @@
-// The switch between light, dark and what the system says; kept in this browser.
+// The switch between light and dark; at first what the system says. Kept in this browser.
 
 import { h } from "./dom.js";
-
-const ORDER = ["", "light", "dark"];
-const NAMES = { "": "System", light: "Light", dark: "Dark" };
 
 function theme() {
   return document.documentElement.dataset.theme ?? "";
 }
 
-/** Is the page dark now? */
-export function isDark() {
-  return theme() ? theme() === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+function isSystemDark() {
+  return matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/** Go to the next of system, light, dark. */
+/** Is the page dark now? */
+export function isDark() {
+  return theme() ? theme() === "dark" : isSystemDark();
+}
+
+/** From light to dark or back. What the system says as well is not kept: it may change its mind. */
 export function nextTheme() {
-  const next = ORDER[(ORDER.indexOf(theme()) + 1) % ORDER.length];
-  if (next) document.documentElement.dataset.theme = next;
+  const next = isDark() ? "light" : "dark";
+  const kept = (next === "dark") === isSystemDark() ? "" : next;
+  if (kept) document.documentElement.dataset.theme = kept;
   else delete document.documentElement.dataset.theme;
   try {
-    if (next) localStorage.setItem("miles.theme", next);
+    if (kept) localStorage.setItem("miles.theme", kept);
     else localStorage.removeItem("miles.theme");
   } catch {
     // storage is forbidden: it lasts until the page is left
@@ -32,8 +34,9 @@ export function nextTheme() {
 export function themeButton() {
   return h(
     "button",
-    { class: "plain", id: "theme-button", title: "Colours (t)", on: { click: nextTheme } },
-    `Colours: ${NAMES[theme()]}`,
+    { class: "plain", id: "theme-button", on: { click: nextTheme } },
+    isDark() ? "Light " : "Dark ",
+    h("kbd", {}, "t"),
   );
 }
 

@@ -196,7 +196,6 @@ def test_logs_show_lines_that_fit(url: str, tab: Opener) -> None:
 def test_a_theme_is_kept_over_pages(url: str, tab: Opener, page_name: str) -> None:
     page = tab(url).open(RUN)
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.keyboard.press("t")  # light, as the system says
     page.keyboard.press("t")
     page.goto(page.url.partition("#")[0] + f"#{RUN}&page={page_name}")
     page.reload()
