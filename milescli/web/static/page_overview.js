@@ -64,7 +64,7 @@ function gains(summary, told, columns) {
   const losses = told.validations.map((one) => [one.step, one.loss]);
   return h(
     "div",
-    { class: "grid" },
+    { class: "grid gains" },
     summary.reward && figure("Reward", summary.reward, of(REWARD), "mean over the samples of a step"),
     summary.accuracy &&
       figure("Held-out accuracy", summary.accuracy, accuracies, accuracyNote(summary), percent1),
