@@ -14,7 +14,7 @@ from milescli import __version__
 from milescli.core.errors import FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
-VERBS = ("launch", "resume", "evaluate", "export", "doctor", "recipes", "runs", "why", "help")
+VERBS = ("launch", "resume", "evaluate", "export", "doctor", "recipes", "runs", "ui", "why", "help")
 
 
 def fails_with(error: BaseException):  # type: ignore[no-untyped-def]
