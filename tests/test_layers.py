@@ -37,6 +37,7 @@ FLOORS = {
     "backends.hub": 4,
     "export": 4,
     "autopsy": 4,
+    "profiling": 4,
     "agents": 4,
     "conversion": 5,
     "cluster": 5,

@@ -29,6 +29,7 @@ from milescli.commands import (
     launch,
     models,
     plugins,
+    profile,
     recipes,
     resume,
     runs,
@@ -53,6 +54,7 @@ miles {version}: post-train language models with reinforcement learning
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles why RUN                       what ended it
+  miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -84,7 +86,20 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, why, doctor, help),
+    *(
+        data,
+        models,
+        recipes,
+        algorithms,
+        environments,
+        env,
+        plugins,
+        runs,
+        why,
+        profile,
+        doctor,
+        help,
+    ),
 ):
     module.register(app)
 
