@@ -7,18 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-FORWARD, SAMPLING, SCHEDULER, IDLE, WEIGHTS = (
-    "forward",
-    "sampling",
-    "scheduler",
-    "idle",
-    "taking weights",
-)
+FORWARD, SAMPLING, RESULTS = "forward", "sampling", "handing out results"
+SCHEDULER, IDLE, WEIGHTS = "scheduler", "idle", "taking weights"
 LOOP = "event_loop"
 """In the name of the function that the scheduler lives in; other threads do not count."""
 _BY_FUNCTION = (
     (WEIGHTS, ("update_weights", "resume_memory", "release_memory", "flush_cache")),
-    (SAMPLING, ("sample ", "sampler", "sampling", "compute_logprobs")),
+    (RESULTS, ("process_batch_result",)),
+    (SAMPLING, ("sample ", "Sampler", "sampling")),
     (FORWARD, ("forward_batch", "forward_", "model_runner", "run_batch")),
     (IDLE, ("on_idle", "recv_requests", "recv_", "sleep", "poll")),
 )

@@ -55,11 +55,13 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
         return
     verdict = run.verdict()
     outcome = str(verdict["outcome"]) if verdict else "has not begun"
-    saved = step_saved(run.events())
+    events = list(run.events())
+    totals = [int(str(e["num_steps"])) for e in events if e.get("event") in STEP_EVENTS]
+    saved, num_steps = step_saved(events), totals[-1] if totals else None
     raise MilesError(
         f"run `{run.name}` is not running",
         why=f"a profile is taken of steps that are done; its last attempt: {outcome}",
-        fix=[resume_command(run.shown, step=saved), f"then: {asked_for}"],
+        fix=[resume_command(run.shown, step=saved, num_steps=num_steps), f"then: {asked_for}"],
     )
 
 
