@@ -114,17 +114,19 @@ def peak_resident_bytes() -> int:
 def last_look(folder: Path) -> dict[str, int]:
     """Process -> bytes it holds, as they were last seen, by name; empty where nothing was. Reads
     the end of the record alone."""
-    with suppress(OSError, ValueError, KeyError, AttributeError):
+    try:
         with (folder / FILE).open("rb") as record:
             record.seek(max(record.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
             lines = record.read().splitlines()
-        for line in reversed(lines):
-            if b'"resident_bytes"' in line and line.startswith(b"{"):
-                look, sizes = json.loads(line), dict[str, int]()
-                for pid, size in look["resident_bytes"].items():
-                    name = look["names"][pid]
-                    sizes[name] = sizes.get(name, 0) + size
-                return sizes
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError, AttributeError):  # torn
+            look, sizes = json.loads(line), dict[str, int]()
+            for pid, size in look["resident_bytes"].items():
+                name = look["names"][pid]
+                sizes[name] = sizes.get(name, 0) + size
+            return sizes
     return {}
 
 

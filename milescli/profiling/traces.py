@@ -17,6 +17,8 @@ DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 OURS = "miles: "
 """How ranges of the rank's own calls begin."""
 _OF_COLLECTIVES = ("nccl", "gloo:", "c10d::", "rccl")
+_THAT_WAIT = ("parallelregion", "asynccommunication")
+"""In names of Megatron's functions that wait for other ranks; products in them count as such."""
 _OF_ATTENTION = ("attention", "flash", "fmha", "deltarule", "attn", "ssd")
 _OF_MATMUL = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul")
 _OF_MATMUL += ("linear", "gemm", "cutlass", "cublas", "convolution", "conv2d", "nvjet", "cijk")
@@ -116,7 +118,7 @@ def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str]
 def kind_of(names: Sequence[str]) -> str:
     """Of an operation, by its own name and by those that it is within, the outermost first."""
     for name in reversed([name.lower() for name in names]):
-        if name.startswith(_OF_COLLECTIVES):
+        if name.startswith(_OF_COLLECTIVES) or any(part in name for part in _THAT_WAIT):
             return COLLECTIVES
         if any(part in name for part in _OF_ATTENTION):
             return ATTENTION

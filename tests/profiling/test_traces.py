@@ -60,6 +60,8 @@ def test_a_trace_of_torch_is_split_into_what_was_done(tmp_path: Path) -> None:
         (["Optimizer.step#AdamW.step", "aten::mul_"], OPTIMIZER),
         (["miles: publishing weights 3", "aten::copy_"], WEIGHTS),
         (["miles: publishing weights 3", "c10d::broadcast_"], COLLECTIVES),
+        (["_ReduceScatterToSequenceParallelRegionBackward"], COLLECTIVES),
+        (["LinearWithGradAccumulationAndAsyncCommunicationBackward", "aten::mm"], MATMUL),
         (["sm90_xmma_gemm_bf16bf16_bf16f32"], MATMUL),
         (["ncclDevKernel_AllReduce_Sum_bf16_RING_LL"], COLLECTIVES),
         (["void flash_fwd_kernel<...>"], ATTENTION),
