@@ -29,6 +29,7 @@ from milescli.commands import (
     launch,
     models,
     plugins,
+    profile,
     recipes,
     resume,
     runs,
@@ -55,6 +56,7 @@ miles {version}: post-train language models with reinforcement learning
   miles runs                          what was trained
   miles status RUN --watch            is it learning, where is the time?
   miles why RUN                       what ended it
+  miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -87,7 +89,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, status, why, doctor, help),
+    *(runs, status, why, profile, doctor, help),
 ):
     module.register(app)
 
