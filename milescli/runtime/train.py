@@ -46,6 +46,7 @@ from milescli.runtime.session import open_session
 from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import ended_now
+from milescli.runtime.tracking import tracked
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -102,8 +103,8 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
-    with LiveRun(output, name=run.name) as live:
+    observe.attach(bus, run, has_scalars=not spec.adapters)
+    with tracked(spec, bus=bus, output=output), LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
             attempt = _kind_of(spec)(spec, session=session, bus=bus)
