@@ -44,25 +44,29 @@ def require_tracking(settings: RunSettings) -> None:
 
 
 @contextmanager
-def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
-    """Trackers and Prometheus are told of what the bus says inside; on the way out trackers take in
-    what is left, within a bound. Raises as `require_tracking`."""
+def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
+    """Trackers and Prometheus are told of what the bus says inside. Raises as
+    `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
         tracking = Tracking(spec, bus=bus)
         bus.listeners.append(tracking)
         try:
-            yield
+            yield tracking
         finally:
-            for text in tracking.close():
+            tracking.close()
+            for text in tracking.missing:
                 output.warn(text)
 
 
 class Tracking:
     """A listener. Of several adapters each has trackers of its own, which are told of what happens
-    to the whole run, too."""
+    to the whole run, too. On the way out of it they are closed: while the session of the run is
+    open, since the helpers of some of them count as processes of the run, and end with it."""
 
     def __init__(self, spec: RunSpec, *, bus: EventBus) -> None:
         self._bus = bus
+        self.missing: list[str] = []
+        """What the user should know when the run has ended."""
         factories = load_trackers(spec.recipe.run)
         specs = (spec.adapters or {None: spec}) if factories else {}
         runs = {name: tracked_run(one) for name, one in specs.items()}
@@ -90,17 +94,24 @@ class Tracking:
         for text in self._news():
             self._bus.emit(Notice(text=text, level="warning"))
 
-    def close(self) -> list[str]:
-        """What the user should know, when all are closed or the bound is over."""
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """All are closed, or the bound is over. Only the first call counts."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self._everyone:
             tracker.close(FAILED)
         are_slow = [one for one in self._everyone if not one.wait(deadline - time.monotonic())]
-        return self._news() + [
+        self.missing += self._news() + [
             f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "
             "records are missing there; events.jsonl and metrics.jsonl have them"
             for one in are_slow
         ]
+        self._everyone = []
 
     def _news(self) -> list[str]:
         """Of several adapters, each thing once."""

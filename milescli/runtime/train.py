@@ -104,9 +104,12 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     )
     bus.listeners.append(record)
     observe.attach(bus, run, has_scalars=not spec.adapters)
-    with tracked(spec, bus=bus, output=output), LiveRun(output, name=run.name) as live:
+    with (
+        tracked(spec, bus=bus, output=output) as tracking,
+        LiveRun(output, name=run.name) as live,
+    ):
         bus.listeners.append(live)
-        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
+        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
             attempt = _kind_of(spec)(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())

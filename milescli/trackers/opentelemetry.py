@@ -30,7 +30,7 @@ class OpenTelemetry:
         """`exporter`: instead of that by OTLP."""
         from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._failures = _Failures()
@@ -41,6 +41,8 @@ class OpenTelemetry:
             ),
             id_generator=_one_trace(run.id),
             shutdown_on_exit=False,  # `close` bounds it
+            # a recipe has more keys than the 128 attributes that a span has by itself
+            span_limits=SpanLimits(max_span_attributes=SpanLimits.UNSET),
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter or _otlp()))
         self._tracer = self._provider.get_tracer("miles", run.version)
@@ -120,7 +122,8 @@ class OpenTelemetry:
 
 
 class _Failures(logging.Handler):
-    """What the library would print on the user's screen: the first of it, for the run to say."""
+    """What the library would print on the user's screen: the first error, for the run to say; that
+    it tries again is its business."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -131,7 +134,8 @@ class _Failures(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See Handler. Called by the exporter's thread."""
-        self._first = self._first or record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._first = self._first or record.getMessage()
 
     def raise_one(self) -> None:
         """Raises OSError, once."""

@@ -49,6 +49,8 @@ _SHORTER = {
     "rollout/reward_mean": "reward_mean",
     "rollout/reward_std": "reward_std",
     "time/step_s": "step_duration_seconds",
+    "speed/rollout_tokens_per_s": "rollout_tokens_per_second",
+    "speed/train_tokens_per_s": "train_tokens_per_second",
     "weights/version": "weight_version",
 }
 _OF_EVENTS = (
