@@ -26,7 +26,7 @@ def test_a_package_that_is_not_there_is_asked_for(
     monkeypatch.setattr(sys, "meta_path", [])
     for module in [one for one in sys.modules if one.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
-    error = refusal("tensorboard", name)
+    error = refusal(name)
     assert error.what == f"{name} is not installed"
     assert error.fixes[0] == f"pip install 'miles-cli[{name}]'"
 
