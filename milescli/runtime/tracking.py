@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 20.0
 """For all trackers to take in what is left when the run has ended."""
+_UNSAID_S = 1.0
+"""Waits of less are not told of."""
 FAILED = "failed"
 
 
@@ -48,7 +50,7 @@ def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Trackin
     """Trackers and Prometheus are told of what the bus says inside. Raises as
     `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
-        tracking = Tracking(spec, bus=bus)
+        tracking = Tracking(spec, bus=bus, output=output)
         bus.listeners.append(tracking)
         try:
             yield tracking
@@ -63,8 +65,8 @@ class Tracking:
     to the whole run, too. On the way out of it they are closed: while the session of the run is
     open, since the helpers of some of them count as processes of the run, and end with it."""
 
-    def __init__(self, spec: RunSpec, *, bus: EventBus) -> None:
-        self._bus = bus
+    def __init__(self, spec: RunSpec, *, bus: EventBus, output: Output) -> None:
+        self._bus, self._output = bus, output
         self.missing: list[str] = []
         """What the user should know when the run has ended."""
         factories = load_trackers(spec.recipe.run)
@@ -105,6 +107,10 @@ class Tracking:
         deadline = time.monotonic() + CLOSE_S
         for tracker in self._everyone:
             tracker.close(FAILED)
+        soon = time.monotonic() + _UNSAID_S
+        if slow := [one.name for one in self._everyone if not one.wait(soon - time.monotonic())]:
+            who = ", ".join(dict.fromkeys(slow))
+            self._output.note(f"waiting for {who} to take in the rest, at most {CLOSE_S:g} s")
         are_slow = [one for one in self._everyone if not one.wait(deadline - time.monotonic())]
         self.missing += self._news() + [
             f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "
