@@ -41,7 +41,7 @@ def _flat(prefix: str, fields: Record) -> Iterator[tuple[str, Any]]:
 
 def _report(report: Record) -> Iterator[tuple[str, Any]]:
     yield from _flat("train", report)
-    yield from _flat("train", report["figures"])
+    yield from _flat("train", report.get("figures", {}))
 
 
 def _step(record: Record) -> Iterator[tuple[str, Any]]:
@@ -77,13 +77,13 @@ def _warmup_step(record: Record) -> Iterator[tuple[str, Any]]:
 
 def _validation(record: Record) -> Iterator[tuple[str, Any]]:
     yield "validation/loss", record["loss"]
-    yield from _flat("validation", record["figures"])
+    yield from _flat("validation", record.get("figures", {}))
 
 
 def _evaluation(record: Record) -> Iterator[tuple[str, Any]]:
     for name in ("accuracy", "truncated_fraction", "response_tokens_mean"):
         yield f"eval/{name}", record[name]
-    yield from _flat("eval", record["figures"])
+    yield from _flat("eval", record.get("figures", {}))
 
 
 _BY_EVENT = {

@@ -91,6 +91,7 @@ class OpenTelemetry:
         self._run.end()
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
+        self._failures.close()
         self._failures.raise_one()
 
     def _step(self, record: Record, seconds: Mapping[str, float], *, total_s: float) -> None:
@@ -136,6 +137,11 @@ class _Failures(logging.Handler):
         """See Handler. Called by the exporter's thread."""
         if record.levelno >= logging.ERROR:
             self._first = self._first or record.getMessage()
+
+    def close(self) -> None:
+        """See Handler."""
+        logging.getLogger("opentelemetry").removeHandler(self)
+        super().close()
 
     def raise_one(self) -> None:
         """Raises OSError, once."""
