@@ -29,9 +29,11 @@ from milescli.commands import (
     launch,
     models,
     plugins,
+    profile,
     recipes,
     resume,
     runs,
+    status,
     ui,
     why,
 )
@@ -53,8 +55,10 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
   miles why RUN                       what ended it
+  miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -86,7 +90,8 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, ui, why, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins),
+    *(runs, status, ui, why, profile, doctor, help),
 ):
     module.register(app)
 

@@ -39,6 +39,7 @@ from milescli.core.events import (
 from milescli.core.units import format_bytes
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
+from milescli.runtime.judge import Judge
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
@@ -46,6 +47,7 @@ from milescli.runtime.session import open_session
 from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import ended_now
+from milescli.runtime.tracking import tracked
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -102,10 +104,15 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
-    with LiveRun(output, name=run.name) as live:
+    observe.attach(bus, run, has_scalars=not spec.adapters)
+    judge = Judge(run, bus)
+    bus.listeners.append(judge)
+    with (
+        tracked(spec, bus=bus, output=output) as tracking,
+        LiveRun(output, name=run.name) as live,
+    ):
         bus.listeners.append(live)
-        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
+        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
             attempt = _kind_of(spec)(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
@@ -115,11 +122,13 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 offer_resume(error, run.shown, step=saved, num_steps=spec.num_steps)
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
+                    judge.conclude()
                     _conclude(attempt, time.monotonic() - began, error)
                     write_why(log_dir)
                 if error is caught:
                     raise
                 raise error from caught
+            judge.conclude()
             with attempt.side.writing(session.verdict_file):
                 _conclude(attempt, time.monotonic() - began, None)
         with attempt.side.writing(run.picture_file):
