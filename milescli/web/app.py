@@ -21,8 +21,8 @@ from milescli.web.gate import Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
-from milescli.web.page_files import static_file
 from milescli.web.metrics import Metrics
+from milescli.web.page_files import static_file
 from milescli.web.question import Question
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
