@@ -38,7 +38,8 @@ LAYOUT = {
     "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
-    "rollouts/": "some samples of each step, to read",
+    "rollouts/": "some samples of each step, to read token by token",
+    "profiles/N/": "what `miles profile` saw: traces, and summary.json",
     "journal/": "finished samples, which `miles resume` takes instead of sampling them again",
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
     "adapters/NAME/": "of a run of several adapters: each as a run of its own, for `miles export`, "
@@ -108,11 +109,6 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
-    def tensorboard_dir(self) -> Path:
-        """The same scalars for TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
     def picture_file(self) -> Path:
         """The last frame of a run that ended well."""
         return self.path / "run.svg"
@@ -168,6 +164,11 @@ class RunDir:
         return self.path / "rollouts"
 
     @property
+    def profiles_dir(self) -> Path:
+        """What `miles profile` asked for, and saw."""
+        return self.path / "profiles"
+
+    @property
     def journal_dir(self) -> Path:
         """Finished samples, for a run that is resumed."""
         return self.path / "journal"
@@ -189,6 +190,13 @@ class RunDir:
         fresh.symlink_to(folder.name)
         fresh.replace(latest)
         return folder
+
+    def tracking_id(self) -> str:
+        """By which trackers know it among all runs, in all its attempts; made at the first."""
+        file = self.path / ".tracking-id"
+        if not file.exists():
+            file.write_text(f"{self.full_name}-{secrets.token_hex(4)}\n", encoding="utf-8")
+        return file.read_text(encoding="utf-8").strip()
 
     def eval_log_dir(self) -> Path:
         """A log folder for `miles eval`, made where it is missing."""

@@ -262,6 +262,33 @@ class VerdictGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """What one process, or one device, held in a step, bytes."""
+
+    worker: str
+    """As errors call it: trainer rank 0."""
+    device: str
+    """cuda:0, or cpu."""
+    peak_bytes: int
+    """Most that tensors took in the step; on a CPU, most that was ever resident, or for
+    an engine there what was when it was last seen."""
+    reserved_bytes: int | None = None
+    """Most that torch held for them; None on a CPU."""
+    used_bytes: int | None = None
+    """Of the whole device by all processes, at the end of the step; None on a CPU."""
+    total_bytes: int | None = None
+    """That the device has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySeen:
+    """What the processes of a run held in a step; the plan says what it counted on."""
+
+    step: int
+    workers: tuple[WorkerMemory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last event of every attempt."""
 
@@ -294,6 +321,7 @@ Event = (
     | WorkerLost
     | WorkerReplaced
     | VerdictGiven
+    | MemorySeen
     | RunEnded
     | OfAdapter
 )

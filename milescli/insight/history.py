@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from milescli.insight.columns import Columns, Record, step_figures
+from milescli.core.scalars import Record, scalars_in
+from milescli.insight.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ class History:
     diff_bound: float | None = None
     """What engine and trainer may differ by, as the check before the first step says."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Worker -> the last that it told of its device's memory."""
+    """Worker -> the last that it told of its memory, see `core.events.WorkerMemory`."""
     adapters: dict[str, History] = field(default_factory=dict)
     last_s: float = math.nan
     """When the last record was written."""
@@ -140,7 +141,8 @@ class History:
             self.evaluations = [one for one in self.evaluations if one.step < step]
             self.validations = [one for one in self.validations if one.step < step]
             self.reward_histograms = [one for one in self.reward_histograms if one[0] < step]
-        self.columns.add(step, step_figures(record), time_s=time_s)
+        _, figures = scalars_in(record) or (step, {})
+        self.columns.add(step, figures, time_s=time_s)
         if counts := record.get("rollout", {}).get("reward_histogram"):
             self.reward_histograms.append((step, tuple(counts)))
 
@@ -213,8 +215,8 @@ class History:
         self._note(record, time_s, f"{worker} replaced", seconds=record["seconds"])
 
     def _memory(self, record: Record, time_s: float) -> None:
-        for device in record.get("devices", ()):
-            self.memory[str(device["worker"])] = dict(device)
+        for worker in record.get("workers", ()):
+            self.memory[str(worker["worker"])] = dict(worker)
 
     def _verdict(self, record: Record, time_s: float) -> None:
         level = "warning" if record.get("findings") else "info"

@@ -12,10 +12,12 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
     FlowStats,
+    MemorySeen,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
     StepDone,
+    WorkerMemory,
 )
 from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.plan.types import Plan
@@ -88,8 +90,12 @@ class Hooks:
     """Write checkpoint `step`; may go on in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
+    between: Callable[[int], Awaitable[None]]
+    """So many steps are done, and the next has not begun: a profile may begin or end."""
     keep: Callable[[int, list[Group], Told], Awaitable[None]]
     """Write a few samples to disk, to read; may go on in the background."""
+    memory: Callable[[], tuple[WorkerMemory, ...]]
+    """What processes beside the trainer's hold, as far as it is known."""
     tell: Callable[..., Awaitable[None]]
     """Call a hook of the user's by its name, `run.hooks.*`."""
 
@@ -120,6 +126,7 @@ async def reinforce(run: Run) -> None:
     run.groups.start(version=run.devices.version, first_step=run.step + 1, last_step=num_steps)
     for step in range(run.step + 1, num_steps + 1):
         run.stop.check()
+        await run.hooks.between(run.step)
         clock = _Clock()
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
@@ -146,6 +153,7 @@ async def reinforce(run: Run) -> None:
         run.groups.published(run.devices.version)
         clock.lap("publish")
         await run.hooks.keep(step, groups, told_of(shown, stepped.logprobs))
+        run.bus.emit(MemorySeen(step=step, workers=stepped.memory + run.hooks.memory()))
         run.bus.emit(done := _step_done(run, report, clock))
         await run.hooks.tell("after_step", step=step, report=report, groups=groups)
         await run.hooks.tell("tracker", event=done)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.concurrency import in_thread
-from milescli.core.events import Notice, PhaseStarted
+from milescli.core.events import Notice, PhaseStarted, WorkerMemory
 from milescli.core.types import EVALUATION
+from milescli.platform.memory_record import last_look
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
@@ -137,6 +138,8 @@ class ReinforceAttempt(Attempt):
             hooks=loop.Hooks(
                 save=self.save,
                 evaluate=self._evaluate,
+                between=self.between_steps,
+                memory=self.engine_memory,
                 keep=self.kept.keep,
                 tell=self.user.tell,
             ),
@@ -197,6 +200,17 @@ class ReinforceAttempt(Attempt):
         assert self.run is not None, "nothing runs yet"
         async with self.run.devices.scoring():  # a colocated trainer sleeps after each publish
             await super().save_last()
+
+    def engine_memory(self) -> tuple[WorkerMemory, ...]:
+        """On a CPU: of engines, as the watchdog saw them last."""
+        if self.spec.plan.device_kind != "cpu":
+            return ()
+        held = last_look(self.session.log_dir)
+        return tuple(
+            WorkerMemory(worker=name.replace("-", " "), device="cpu", peak_bytes=size)
+            for name, size in held.items()
+            if name.startswith("engine")
+        )
 
     def progress(self) -> Progress:
         """See Attempt."""

@@ -145,11 +145,12 @@ class AdapterAttempt(ReinforceAttempt):
     def __init__(self, name: str, spec: RunSpec, whole: SeveralAttempt) -> None:
         """`whole`: whose processes it has in common with the others."""
         bus = EventBus()
-        observe.attach(bus, spec.run, spec.recipe.run)
+        observe.attach(bus, spec.run)
         bus.listeners.append(_passed_on(name, whole.bus))
         super().__init__(spec, session=whole.session, bus=bus)
         self.name, self._whole = name, whole
         self.engines, self.repairs, self.stop = whole.engines, whole.repairs, whole.stop
+        self.profiler = whole.profiler
 
     async def live(self, ranks: HealingTrainer, fleet: SglangFleet) -> None:
         """Begin where it begins, and learn to the last step."""

@@ -12,6 +12,7 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 import torch
 
+from milescli.core.events import WorkerMemory
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
@@ -117,6 +118,8 @@ class Stepped:
     """By number of the sequence: [n] float32 log-prob of each token given those before it, by the
     policy before the first update of the step; 0.0 for the first. Without those that only later
     updates have read."""
+    memory: tuple[WorkerMemory, ...] = ()
+    """[ranks] what each held."""
 
 
 class Reduce(StrEnum):

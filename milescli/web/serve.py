@@ -73,40 +73,48 @@ def serve(
 ) -> None:
     """Until SIGINT or SIGTERM. `ready` is called when requests are answered, `fault` with a
     sentence when something of ours fails."""
-    asyncio.run(_serve(door, shown, fault, ready))
 
-
-async def _serve(
-    door: Door, shown: ShownRuns, fault: Callable[[str], None], ready: Callable[[], None]
-) -> None:
-    site = Site(shown=shown, fault=fault)
-    config = uvicorn.Config(
-        make_app(site, door.gate),
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=STOP_S,
-        timeout_keep_alive=30,
-    )
-    server = _Server(config)
-
-    def stop() -> None:
-        site.streams.close()
-        server.should_exit = True
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    forgetting = asyncio.ensure_future(_forget(site))
-    try:
+    async def serving() -> None:
+        server = PageServer(door, Site(shown=shown, fault=fault))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
         ready()
-        await server.serve(sockets=[door.listener])
-    finally:
-        forgetting.cancel()
+        await server.serve()
+
+    asyncio.run(serving())
+
+
+class PageServer:
+    """A site behind a door, of one event loop."""
+
+    def __init__(self, door: Door, site: Site) -> None:
+        config = uvicorn.Config(
+            make_app(site, door.gate),
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=STOP_S,
+            timeout_keep_alive=30,
+        )
+        self._door, self._site, self._server = door, site, _Server(config)
+
+    async def serve(self) -> None:
+        """Until `stop`."""
+        forgetting = asyncio.ensure_future(_forget(self._site))
+        try:
+            await self._server.serve(sockets=[self._door.listener])
+        finally:
+            forgetting.cancel()
+
+    def stop(self) -> None:
+        """Called in its event loop: no more is let in, streams end, and it does."""
+        self._site.streams.close()
+        self._server.should_exit = True
 
 
 async def _forget(site: Site) -> None:

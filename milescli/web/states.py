@@ -104,7 +104,7 @@ def _read_on(tail: _Tail, file: Path) -> None:
                 head, lines = b"", block
             step = step or _last(lines, STEP_EVENTS)
             evaluation = evaluation or _last(lines, ("EvalDone",))
-            rest, end = (head if found or start > begin else b""), start
+            rest, end = head + found, start
         _take(tail, step, evaluation)
         tail.size_bytes = whole if whole is not None else tail.size_bytes
 
