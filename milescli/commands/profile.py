@@ -65,6 +65,7 @@ def profile(
     )
     state = wait.profiled(opened, wanted, tell=output.note)
     told = summary.summarise(opened, wanted, state)
+    told.require_some()
     for error in told.errors:
         output.warn(error)
     output.json("profile", asdict(told))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, write_json
+from milescli.core.errors import MilesError
 from milescli.core.units import format_bytes, format_duration
 from milescli.platform.memory_record import last_look
 from milescli.profiling import samples, traces
@@ -67,6 +68,15 @@ class Summary:
         """Of what could not be looked at."""
         return [part.words() for part in self.parts if part.error is not None]
 
+    def require_some(self) -> None:
+        """Raises MilesError where nothing could be looked at."""
+        if self.parts and len(self.errors) == len(self.parts):
+            raise MilesError(
+                "the profile shows nothing",
+                why="; ".join(self.errors),
+                fix=["ask again", f"ls {self.folder}"],
+            )
+
     def lines(self) -> list[str]:
         """For people."""
         steps = f"step {self.first_step}"
@@ -123,7 +133,7 @@ def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
         largest={
             kind: f"{own.largest[0]} {own.largest[1]:.2g} s"
             for kind, own in traced.kinds.items()
-            if own.operations and kind != traces.PYTHON
+            if own.operations and not own.largest[0].startswith(traces.OURS)
         },
         file=told["file"],
         tensors=memory.get("tensors", []),

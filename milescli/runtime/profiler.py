@@ -54,11 +54,12 @@ class Profiler:
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
-        """A request that was left before is nobody's any more."""
+        """A request that was left before is not taken: whoever waits for it learns that."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
-        if files.is_asked(run):
-            files.take(run)
+        if files.is_asked(run) and (old := files.take(run)) is not None:
+            ended = State(progress=Progress.ENDED, first_step=0, last_step=0)
+            files.write_state(run, old.number, ended)
 
     async def between(self, step: int, *, loop: object = None) -> None:
         """`step` steps are done, and the next one has not begun. `loop`: who says so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,19 @@ def test_two_requests_do_not_wait_at_once(run: RunDir) -> None:
         _ask(run)
     assert str(files.request_file(run)) in refused.value.fixes[1]
     assert files.take(run) == first
+
+
+def test_a_file_system_without_hard_links_does(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    made = _ask(run)
+    with pytest.raises(MilesError, match="another profile"):
+        _ask(run)
+    assert files.take(run) == made
 
 
 def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir) -> None:

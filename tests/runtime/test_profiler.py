@@ -124,12 +124,13 @@ def test_ranks_that_die_while_they_are_profiled_are_replaced(tmp_path: Path, die
     assert made.rig.kinds == [WorkerLost, WorkerReplaced]
 
 
-def test_what_was_asked_of_an_earlier_attempt_is_nobodys(tmp_path: Path) -> None:
+def test_what_was_asked_of_an_earlier_attempt_ends_with_it(tmp_path: Path) -> None:
     first = Profiled(tmp_path)
     number = first.ask()
     later = Profiled(tmp_path)
     _run(later.steps(1))
-    assert files.read_state(later.run, number) is None and not files.is_asked(later.run)
+    assert later.state(number).progress is Progress.ENDED and not files.is_asked(later.run)
+    assert later.rig.ranks.traced == []
 
 
 def test_of_several_loops_the_steps_of_one_are_counted(tmp_path: Path) -> None:
