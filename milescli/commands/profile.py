@@ -66,8 +66,8 @@ def profile(
     state = wait.profiled(opened, wanted, tell=output.note)
     told = summary.summarise(opened, wanted, state)
     told.require_some()
-    for error in told.errors:
-        output.warn(error)
+    for warning in told.warnings:
+        output.warn(warning)
     output.json("profile", asdict(told))
     output.text("\n".join(told.lines()))
 

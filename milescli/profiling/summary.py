@@ -35,6 +35,8 @@ class Part:
     """Why there is nothing to see."""
     tensors: list[dict[str, Any]] = field(default_factory=list)
     """With --memory: the largest, by what they are, shape and type."""
+    memory_error: str | None = None
+    """Why nothing is told of its memory, or not all."""
     snapshot: str | None = None
     """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
 
@@ -67,6 +69,12 @@ class Summary:
     def errors(self) -> list[str]:
         """Of what could not be looked at."""
         return [part.words() for part in self.parts if part.error is not None]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those, and of memory that could not be looked at."""
+        parts = [part for part in self.parts if part.memory_error is not None]
+        return [*self.errors, *(f"memory of {part.name}: {part.memory_error}" for part in parts)]
 
     def require_some(self) -> None:
         """Raises MilesError where nothing could be looked at."""
@@ -137,6 +145,7 @@ def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
         },
         file=told["file"],
         tensors=memory.get("tensors", []),
+        memory_error=memory.get("error"),
         snapshot=memory.get("snapshot"),
     )
 

@@ -65,8 +65,14 @@ def test_where_py_spy_may_not_look_the_ranks_are_there_alone(run: RunDir) -> Non
     rank = {"file": "rank_0.json.gz", "seconds": 4.0}
     told = summarise(run, WANTED, _state(rank, {"error": "py-spy: Permission Denied"}))
     told.require_some()
-    assert told.errors == ["engine 0: py-spy: Permission Denied"]
+    assert told.warnings == told.errors == ["engine 0: py-spy: Permission Denied"]
     assert [line.split(":")[0] for line in told.lines()[1:2]] == ["rank 0"]
+
+
+def test_a_trace_is_shown_where_memory_cannot_be(run: RunDir) -> None:
+    rank = {"file": "rank_0.json.gz", "seconds": 4.0, "memory": {"error": "OSError: full"}}
+    told = summarise(run, WANTED, _state(rank, {"file": "engine_0.stacks.txt"}))
+    assert told.errors == [] and told.warnings == ["memory of rank 0: OSError: full"]
 
 
 def test_a_profile_that_shows_nothing_is_an_error(run: RunDir) -> None:
