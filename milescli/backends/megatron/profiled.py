@@ -107,10 +107,12 @@ class Profiled:
                 file = folder / f"rank_{self.rank}.memory.pickle"
                 file.touch(mode=0o600)
                 torch.cuda.memory._dump_snapshot(str(file))
-                torch.cuda.memory._record_memory_history(enabled=None)
                 told["snapshot"] = file.name
         except Exception as error:  # as above: the trace is there
             told["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.memory._record_memory_history(enabled=None)
         return told
 
 
