@@ -16,7 +16,7 @@ from milescli.checkpoint.run_dir import RunDir, write_json
 from milescli.core.errors import MachineError, MilesError
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
-MOST_STEPS = 20
+MOST_STEPS = 10
 """Of one profile: a trace of a step may have a million events."""
 
 
@@ -141,7 +141,9 @@ def take(run: RunDir) -> Request | None:
         text = file.read_text(encoding="utf-8") if own else ""
         file.unlink()
         wanted = Request(**json.loads(text))
-        sound = 0 < wanted.steps <= MOST_STEPS and folder_of(run, int(wanted.number)).is_dir()
+        numbers = [wanted.number, wanted.steps, *wanted.ranks, *wanted.engines]
+        sound = all(type(number) is int for number in numbers)
+        sound = sound and 0 < wanted.steps <= MOST_STEPS and folder_of(run, wanted.number).is_dir()
     except (OSError, ValueError, TypeError):
         return None
     return wanted if sound and not is_cancelled(run, wanted.number) else None

@@ -94,7 +94,9 @@ class Profiler:
             request=wanted, state=state, loop=loop, began=time.monotonic()
         )
         errors = await self._ask("start_profile", wanted.ranks, str(folder), wanted.memory)
-        active.state.ranks.update({n: {"error": e} for n, e in errors.items() if e})
+        missing = {str(rank): "the run has no such rank" for rank in wanted.ranks}
+        failed = {number: error for number, error in (missing | errors).items() if error}
+        active.state.ranks.update({number: {"error": error} for number, error in failed.items()})
         for number in wanted.engines:
             await self._begin_record(active, number, folder)
         files.write_state(self._run, wanted.number, active.state)
@@ -137,12 +139,12 @@ class Profiler:
         self._tell(f"profile {number} is in {files.folder_of(self._run, number)}")
 
     async def _ask(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
-        """Of these trainer ranks, what each says."""
+        """Of these trainer ranks, what each says that there is."""
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}
         told = await trainer.ask(Call(method, (ranks, *args)))
-        return dict(zip(map(str, ranks), told, strict=True))
+        return {str(rank): said for rank, said in told.items()}
 
     def _tell(self, text: str) -> None:
         self._bus.emit(Notice(text=text))

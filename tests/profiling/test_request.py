@@ -80,6 +80,8 @@ def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir
         '{"number": 1, "steps": 2, "command": "rm"}',
         '{"number": "../..", "steps": 2}',
         '{"number": 1, "steps": "two"}',
+        '{"number": 1, "steps": 2, "ranks": ["0"]}',
+        '{"number": 1, "steps": 2, "ranks": 0}',
     ],
 )
 def test_what_is_no_request_is_thrown_away(run: RunDir, text: str) -> None:

@@ -59,13 +59,14 @@ def test_a_profile_is_of_whole_steps_that_come_after_the_request(tmp_path: Path)
 
     async def work() -> None:
         await made.steps(1)
-        number = made.ask(engines=[5])
+        number = made.ask(ranks=[0, 7], engines=[5])
         await made.steps(2, 3)
         assert made.state(number).progress is Progress.BEGUN
         await made.steps(4)
         state = made.state(number)
         assert (state.progress, state.first_step, state.last_step) == (Progress.DONE, 2, 3)
         assert state.ranks["0"]["file"] == "rank_0.json.gz"
+        assert state.ranks["7"] == {"error": "the run has no such rank"}
         assert state.engines["5"] == {"error": "the run has no such engine"}
 
     _run(work())
@@ -76,7 +77,7 @@ def test_one_that_is_taken_back_ends_with_the_step(tmp_path: Path) -> None:
     made = Profiled(tmp_path)
 
     async def work() -> None:
-        number = made.ask(steps=20)
+        number = made.ask(steps=10)
         await made.steps(1)
         files.take_back(made.run, number)
         await made.steps(2)
