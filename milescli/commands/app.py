@@ -34,6 +34,7 @@ from milescli.commands import (
     resume,
     runs,
     status,
+    ui,
     why,
 )
 from milescli.commands.crash import write_crash_report
@@ -55,6 +56,7 @@ miles {version}: post-train language models with reinforcement learning
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles status RUN --watch            is it learning, where is the time?
+  miles ui                            a live page of it, in your browser
   miles why RUN                       what ended it
   miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
@@ -89,7 +91,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, status, why, profile, doctor, help),
+    *(runs, status, ui, why, profile, doctor, help),
 ):
     module.register(app)
 
