@@ -1,0 +1,155 @@
+"""What a diagnosis looks at: a run's history, what is known of it, and its newest samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from milescli.insight import series
+from milescli.insight.facts import RunFacts
+from milescli.insight.finding import Finding, Level
+from milescli.insight.history import History
+from milescli.insight.samples import KeptSample
+from milescli.insight.series import Trend
+
+FEW_STEPS = 8
+"""Fewer, and a figure's course says nothing."""
+CEILING = 0.95
+"""A reward or an accuracy of 0 to 1 that is at least so high has little left to gain."""
+REWARD, LOSS = "rollout/reward_mean", "train/loss"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Of one run."""
+
+    history: History
+    facts: RunFacts = field(default_factory=RunFacts)
+    samples: Sequence[KeptSample] = ()
+    """Of the newest steps."""
+    first_samples: Sequence[KeptSample] = ()
+    """Of the first step that has any."""
+    now_s: float | None = None
+    """Seconds since 1970, where the run goes on; None: it does not, or that is not known."""
+
+    @property
+    def num_steps(self) -> int:
+        """That are known."""
+        return len(self.history.columns)
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The first and the last."""
+        known = self.history.columns.steps
+        return (known[0], known[-1]) if known else (0, 0)
+
+    @property
+    def recent_steps(self) -> tuple[int, int]:
+        """First and last of the newest window."""
+        known = self.history.columns.steps
+        count = len(series.recent(range(len(known))))
+        return (known[-count], known[-1]) if known else (0, 0)
+
+    def column(self, name: str) -> np.ndarray:
+        """[steps] NaN where a step has none."""
+        return np.frombuffer(self.history.columns.get(name), dtype=np.float64)
+
+    def early(self, name: str) -> float:
+        """Mean of the first steps."""
+        return series.mean(series.early(self.column(name)))
+
+    def recent(self, name: str) -> float:
+        """Mean of the last steps."""
+        return series.mean(series.recent(self.column(name)))
+
+    def has(self, name: str, *, least: int = FEW_STEPS) -> bool:
+        """Whether so many steps have the figure."""
+        return int(np.isfinite(self.column(name)).sum()) >= least
+
+    @cached_property
+    def progress(self) -> Trend:
+        """Of the reward; of a run over rows, of its loss downwards."""
+        values = -self.column(LOSS) if self.history.learns_from_rows else self.column(REWARD)
+        return rise(values)
+
+    @cached_property
+    def accuracy(self) -> Trend:
+        """Of held-out accuracy, from the first evaluation to the best; its error by the number of
+        prompts."""
+        found = self.history.evaluations
+        if len(found) < 2:
+            return Trend(change=math.nan, error=math.nan)
+        best = max(found[1:], key=lambda one: one.accuracy)
+        return difference(found[0].accuracy, best.accuracy, num_prompts=best.num_prompts)
+
+    @property
+    def is_bounded(self) -> bool:
+        """All mean rewards lie in 0..1."""
+        rewards = series.finite(self.column(REWARD))
+        return bool(len(rewards)) and bool(((rewards >= 0) & (rewards <= 1)).all())
+
+    @property
+    def is_at_ceiling(self) -> bool:
+        """There is little left to gain."""
+        return self.is_bounded and self.recent(REWARD) >= CEILING
+
+    @property
+    def is_rising(self) -> bool:
+        """Reward or held-out accuracy got better for more than noise."""
+        return self.progress.is_rising or self.accuracy.is_rising
+
+    def finding(
+        self,
+        name: str,
+        level: Level,
+        title: str,
+        *,
+        evidence: str,
+        advice: Sequence[str],
+        source: str,
+        columns: Sequence[str],
+        steps: tuple[int, int] | None = None,
+    ) -> Finding:
+        """Of the newest steps, unless other ones are said."""
+        return Finding(
+            name=name,
+            level=level,
+            title=title,
+            evidence=evidence,
+            advice=tuple(advice),
+            source=source,
+            columns=tuple(columns),
+            steps=steps or self.recent_steps,
+        )
+
+
+def rise(values: Sequence[float]) -> Trend:
+    """Of a series that may rise fast and then stay: the surer of the line through all of it and of
+    the change from its first steps to its last ones."""
+    line, ends = series.trend(values), series.change(values)
+    return max((line, ends), key=_sureness)
+
+
+def difference(first: float, last: float, *, num_prompts: int) -> Trend:
+    """Of two accuracies on the same number of prompts, as two independent shares."""
+    shares = [min(max(value, 0.0), 1.0) for value in (first, last)]
+    # Laplace's rule: none of 0 is no certainty
+    smoothed = [(share * num_prompts + 1) / (num_prompts + 2) for share in shares]
+    variance = sum(share * (1 - share) for share in smoothed) / max(num_prompts, 1)
+    return Trend(change=last - first, error=math.sqrt(variance))
+
+
+def _sureness(told: Trend) -> float:
+    if math.isnan(told.change):
+        return -1.0
+    return abs(told.change) / told.error if told.error > 0 else math.inf
+
+
+def number(value: Any, form: str = ".3g") -> str:
+    """A figure of the evidence."""
+    return format(float(value), form)

@@ -1,0 +1,32 @@
+"""The named diagnoses: each a function of a Case that gives a Finding, or None. One file for each
+subject; `ALL` is what a verdict goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from milescli.insight.case import Case
+from milescli.insight.diagnoses import (
+    engines,
+    gradient,
+    policy,
+    responses,
+    rewards,
+    rows,
+    speed,
+    staleness,
+)
+from milescli.insight.finding import Finding
+
+Diagnosis = Callable[[Case], Finding | None]
+
+ALL: tuple[Diagnosis, ...] = (
+    *gradient.ALL,
+    *rewards.ALL,
+    *policy.ALL,
+    *responses.ALL,
+    *engines.ALL,
+    *staleness.ALL,
+    *rows.ALL,
+    *speed.ALL,
+)

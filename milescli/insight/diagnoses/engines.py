@@ -1,0 +1,118 @@
+"""What engines and ranks do: apart from one another, guessing badly, dying, silent."""
+
+from __future__ import annotations
+
+from milescli.core.units import format_duration
+from milescli.insight import series
+from milescli.insight.case import Case, number
+from milescli.insight.finding import Finding, Level
+
+DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"
+GUESSED = "rollout/accept_length"
+APART = {"fp32": 0.002, "bf16": 0.05}
+"""Mean |engine - trainer| in nats a token. bf16 runs of dense models are at 0.002 to 0.01, those of
+experts up to 0.03."""
+GROWN = 5.0
+STALE = 4.0
+"""Samples of older weights differ by what was learned since."""
+WORSE = 0.8
+DEATHS = 3
+SILENT = 10.0
+"""Times the usual step."""
+LEAST_SILENT_S = 120.0
+
+
+def engine_trainer_drift(case: Case) -> Finding | None:
+    """The engine's log-probs are not the trainer's."""
+    if not case.has(DIFF, least=series.LEAST):
+        return None
+    before, now = case.early(DIFF), case.recent(DIFF)
+    bound = APART.get(case.facts.precision, APART["bf16"])
+    if case.recent("rollout/staleness_mean") > 0.05:
+        bound *= STALE
+    has_grown = now > GROWN * max(before, bound / 25) and now > bound / 5
+    if now <= bound and not has_grown:
+        return None
+    return case.finding(
+        "engine-trainer-drift",
+        Level.BAD,
+        "Engine and trainer drift apart",
+        evidence=f"mean |engine - trainer| of the log-probs is {number(now)} nats a token, at the "
+        f"start {number(before)}; {case.facts.precision} runs stay below {number(bound)}",
+        advice=(
+            "a correction: --set train.correction.kind=importance (truncated ratios)",
+            "mixture of experts: --set train.routing_replay=true (R3)",
+            "--set weights.verify=true once, to see whether publishing loses a weight",
+            "fp8 or quantised engines differ more than the policy moves: serve bf16",
+        ),
+        source="Yao et al., 'Your efficient RL framework secretly brings you off-policy RL "
+        "training' (2025); Ma et al. (R3), arXiv 2510.11370",
+        columns=(DIFF, LARGEST),
+    )
+
+
+def guesses_worse(case: Case) -> Finding | None:
+    """Speculative decoding guesses worse and worse, as the policy leaves its draft."""
+    if not case.has(GUESSED):
+        return None
+    before, now = case.early(GUESSED), case.recent(GUESSED)
+    if now - 1 > WORSE * (before - 1):
+        return None
+    return case.finding(
+        "draft-acceptance-falling",
+        Level.WARNING,
+        "Guesses are accepted less and less",
+        evidence=f"accept_length fell from {number(before)} to {number(now)} tokens a pass",
+        advice=(
+            "let the draft learn: --set train.draft.lr=... or train.mtp.coef=...",
+            "--set rollout.speculative.kind=ngram needs no draft",
+        ),
+        source="Leviathan et al., arXiv 2211.17192, equation 1: speed-up by acceptance",
+        columns=(GUESSED, "speed/rollout_tokens_per_s"),
+    )
+
+
+def workers_die(case: Case) -> Finding | None:
+    """Processes are replaced again and again."""
+    first, last = case.recent_steps
+    lost = [one for one in case.history.healings if one.step >= first - 1]
+    if len(lost) < DEATHS:
+        return None
+    names = sorted({one.worker for one in lost})
+    return case.finding(
+        "workers-die",
+        Level.WARNING,
+        "Processes die again and again",
+        evidence=f"{len(lost)} losses since step {first} ({', '.join(names)}); the last: "
+        f"{lost[-1].what}",
+        advice=("miles why RUN says what died first, with its log", "miles doctor"),
+        source="events WorkerLost of the run",
+        columns=("time/step_s",),
+        steps=(first, last),
+    )
+
+
+def stalled(case: Case) -> Finding | None:
+    """It runs, and has written nothing for far longer than a step takes."""
+    if case.now_s is None or case.history.outcome is not None or not case.num_steps:
+        return None
+    silent_s = case.now_s - case.history.last_s
+    usual_s = case.recent("time/step_s")
+    if not silent_s > max(SILENT * usual_s, LEAST_SILENT_S):
+        return None
+    return case.finding(
+        "stalled",
+        Level.BAD,
+        "Nothing was heard for long",
+        evidence=f"the last line is {format_duration(silent_s)} old, a step takes "
+        f"{format_duration(usual_s)}; phase: {case.history.phase}",
+        advice=(
+            "miles why RUN",
+            "is its driver stopped (Ctrl-Z, SIGSTOP)? Logs: miles ui, page Logs",
+        ),
+        source="ten times the usual step",
+        columns=("time/step_s",),
+    )
+
+
+ALL = (engine_trainer_drift, stalled, workers_die, guesses_worse)

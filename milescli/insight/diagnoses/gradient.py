@@ -1,0 +1,121 @@
+"""Is the optimizer at work? Losses that are no number, spikes, no gradient, no learning rate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milescli.insight import series
+from milescli.insight.case import FEW_STEPS, LOSS, Case, number
+from milescli.insight.finding import Finding, Level
+
+NORM = "train/grad_norm"
+SPIKE = 8.0
+"""Times the median of the steps before it."""
+BEFORE = 20
+SPIKES = 2
+"""In the newest 50 steps; one is chance."""
+
+
+def not_finite(case: Case) -> Finding | None:
+    """A loss or a gradient that is NaN or infinite."""
+    steps = np.asarray(case.history.columns.steps)
+    bad = ~np.isfinite(case.column(LOSS)) | ~np.isfinite(case.column(NORM))
+    told = case.history.error or {}
+    is_said = "not finite" in str(told.get("what", ""))
+    if not bad.any() and not is_said:
+        return None
+    where = steps[bad]
+    seen = (
+        f"loss or gradient norm is not finite at {len(where)} steps, first at {where[0]}"
+        if len(where)
+        else str(told["what"])
+    )
+    return case.finding(
+        "not-finite",
+        Level.BAD,
+        "The loss is no number",
+        evidence=seen,
+        advice=(
+            "launch anew with a lower rate: --set train.optimizer.lr=...",
+            "--set train.optimizer.clip_grad=1.0",
+            "look at the samples of that step: an empty or a very long response is the usual cause",
+        ),
+        source="IEEE 754: NaN spreads to every weight in one update",
+        columns=(LOSS, NORM),
+        steps=(int(where[0]), int(where[-1])) if len(where) else None,
+    )
+
+
+def gradient_spikes(case: Case) -> Finding | None:
+    """Steps whose gradient is many times that of the steps before."""
+    norms, steps = case.column(NORM), case.history.columns.steps
+    spikes = [
+        place
+        for place in range(max(FEW_STEPS, len(norms) - series.MOST), len(norms))
+        if (usual := series.median(norms[max(0, place - BEFORE) : place])) > 0
+        and norms[place] > SPIKE * usual
+    ]
+    if len(spikes) < SPIKES:
+        return None
+    worst = max(spikes, key=lambda place: norms[place])
+    usual = series.median(norms[max(0, worst - BEFORE) : worst])
+    return case.finding(
+        "gradient-spikes",
+        Level.WARNING,
+        "The gradient spikes",
+        evidence=f"{len(spikes)} of the last {min(len(norms), series.MOST)} steps have a gradient "
+        f"norm over {SPIKE:g} times the median of the {BEFORE} before; step {steps[worst]}: "
+        f"{number(norms[worst])} against {number(usual)}",
+        advice=(
+            "--set train.optimizer.clip_grad=1.0 (or lower) bounds what one step can do",
+            "a lower train.optimizer.lr, or a longer train.optimizer.warmup_steps",
+            "look at the samples of those steps: one long or repetitive response is often behind",
+        ),
+        source="Pascanu et al., arXiv 1211.5063, section 3.2: clipping by the norm",
+        columns=(NORM,),
+        steps=(steps[spikes[0]], steps[spikes[-1]]),
+    )
+
+
+def no_gradient(case: Case) -> Finding | None:
+    """Nothing is learned: all gradients are zero."""
+    norms = series.recent(case.column(NORM))
+    if len(norms) < series.LEAST or norms.max() > 1e-9:
+        return None
+    return case.finding(
+        "no-gradient",
+        Level.BAD,
+        "The gradient is zero",
+        evidence=f"the gradient norm of the last {len(norms)} steps is at most "
+        f"{number(norms.max())}",
+        advice=(
+            "are all rewards of each group equal? Then nothing tells good from bad: see "
+            "rollout/zero_variance_fraction",
+            "does the loss mask cover any token? See the samples, coloured by loss mask",
+        ),
+        source="with equal rewards in a group all advantages are 0: Shao et al., arXiv 2402.03300, "
+        "section 4.1.2",
+        columns=(NORM, "rollout/zero_variance_fraction"),
+    )
+
+
+def no_learning_rate(case: Case) -> Finding | None:
+    """The schedule has come to zero, or was never above it."""
+    rates = series.recent(case.column("train/lr"))
+    if len(rates) < series.LEAST or rates.max() > 0:
+        return None
+    return case.finding(
+        "no-learning-rate",
+        Level.BAD,
+        "The learning rate is zero",
+        evidence=f"train/lr of the last {len(rates)} steps is 0",
+        advice=(
+            "--set train.optimizer.min_lr=1e-7, or train.optimizer.schedule=constant",
+            "train.steps is what a schedule falls to zero over: set it before the run",
+        ),
+        source="by definition: an update is lr times a direction",
+        columns=("train/lr",),
+    )
+
+
+ALL = (not_finite, no_learning_rate, no_gradient, gradient_spikes)

@@ -1,0 +1,145 @@
+"""How the policy moves: entropy, KL to the reference, ratios and clipping."""
+
+from __future__ import annotations
+
+import math
+
+from milescli.insight import series
+from milescli.insight.case import Case, number
+from milescli.insight.finding import Finding, Level
+
+ENTROPY, KL, RATIO, CLIPPED = (
+    "train/entropy",
+    "train/kl",
+    "train/ratio_mean",
+    "train/clip_fraction",
+)
+COLLAPSED, LOW = 0.2, 0.1
+"""Of what it was; nats a token."""
+EXPLODED, MUCH = 2.5, 0.5
+KL_FAR, KL_GROWN = 0.5, 4.0
+"""Nats a token; times what it was halfway."""
+STILL = 1e-6
+CLIPPED_MUCH = {"token": 0.3, "sequence": 0.6, "sequence_token": 0.6}
+"""GSPO clips whole sequences, and two orders more tokens (arXiv 2507.18071, section 5.2)."""
+
+
+def entropy_collapse(case: Case) -> Finding | None:
+    """The policy says the same each time, and is not right yet."""
+    if not case.has(ENTROPY) or case.is_at_ceiling:
+        return None
+    before, now = case.early(ENTROPY), case.recent(ENTROPY)
+    if now > LOW or now > COLLAPSED * before:
+        return None
+    return case.finding(
+        "entropy-collapse",
+        Level.BAD,
+        "Entropy collapses",
+        evidence=f"entropy fell from {number(before)} to {number(now)} nats a token, and the mean "
+        f"reward is {number(case.recent('rollout/reward_mean'))}: samples of a group hardly differ",
+        advice=(
+            "a wider upper clip: --set train.clip_high=0.28 (DAPO's clip-higher)",
+            "an entropy bonus: --set train.entropy_coef=0.001, or train.entropy_target",
+            "--set train.surrogate=... of the covariance kind holds back the tokens that drive it",
+            "a lower train.optimizer.lr",
+        ),
+        source="Yu et al. (DAPO), arXiv 2503.14476, section 3.1; Cui et al., arXiv 2505.22617",
+        columns=(ENTROPY, "rollout/reward_mean"),
+    )
+
+
+def entropy_explosion(case: Case) -> Finding | None:
+    """The policy becomes random."""
+    if not case.has(ENTROPY):
+        return None
+    before, now = case.early(ENTROPY), case.recent(ENTROPY)
+    if now < EXPLODED * before or now < before + MUCH:
+        return None
+    return case.finding(
+        "entropy-explosion",
+        Level.BAD,
+        "Entropy explodes",
+        evidence=f"entropy rose from {number(before)} to {number(now)} nats a token",
+        advice=(
+            "a lower train.optimizer.lr, or --set train.entropy_coef=0",
+            "a KL to the reference: --set train.kl_coef=0.001",
+            "are advantages of long wrong responses large? --set train.aggregation=token_mean",
+        ),
+        source="a policy whose entropy grows without bound loses what it was trained on: Yu et al. "
+        "(DAPO), arXiv 2503.14476, figure 2",
+        columns=(ENTROPY,),
+    )
+
+
+def kl_runaway(case: Case) -> Finding | None:
+    """The policy leaves its reference faster and faster."""
+    if not case.has(KL):
+        return None
+    values = series.finite(case.column(KL))
+    half = series.mean(values[len(values) // 3 : 2 * len(values) // 3])
+    now = case.recent(KL)
+    if now < KL_FAR or now < KL_GROWN * max(half, 0.0):
+        return None
+    return case.finding(
+        "kl-runaway",
+        Level.BAD,
+        "The policy runs away from its reference",
+        evidence=f"KL to the reference is {number(now)} nats a token; in the middle third of the "
+        f"run it was {number(half)}",
+        advice=(
+            "a larger train.kl_coef, or a lower train.optimizer.lr",
+            "--set train.kl_estimator=k3 and train.kl_unbiased=true where it is noise",
+        ),
+        source="Stiennon et al., arXiv 2009.01325, section 4.3; Gao et al., arXiv 2210.10760",
+        columns=(KL, "rollout/reward_mean"),
+    )
+
+
+def ratio_stuck(case: Case) -> Finding | None:
+    """Several updates a step, and yet the policy is always the one that sampled."""
+    updates = case.facts.updates_per_step
+    if updates < 2 or not case.has(RATIO, least=series.LEAST):
+        return None
+    ratios, rates = case.column(RATIO), series.recent(case.column("train/lr"))
+    if abs(series.finite(ratios) - 1).max() > STILL or not len(rates) or rates.max() == 0:
+        return None
+    return case.finding(
+        "ratio-stuck",
+        Level.BAD,
+        "The ratio is always 1",
+        evidence=f"train/ratio_mean is 1 to {STILL:g} at all {case.num_steps} steps, though each "
+        f"has {updates} updates",
+        advice=(
+            "the old log-probs are computed anew at each update: --set train.old_logprobs=trainer",
+            "an objective of your own must take `Stream.OLD`, and not the log-probs of the pass",
+            "is anything trained? See train/grad_norm, and which weights are frozen",
+        ),
+        source="Schulman et al. (PPO), arXiv 1707.06347, equation 6: the ratio leaves 1 with the "
+        "first update",
+        columns=(RATIO, CLIPPED),
+        steps=case.steps,
+    )
+
+
+def clip_fraction_high(case: Case) -> Finding | None:
+    """Much of a step's learning is cut off."""
+    bound = CLIPPED_MUCH.get(str(case.facts.key("train.ratio", "token")), math.inf)
+    now = case.recent(CLIPPED) if case.has(CLIPPED, least=series.LEAST) else 0.0
+    if now < bound:
+        return None
+    return case.finding(
+        "clip-fraction-high",
+        Level.WARNING,
+        "Much is clipped",
+        evidence=f"{now:.0%} of the trained tokens of the last steps are clipped",
+        advice=(
+            "a lower train.optimizer.lr, or fewer train.updates_per_step",
+            "a smaller rollout.max_staleness: old samples start away from 1",
+            "--set train.clip_high=... where the policy should be let go further",
+        ),
+        source="Schulman et al. (PPO), arXiv 1707.06347, section 3: clipped tokens have no gradient",
+        columns=(CLIPPED, RATIO),
+    )
+
+
+ALL = (entropy_collapse, entropy_explosion, kl_runaway, ratio_stuck, clip_fraction_high)

@@ -1,0 +1,154 @@
+"""What it says: too long, cut off, over and over the same, one phrase everywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from milescli.insight import series
+from milescli.insight.case import Case, number
+from milescli.insight.finding import Finding, Level
+from milescli.insight.samples import KeptSample, by_group
+
+LENGTH, TRUNCATED = "rollout/response_tokens_mean", "rollout/truncated_fraction"
+GROWN = 1.8
+CUT = 0.3
+PIECES = 4
+"""Tokens of an n-gram that repeats."""
+LONG_ENOUGH = 48
+"""Tokens: shorter responses repeat by nature."""
+DISTINCT = 0.35
+"""Share of a response's n-grams that differ; below it, it goes round in circles."""
+OFTEN = 0.25
+"""Share of the kept samples."""
+PHRASE = 6
+"""Words of a phrase."""
+EVERYWHERE, BEFORE = 0.6, 0.2
+PROMPTS = 4
+"""Different ones at least."""
+
+
+def length_explosion(case: Case) -> Finding | None:
+    """Responses grow, and the reward does not."""
+    if not case.has(LENGTH):
+        return None
+    before, now = case.early(LENGTH), case.recent(LENGTH)
+    if now < GROWN * before or case.is_rising or case.is_at_ceiling:
+        return None
+    return case.finding(
+        "length-explosion",
+        Level.WARNING,
+        "Responses grow without better rewards",
+        evidence=f"mean response went from {number(before)} to {number(now)} tokens, the mean "
+        f"reward from {number(case.early('rollout/reward_mean'))} to "
+        f"{number(case.recent('rollout/reward_mean'))}",
+        advice=(
+            "--set train.aggregation=constant (Dr. GRPO) takes the reward of length out of the "
+            "loss",
+            "--set rollout.shaping=... with rollout.overlong_buffer makes long ones cost",
+        ),
+        source="Liu et al. (Dr. GRPO), arXiv 2503.20783, section 3.1: the length bias of GRPO",
+        columns=(LENGTH, "rollout/reward_mean"),
+    )
+
+
+def truncation(case: Case) -> Finding | None:
+    """Many responses are cut off before they end."""
+    if not case.has(TRUNCATED, least=series.LEAST) or (now := case.recent(TRUNCATED)) < CUT:
+        return None
+    bound = case.facts.key("rollout.max_response_tokens")
+    return case.finding(
+        "truncation",
+        Level.WARNING,
+        "Responses are cut off",
+        evidence=f"{now:.0%} of the responses of the last steps reach the bound"
+        + (f" of {bound} tokens" if bound else ""),
+        advice=(
+            "--set rollout.max_response_tokens=... twice as many",
+            "does the model know how to end? Look at its stop tokens and chat template: "
+            "miles data check",
+            "--set rollout.overlong_buffer=... makes the end come gently (DAPO)",
+        ),
+        source="Yu et al. (DAPO), arXiv 2503.14476, section 3.4: truncated samples are noise",
+        columns=(TRUNCATED, LENGTH),
+    )
+
+
+def repetition(case: Case) -> Finding | None:
+    """Responses go round in circles."""
+    long = [ids for sample in case.samples if len(ids := _pieces(sample)) >= LONG_ENOUGH]
+    circling = [ids for ids in long if _distinct(ids) < DISTINCT]
+    if len(circling) < 3 or len(circling) < OFTEN * len(case.samples):
+        return None
+    return case.finding(
+        "repetition",
+        Level.BAD,
+        "Responses repeat themselves",
+        evidence=f"in {len(circling)} of the {len(case.samples)} newest kept samples fewer than "
+        f"{DISTINCT:.0%} of the {PIECES}-grams of tokens differ",
+        advice=(
+            "read them: miles ui, page Samples",
+            "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
+            "--set rollout.temperature=1.0, where it is lower",
+        ),
+        source="Welleck et al., arXiv 1908.04319, section 4: repeated n-grams (seq-rep-4)",
+        columns=(LENGTH, "train/entropy"),
+    )
+
+
+def one_phrase(case: Case) -> Finding | None:
+    """One phrase has come into most responses to different prompts: what a reward is hacked by."""
+    groups = by_group(case.samples)
+    if len(groups) < PROMPTS or not case.first_samples:
+        return None
+    first_step = min(sample.step for sample in case.first_samples)
+    if all(sample.step == first_step for sample in case.samples):
+        return None
+    now, before = _phrases(case.samples), _phrases(case.first_samples)
+    often = [
+        (count / len(case.samples), phrase)
+        for phrase, count in now.items()
+        if count >= EVERYWHERE * len(case.samples)
+        and before[phrase] <= BEFORE * len(case.first_samples)
+    ]
+    if not often:
+        return None
+    share, phrase = max(often, key=lambda told: (told[0], len(told[1])))
+    is_better = case.accuracy.is_rising
+    return case.finding(
+        "one-phrase",
+        Level.HINT if is_better else Level.WARNING,
+        "One phrase is in most responses",
+        evidence=f"`{phrase[:120]}` stands in {share:.0%} of the newest kept samples of "
+        f"{len(groups)} groups, and stood in "
+        f"{before[phrase] / len(case.first_samples):.0%} at step {first_step}",
+        advice=(
+            "does the reward pay for it? Read the samples with the highest rewards",
+            "held-out accuracy tells whether it is a habit or a trick: --set eval.every=...",
+        ),
+        source="Skalse et al., arXiv 2209.13085: hacking a reward; by counting n-grams of words",
+        columns=("rollout/reward_mean", "eval/accuracy"),
+    )
+
+
+def _pieces(sample: KeptSample) -> Sequence[object]:
+    """Its tokens; its words, where these are not kept."""
+    return sample.record.get("response_ids") or sample.response.split()
+
+
+def _distinct(pieces: Sequence[object]) -> float:
+    grams = [tuple(pieces[at : at + PIECES]) for at in range(len(pieces) - PIECES + 1)]
+    return len(set(grams)) / len(grams)
+
+
+def _phrases(samples: Sequence[KeptSample]) -> Counter[str]:
+    """Phrase -> samples that have it, and whose prompt has not."""
+    counts = Counter[str]()
+    for sample in samples:
+        words = sample.response.split()
+        phrases = {" ".join(words[at : at + PHRASE]) for at in range(len(words) - PHRASE + 1)}
+        counts.update(phrase for phrase in phrases if phrase not in sample.prompt)
+    return counts
+
+
+ALL = (repetition, length_explosion, truncation, one_phrase)

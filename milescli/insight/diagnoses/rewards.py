@@ -1,0 +1,179 @@
+"""Does the reward say that it is learning? Flat, falling, equal within groups, hacked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from milescli.insight import series
+from milescli.insight.case import CEILING, REWARD, Case, difference, number, rise
+from milescli.insight.finding import Finding, Level
+
+ZERO_VARIANCE = "rollout/zero_variance_fraction"
+EQUAL = 0.8
+"""Share of groups with equal rewards that leaves too little to learn from."""
+ENOUGH = 20
+"""Steps after which a reward that has not risen is called flat."""
+_DAPO = "Yu et al. (DAPO), arXiv 2503.14476, section 3.2: groups of equal rewards have no gradient"
+
+
+def groups_too_hard(case: Case) -> Finding | None:
+    """Nearly all groups have equal rewards, and low ones."""
+    if not _are_equal(case) or case.recent(REWARD) > 0.5 * CEILING:
+        return None
+    return case.finding(
+        "groups-too-hard",
+        Level.BAD,
+        "Rewards are equal within nearly all groups: too hard",
+        evidence=_equal_evidence(case),
+        advice=(
+            "easier prompts, or a warm-up on demonstrations: --set warmup.steps=...",
+            "more samples a prompt, so that one is right now and then: "
+            "--set rollout.samples_per_prompt=16",
+            "is the reward right? Read samples: a form that the reward does not accept looks as 0",
+            "--set rollout.filter=zero_variance leaves such groups out and samples others",
+        ),
+        source=_DAPO,
+        columns=(ZERO_VARIANCE, REWARD),
+    )
+
+
+def groups_too_easy(case: Case) -> Finding | None:
+    """Nearly all groups have equal rewards, and high ones: from the start, or as it has learned
+    what there is."""
+    if not _are_equal(case) or case.recent(REWARD) <= 0.5 * CEILING:
+        return None
+    has_learned = case.is_rising and case.is_at_ceiling
+    return case.finding(
+        "groups-too-easy",
+        Level.HINT if has_learned else Level.WARNING,
+        "It has learned what these prompts teach"
+        if has_learned
+        else "Rewards are equal within nearly all groups: too easy",
+        evidence=_equal_evidence(case),
+        advice=(
+            "stop here: miles export, or go on with harder prompts"
+            if has_learned
+            else "harder prompts, or a curriculum: --set data.curriculum=...",
+            "--set rollout.filter=zero_variance leaves such groups out and samples others",
+        ),
+        source=_DAPO,
+        columns=(ZERO_VARIANCE, REWARD),
+    )
+
+
+def reward_falling(case: Case) -> Finding | None:
+    """The reward was better before, for more than noise."""
+    rewards = series.finite(case.column(REWARD))
+    if len(rewards) < ENOUGH:
+        return None
+    half = rewards[len(rewards) // 2 :]
+    best, now = _best_window(rewards), series.recent(rewards)
+    lost, noise = best - now.mean(), _noise(rewards)
+    is_falling = series.trend(half).is_falling or now.mean() < series.early(rewards).mean()
+    if not is_falling or lost < 5 * noise / math.sqrt(len(now)) or lost < 0.1 * max(1e-9, best):
+        return None
+    return case.finding(
+        "reward-falling",
+        Level.BAD,
+        "The reward falls",
+        evidence=f"mean reward was {number(best)} at its best and is {number(now.mean())} over "
+        f"the last {len(now)} steps",
+        advice=(
+            "begin anew from the weights of its best step: miles export RUN --step N --to DIR, then "
+            "miles launch --recipe RUN/recipe.yaml --set model.path=DIR",
+            "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
+            "what else moved first? Look at entropy, |engine - trainer| and response length",
+        ),
+        source="a window's mean against the best window's, over five standard errors of its noise",
+        columns=(REWARD, "train/entropy", "train/logprob_diff_mean"),
+    )
+
+
+def reward_flat(case: Case) -> Finding | None:
+    """No rise for more than noise, and something left to gain."""
+    if case.history.learns_from_rows or not case.has(REWARD, least=ENOUGH):
+        return None
+    told = case.progress
+    if case.is_rising or case.is_at_ceiling or told.is_falling:
+        return None
+    return case.finding(
+        "reward-flat",
+        Level.WARNING,
+        "The reward is flat",
+        evidence=f"mean reward went from {number(case.early(REWARD))} to "
+        f"{number(case.recent(REWARD))} over {case.num_steps} steps: a change of "
+        f"{number(told.change, '+.3g')} with a standard error of {number(told.error)}",
+        advice=(
+            "is another finding its cause? Those above this one come first",
+            "a higher train.optimizer.lr (three times as much), or more samples a prompt",
+            "read samples: does the reward see what you would reward?",
+        ),
+        source="Newey and West, Econometrica 55 (1987), 703: the line's slope against its error",
+        columns=(REWARD,),
+        steps=case.steps,
+    )
+
+
+def held_out_falls(case: Case) -> Finding | None:
+    """Training reward rises while held-out accuracy falls: over-optimisation of the reward."""
+    found = case.history.evaluations
+    if len(found) < 3 or not case.has(REWARD):
+        return None
+    best = max(found[:-1], key=lambda one: one.accuracy)
+    last = found[-1]
+    fall = difference(best.accuracy, last.accuracy, num_prompts=last.num_prompts)
+    steps = np.asarray(case.history.columns.steps)
+    since = rise(case.column(REWARD)[steps > best.step])
+    if not fall.is_falling or since.is_falling or math.isnan(since.change):
+        return None
+    return case.finding(
+        "held-out-falls",
+        Level.BAD,
+        "Reward rises, held-out accuracy falls",
+        evidence=f"held-out accuracy fell from {number(best.accuracy)} at step {best.step} to "
+        f"{number(last.accuracy)} at step {last.step} ({last.num_prompts} prompts), while the "
+        f"training reward changed by {number(since.change, '+.3g')}",
+        advice=(
+            f"take the weights of step {best.step}: miles export RUN --step {best.step} --to DIR",
+            "read the samples with the highest rewards: what does the reward pay for?",
+            "--set train.kl_coef=0.001 holds the policy near its reference; more, other prompts",
+        ),
+        source="Gao et al., arXiv 2210.10760: over-optimisation of a proxy reward",
+        columns=(REWARD, "eval/accuracy"),
+        steps=(best.step, last.step),
+    )
+
+
+def _are_equal(case: Case) -> bool:
+    return case.has(ZERO_VARIANCE, least=series.LEAST) and case.recent(ZERO_VARIANCE) >= EQUAL
+
+
+def _equal_evidence(case: Case) -> str:
+    text = (
+        f"{case.recent(ZERO_VARIANCE):.0%} of the groups of the last steps have equal rewards, "
+        f"mean {number(case.recent(REWARD))}"
+    )
+    histograms = [counts for _, counts in case.history.reward_histograms[-series.LEAST :]]
+    if not histograms:
+        return text
+    sums = np.sum(histograms, axis=0)
+    between = int(sums[1:-1].sum())
+    return (
+        f"{text}; of {int(sums.sum())} groups {int(sums[0])} have a mean reward of 0, "
+        f"{between} one between, {int(sums[-1])} one of 1"
+    )
+
+
+def _best_window(rewards: np.ndarray) -> float:
+    length = len(series.recent(rewards))
+    sums = np.convolve(rewards, np.ones(length), mode="valid")
+    return float(sums.max()) / length
+
+
+def _noise(rewards: np.ndarray) -> float:
+    return float(np.sqrt((np.diff(rewards) ** 2).mean() / 2)) if len(rewards) > 1 else 0.0
+
+
+ALL = (groups_too_hard, groups_too_easy, reward_falling, held_out_falls, reward_flat)

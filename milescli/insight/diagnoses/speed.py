@@ -1,0 +1,122 @@
+"""Where the time goes: what would be faster. Hints; nothing is wrong."""
+
+from __future__ import annotations
+
+import math
+
+from milescli.insight import series
+from milescli.insight.case import Case
+from milescli.insight.finding import Finding, Level
+
+ROLLOUT, TRAIN, STEP = "time/rollout_s", "time/train_s", "time/step_s"
+BOUND = 0.7
+"""Share of the step."""
+SIDE = 0.25
+
+
+def out_of_balance(case: Case) -> Finding | None:
+    """One side waits for the other: with devices of their own, how many would balance them."""
+    if not case.has(ROLLOUT, least=series.LEAST):
+        return None
+    step_s = case.recent(STEP)
+    rollout, train = case.recent(ROLLOUT) / step_s, case.recent(TRAIN) / step_s
+    share, is_rollout = max((rollout, True), (train, False))
+    if share < BOUND:
+        return None
+    side = "rollout" if is_rollout else "train"
+    return case.finding(
+        f"{side}-bound",
+        Level.HINT,
+        "Rollout takes most of the time" if is_rollout else "Training takes most of the time",
+        evidence=f"of a step of {step_s:.1f} s rollout is {rollout:.0%}, training {train:.0%}",
+        advice=(*_balance(case), *(_FASTER_ROLLOUT if is_rollout else _FASTER_TRAINING)),
+        source="seconds of the newest steps; see milescli/insight/diagnoses/speed.py for the split",
+        columns=(ROLLOUT, TRAIN, STEP),
+    )
+
+
+def publish_slow(case: Case) -> Finding | None:
+    """Weights take a large part of the step to reach the engines."""
+    return _side(case, "time/publish_s", "publish-slow", "Publishing weights is slow", _PUBLISH)
+
+
+def save_slow(case: Case) -> Finding | None:
+    """Checkpoints hold the steps up."""
+    return _side(case, "time/save_s", "save-slow", "Saving is slow", _SAVE)
+
+
+def balanced_engines(rollout_s: float, train_s: float, *, engines: int, trainer: int) -> int:
+    """Of all the devices, how many for rollout make the step shortest, each side being as fast as
+    it has devices. One after the other, the step is R/x + T/(n - x), which is least at
+    x = n sqrt(R) / (sqrt(R) + sqrt(T)); R, T: seconds times devices. At least one for each."""
+    total = engines + trainer
+    root_r, root_t = math.sqrt(rollout_s * engines), math.sqrt(train_s * trainer)
+    return min(total - 1, max(1, round(total * root_r / (root_r + root_t))))
+
+
+def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer: int) -> int:
+    """The same where rollout runs ahead of the trainer: both take equally long at
+    x = n R / (R + T)."""
+    total = engines + trainer
+    work_r, work_t = busy_s * engines, train_s * trainer
+    return min(total - 1, max(1, round(total * work_r / (work_r + work_t))))
+
+
+def _balance(case: Case) -> list[str]:
+    facts = case.facts
+    engines, trainer = facts.num_engine_devices, facts.num_trainer_devices
+    if facts.is_colocated or not engines:
+        return []
+    rollout_s, train_s = case.recent(ROLLOUT), case.recent(TRAIN)
+    if facts.max_staleness:
+        idle_s = case.recent("flow/idle_s")
+        busy_s = max(case.recent(STEP) - (0.0 if math.isnan(idle_s) else idle_s), 1e-9)
+        wanted = balanced_overlapping(busy_s, train_s, engines=engines, trainer=trainer)
+    else:
+        wanted = balanced_engines(rollout_s, train_s, engines=engines, trainer=trainer)
+    if wanted == engines:
+        return [f"{engines} devices for rollout and {trainer} for training are balanced"]
+    return [
+        f"of {engines + trainer} devices {wanted} for rollout and {engines + trainer - wanted} for "
+        f"training would balance it (now {engines} and {trainer})"
+    ]
+
+
+def _side(
+    case: Case, column: str, name: str, title: str, advice: tuple[str, ...]
+) -> Finding | None:
+    if not case.has(column, least=series.LEAST):
+        return None
+    share = case.recent(column) / case.recent(STEP)
+    if not share > SIDE:
+        return None
+    return case.finding(
+        name,
+        Level.HINT,
+        title,
+        evidence=f"{share:.0%} of a step of {case.recent(STEP):.1f} s",
+        advice=advice,
+        source="seconds of the newest steps",
+        columns=(column, STEP),
+    )
+
+
+_FASTER_ROLLOUT = (
+    "let it run ahead: --set rollout.max_staleness=1",
+    "guess ahead: --set rollout.speculative.kind=ngram",
+    "a few long responses hold a step up? --set rollout.order=done with over_sampling",
+)
+_FASTER_TRAINING = (
+    "larger microbatches: --set train.max_tokens_per_microbatch=...",
+    "miles profile RUN --steps 2 says where the time goes",
+)
+_PUBLISH = (
+    "a faster channel: --set weights.channel=..., larger weights.bucket_mib",
+    "--set rollout.on_update=continue does not wait for running samples",
+)
+_SAVE = (
+    "--set checkpoint.every=... less often, checkpoint.async_save=true",
+    "a faster disk for run.dir",
+)
+
+ALL = (out_of_balance, publish_slow, save_slow)

@@ -1,0 +1,89 @@
+"""How old the samples are that it learns from."""
+
+from __future__ import annotations
+
+from milescli.insight import series
+from milescli.insight.case import Case, number
+from milescli.insight.finding import Finding, Level
+
+OLDEST, OLD = "rollout/staleness_max", "rollout/staleness_mean"
+WASTED, STALE = "flow/wasted_tokens", "flow/stale_groups"
+WASTE = 0.15
+MIXED = 0.5
+
+
+def staleness_over_bound(case: Case) -> Finding | None:
+    """Samples are older than the recipe allows."""
+    if not case.has(OLDEST, least=1):
+        return None
+    bound, oldest = case.facts.max_staleness, series.finite(case.column(OLDEST)).max()
+    if not case.facts.plan or oldest <= bound:
+        return None
+    return case.finding(
+        "staleness-over-bound",
+        Level.BAD,
+        "Samples are older than allowed",
+        evidence=f"rollout/staleness_max reached {number(oldest)}, rollout.max_staleness is "
+        f"{bound}",
+        advice=(
+            "--set rollout.stale_groups=drop gives up what is too old",
+            "please report it: a run must not do this",
+        ),
+        source="by definition of rollout.max_staleness",
+        columns=(OLDEST, OLD),
+        steps=case.steps,
+    )
+
+
+def stale_groups_wasted(case: Case) -> Finding | None:
+    """Much of what is sampled is thrown away for its age."""
+    if not case.has(WASTED, least=series.LEAST):
+        return None
+    wasted = series.recent(case.column(WASTED)).sum()
+    used = series.recent(case.column("rollout/generated_tokens")).sum()
+    if used <= 0 or (share := wasted / (wasted + used)) < WASTE:
+        return None
+    return case.finding(
+        "stale-groups-wasted",
+        Level.WARNING,
+        "Samples are thrown away for their age",
+        evidence=f"{share:.0%} of the tokens of the last steps were of groups that were given up "
+        f"as too old",
+        advice=(
+            "a larger rollout.max_staleness with a correction "
+            "(--set train.correction.kind=importance)",
+            "--set rollout.stale_groups=wait",
+            "fewer engines: rollout runs too far ahead of the trainer",
+        ),
+        source="flow/wasted_tokens over all that was sampled",
+        columns=(WASTED, STALE),
+    )
+
+
+def mixed_versions(case: Case) -> Finding | None:
+    """Most samples are of several weight versions, and nothing corrects for it."""
+    versions = [set(sample.record.get("versions", ())) for sample in case.samples]
+    mixed = sum(len(told) > 1 for told in versions)
+    is_corrected = (
+        case.facts.key("train.correction.kind", "none") != "none"
+        or case.facts.key("train.old_logprobs") == "engine"
+    )
+    if not versions or mixed < MIXED * len(versions) or is_corrected or not case.facts.recipe:
+        return None
+    return case.finding(
+        "mixed-versions",
+        Level.WARNING,
+        "Most samples are of several weight versions",
+        evidence=f"{mixed} of the {len(versions)} newest kept samples have tokens of more than one "
+        "version, and train.correction.kind is none",
+        advice=(
+            "--set train.correction.kind=importance, or train.old_logprobs=engine",
+            "--set rollout.on_update=drain keeps each sample to one version",
+        ),
+        source="Fu et al. (AReaL), arXiv 2505.24298, section 5.2: interrupted generation needs a "
+        "decoupled objective",
+        columns=(OLD, "publish/num_running"),
+    )
+
+
+ALL = (staleness_over_bound, stale_groups_wasted, mixed_versions)

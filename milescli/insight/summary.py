@@ -1,0 +1,269 @@
+"""A run on one screen: how far, how good, how fast, where the time goes, who waits, what memory is
+used, and the verdict. What `miles status` shows, `--json` prints and the page begins with. Reads;
+writes nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milescli.checkpoint.run_dir import RunDir, is_locked
+from milescli.insight import series
+from milescli.insight.facts import RunFacts
+from milescli.insight.finding import Verdict
+from milescli.insight.flops import mfu_of
+from milescli.insight.history import History
+from milescli.insight.memory import DeviceMemory, memory_of
+from milescli.insight.timeline import PHASES
+from milescli.insight.verdict import read_verdict
+
+SPREAD = 1.645
+"""Standard errors on either side of a time that is left: nine of ten ends lie between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """Seconds to the end, by the newest steps, evaluations among them."""
+
+    low_s: float
+    mean_s: float
+    high_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A figure from its first step to its last."""
+
+    first: float
+    """Of the first step that has it."""
+    last: float
+    best: float
+    best_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Part of a step."""
+
+    name: str
+    seconds: float
+    """Mean of the newest steps."""
+    share: float
+    """Of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Somebody had nothing to do."""
+
+    who: str
+    for_whom: str
+    seconds: float
+    """Of a step, mean of the newest ones."""
+    share: float
+    """Of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Of one run."""
+
+    name: str
+    state: str
+    """not started, running, done, stopped, failed or killed."""
+    phase: str
+    phase_detail: str
+    phase_s: float | None
+    """Since it began; None where the run does not go on."""
+    step: int
+    num_steps: int | None
+    share_done: float | None
+    elapsed_s: float | None
+    """Of this attempt, until now or until its end."""
+    left: Left | None
+    """None: nothing is left, or there is nothing to go by."""
+    learns_from_rows: bool
+    reward: Course | None
+    loss: Course | None
+    accuracy: Course | None
+    """On held-out prompts."""
+    rollout_tokens_per_s: float | None
+    """Mean of the newest steps."""
+    train_tokens_per_s: float | None
+    mfu: float | None
+    """Model FLOPs of training over what the devices can do at most; None where either is not
+    known, as on a CPU."""
+    phases: Sequence[Phase]
+    staleness_mean: float | None
+    staleness_max: int | None
+    waits: Sequence[Wait]
+    memory: Sequence[DeviceMemory]
+    restarts: int
+    checkpoint_step: int | None
+    last_s: float | None
+    """When it wrote its newest event, seconds since 1970."""
+    verdict: Verdict
+    adapters: Sequence[str] = ()
+    """Names, of a run of several."""
+
+
+def summarize(
+    run: RunDir, history: History, facts: RunFacts, *, now_s: float | None = None
+) -> Summary:
+    """As the run is now."""
+    now_s = time.time() if now_s is None else now_s
+    state = state_of(run, history)
+    is_running = state == "running"
+    shown = leading(history)
+    return Summary(
+        name=run.full_name,
+        state=state,
+        phase=history.phase,
+        phase_detail=history.phase_detail,
+        phase_s=_since(history.phase_s, now_s) if is_running else None,
+        step=shown.step,
+        num_steps=shown.num_steps or _wanted_steps(facts),
+        share_done=shown.share_done,
+        elapsed_s=_since(history.began_s, now_s if is_running else history.last_s),
+        left=_left(shown, facts) if is_running else None,
+        learns_from_rows=shown.learns_from_rows,
+        reward=_course(shown, "rollout/reward_mean"),
+        loss=_course(shown, "train/loss", is_better=min),
+        accuracy=_accuracy(shown),
+        rollout_tokens_per_s=_recent(shown, "speed/rollout_tokens_per_s"),
+        train_tokens_per_s=_recent(shown, "speed/train_tokens_per_s"),
+        mfu=mfu_of(shown, facts),
+        phases=phases_of(shown),
+        staleness_mean=_recent(shown, "rollout/staleness_mean"),
+        staleness_max=_most(shown, "rollout/staleness_max"),
+        waits=_waits(shown),
+        memory=memory_of(run, history, facts),
+        restarts=history.restarts,
+        checkpoint_step=_saved(history, run),
+        last_s=None if math.isnan(history.last_s) else history.last_s,
+        verdict=read_verdict(run, history, facts=facts, now_s=now_s if is_running else None),
+        adapters=tuple(history.adapters),
+    )
+
+
+def leading(history: History) -> History:
+    """Whose figures stand for the run: its own; of several adapters those of the one that is
+    furthest behind."""
+    if not history.adapters:
+        return history
+    return min(history.adapters.values(), key=lambda own: own.share_done or 0.0)
+
+
+def state_of(run: RunDir, history: History) -> str:
+    """See `Summary.state`."""
+    if history.outcome is not None:
+        return history.outcome
+    if not run.attempts():
+        return "not started"
+    if (told := run.verdict()) is not None:
+        return str(told.get("outcome", "ended"))
+    return "running" if is_locked(run) else "killed"
+
+
+def phases_of(history: History) -> list[Phase]:
+    """Of the newest steps, in the order of a step; those that take nothing are left out."""
+    step_s = _recent(history, "time/step_s")
+    if not step_s:
+        return []
+    parts = [(name, _recent(history, f"time/{name}_s") or 0.0) for name in PHASES]
+    return [Phase(name=name, seconds=spent, share=spent / step_s) for name, spent in parts if spent]
+
+
+def _left(history: History, facts: RunFacts) -> Left | None:
+    seconds = series.recent(history.columns.get("time/step_s"))
+    if not len(seconds) or not history.num_steps or history.step >= history.num_steps:
+        return None
+    count = history.num_steps - history.step
+    every = int(facts.key("eval.every", 0) or 0)
+    evals = [one.seconds for one in history.evaluations[-5:]]
+    beside = np.mean(evals) * (count // every) if evals and every else 0.0
+    mean_s = float(seconds.mean()) * count + float(beside)
+    # the mean of the steps is not sure, and those to come differ as those that were
+    deviation = float(seconds.std(ddof=1)) if len(seconds) > 1 else 0.0
+    error = deviation * math.sqrt(count + count * count / len(seconds))
+    low, high = mean_s - SPREAD * error, mean_s + SPREAD * error
+    return Left(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
+
+
+def _course(history: History, name: str, *, is_better=max) -> Course | None:  # type: ignore[no-untyped-def]
+    values = np.frombuffer(history.columns.get(name), dtype=np.float64)
+    places = np.flatnonzero(np.isfinite(values))
+    if not len(places):
+        return None
+    best = is_better(places, key=lambda place: values[place])
+    steps = history.columns.steps
+    return Course(
+        first=float(values[places[0]]),
+        last=float(values[places[-1]]),
+        best=float(values[best]),
+        best_step=steps[best],
+        last_step=steps[places[-1]],
+    )
+
+
+def _accuracy(history: History) -> Course | None:
+    found = history.evaluations
+    if not found:
+        return None
+    best = max(found, key=lambda one: one.accuracy)
+    return Course(
+        first=found[0].accuracy,
+        last=found[-1].accuracy,
+        best=best.accuracy,
+        best_step=best.step,
+        last_step=found[-1].step,
+    )
+
+
+def _waits(history: History) -> list[Wait]:
+    step_s = _recent(history, "time/step_s")
+    if not step_s:
+        return []
+    told = (
+        ("trainer", "rollout: samples to learn from", _recent(history, "time/rollout_s")),
+        ("rollout", "training and publishing", _recent(history, "flow/idle_s")),
+        ("publish", "running samples to end", _recent(history, "publish/wait_s")),
+    )
+    return [
+        Wait(who=who, for_whom=whom, seconds=seconds, share=seconds / step_s)
+        for who, whom, seconds in told
+        if seconds and seconds > 0.01 * step_s
+    ]
+
+
+def _wanted_steps(facts: RunFacts) -> int | None:
+    steps = facts.plan.get("steps") or facts.key("train.steps")
+    return int(steps) if steps else None
+
+
+def _recent(history: History, name: str) -> float | None:
+    told = series.mean(series.recent(history.columns.get(name)))
+    return None if math.isnan(told) else told
+
+
+def _most(history: History, name: str) -> int | None:
+    values = series.finite(history.columns.get(name))
+    return int(values.max()) if len(values) else None
+
+
+def _since(began_s: float, now_s: float) -> float | None:
+    return None if math.isnan(began_s) or math.isnan(now_s) else max(0.0, now_s - began_s)
+
+
+def _saved(history: History, run: RunDir) -> int | None:
+    told = [one.step for one in history.told if one.kind == "CheckpointSaved"]
+    own = [step for step in told if step is not None]
+    for name, adapter in history.adapters.items():
+        if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:
+            own.append(step)
+    return max(own, default=None)

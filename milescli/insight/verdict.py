@@ -1,0 +1,172 @@
+"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that says
+it. Pure; for the live table, `miles status`, the page and the report alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight import series
+from milescli.insight.case import CEILING, LOSS, REWARD, Case, number
+from milescli.insight.diagnoses import ALL
+from milescli.insight.facts import RunFacts
+from milescli.insight.finding import Finding, Level, Verdict
+from milescli.insight.history import History
+from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
+
+SAMPLE_STEPS = 3
+"""Newest steps whose samples are looked at."""
+TOO_EARLY = 10
+"""Steps."""
+_ORDER = (Level.BAD, Level.WARNING, Level.HINT)
+_SYMPTOMS = {
+    "reward-flat": ("groups-too-hard", "groups-too-easy", "no-gradient", "no-learning-rate"),
+    "no-gradient": ("groups-too-hard", "groups-too-easy"),
+    "loss-flat": ("no-gradient", "no-learning-rate"),
+}
+"""Finding -> those that explain it: with one of them there, it says nothing more."""
+
+
+def verdict_of(
+    history: History,
+    *,
+    facts: RunFacts | None = None,
+    samples: Sequence[KeptSample] = (),
+    first_samples: Sequence[KeptSample] = (),
+    now_s: float | None = None,
+) -> Verdict:
+    """`samples`: of the newest steps; `first_samples`: of the first one; `now_s`: where the run
+    goes on, to see whether it has fallen silent."""
+    case = Case(
+        history=history,
+        facts=facts or RunFacts(),
+        samples=samples,
+        first_samples=first_samples,
+        now_s=now_s,
+    )
+    found = [finding for diagnose in ALL if (finding := diagnose(case)) is not None]
+    names = {finding.name for finding in found}
+    own = [one for one in found if names.isdisjoint(_SYMPTOMS.get(one.name, ()))]
+    own.sort(key=lambda one: _ORDER.index(one.level))
+    is_learning = _is_learning(case)
+    return Verdict(
+        step=history.step,
+        headline=_headline(case, own, is_learning=is_learning),
+        is_learning=is_learning,
+        findings=tuple(own),
+        facts=tuple(_facts(case)),
+    )
+
+
+def read_verdict(
+    run: RunDir, history: History, *, facts: RunFacts, now_s: float | None = None
+) -> Verdict:
+    """Of a run and its samples on the disk. Of several adapters the worst, by name."""
+    if history.adapters:
+        return _of_adapters(run, history, facts=facts, now_s=now_s)
+    steps = sample_steps(run)
+    return verdict_of(
+        history,
+        facts=facts,
+        samples=read_last(run, num_steps=SAMPLE_STEPS),
+        first_samples=read_samples(run, steps[0]) if len(steps) > SAMPLE_STEPS else (),
+        now_s=now_s,
+    )
+
+
+def _of_adapters(run: RunDir, history: History, *, facts: RunFacts, now_s: float | None) -> Verdict:
+    told = {
+        name: read_verdict(RunDir(run.adapters_dir / name), own, facts=facts, now_s=now_s)
+        for name, own in history.adapters.items()
+    }
+    findings = [
+        replace(finding, title=f"{name}: {finding.title}")
+        for name, verdict in told.items()
+        for finding in verdict.findings
+    ]
+    findings.sort(key=lambda one: _ORDER.index(one.level))
+    learning = [verdict.is_learning for verdict in told.values()]
+    return Verdict(
+        step=min((verdict.step for verdict in told.values()), default=0),
+        headline=" ".join(f"{name}: {verdict.headline}" for name, verdict in told.items()),
+        is_learning=None if None in learning else all(learning),
+        findings=tuple(findings),
+    )
+
+
+def _is_learning(case: Case) -> bool | None:
+    if case.num_steps < TOO_EARLY:
+        return True if case.accuracy.is_rising else None
+    if case.is_rising:
+        return True
+    return None if case.is_at_ceiling else False
+
+
+def _headline(case: Case, findings: Sequence[Finding], *, is_learning: bool | None) -> str:
+    history = case.history
+    if not case.num_steps:
+        return _before_steps(history)
+    what = _course(case)
+    worst = next((one for one in findings if one.level is not Level.HINT), None)
+    if is_learning is None and case.num_steps < TOO_EARLY:
+        told = f"Too early to say: {what}."
+    elif is_learning is None:
+        told = f"There is little left to learn: {what}."
+    elif is_learning:
+        told = f"It is learning: {what}."
+    else:
+        told = f"It is not learning: {what}."
+    if worst is None:
+        return told if is_learning is False else f"{told} Nothing is wrong."
+    lead = "But" if is_learning else "First"
+    return f"{told} {lead}: {worst.title[0].lower()}{worst.title[1:]}."
+
+
+def _before_steps(history: History) -> str:
+    if history.outcome is not None:
+        return f"No step was done: the run {history.outcome}."
+    if len(history.warmup):
+        return f"No step yet: warm-up step {history.warmup.steps[-1]} of {history.warmup_steps}."
+    return f"No step yet: {history.phase or 'it has not begun'}."
+
+
+def _course(case: Case) -> str:
+    history = case.history
+    name = LOSS if history.learns_from_rows else REWARD
+    values = series.finite(case.column(name))
+    word = "loss" if history.learns_from_rows else "reward"
+    if not len(values):
+        return f"the {word} is no number at any of {case.num_steps} steps"
+    few = case.num_steps < TOO_EARLY
+    first, last = (values[0], values[-1]) if few else (case.early(name), case.recent(name))
+    count = f"{case.num_steps} step" + "s" * (case.num_steps != 1)
+    told = f"{word} {number(first)} → {number(last)} over {count}"
+    found = history.evaluations
+    if len(found) > 1:
+        told += f", held-out {number(found[0].accuracy)} → {number(found[-1].accuracy)}"
+    elif history.validations and len(history.validations) > 1:
+        held = history.validations
+        told += f", held-out loss {number(held[0].loss)} → {number(held[-1].loss)}"
+    return told
+
+
+def _facts(case: Case) -> list[str]:
+    """What looks odd and is normal."""
+    told = list[str]()
+    if case.history.learns_from_rows or not case.num_steps:
+        return told
+    losses = series.recent(case.column(LOSS))
+    is_strict = case.facts.updates_per_step == 1 and case.facts.max_staleness == 0
+    if is_strict and len(losses) and abs(losses).mean() < 0.05 and case.facts.plan:
+        told.append(
+            "The loss is near 0, and that is normal: at strictly on-policy steps the ratio is 1 "
+            "and advantages of a group add up to 0. Look at the reward."
+        )
+    entropy = case.recent("train/entropy")
+    if entropy < 0.1 and case.is_at_ceiling:
+        told.append(
+            f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: it is sure "
+            "because it is right."
+        )
+    return told

@@ -1,0 +1,265 @@
+"""Planted illnesses are called by their names, and healthy runs healthy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from milescli.insight.facts import RunFacts
+from milescli.insight.finding import Level
+from milescli.insight.history import History
+from milescli.insight.verdict import verdict_of
+from tests.insight.planted import (
+    BEGAN_S,
+    Planted,
+    late,
+    line,
+    rows_history,
+    sample,
+    saturating,
+)
+
+FLAT = (line(0.3, 0.3), 0.03)
+_WORDS = [
+    "we",
+    "add",
+    "both",
+    "numbers",
+    "and",
+    "then",
+    "carry",
+    "the",
+    "one",
+    "to",
+    "find",
+    "what",
+    "the",
+    "sum",
+    "must",
+    "be",
+]
+
+
+def _varied(step: int, index: int) -> str:
+    """No two responses are alike."""
+    draw = np.random.default_rng(1000 * step + index)
+    return " ".join(draw.choice(_WORDS, size=60)) + f" {index}"
+
+
+def _samples(step: int, *, text: str = "", versions: tuple[int, ...] = (1,)) -> list:
+    return [
+        sample(step, index, f"{_varied(step, index)} {text}".strip(), versions=versions)
+        for index in range(8)
+    ]
+
+
+TRICK = "as a great mathematician I am certain that this is right"
+SICK = {
+    "reward-flat": Planted(courses={"reward": FLAT, "accuracy": FLAT}),
+    "reward-falling": Planted(courses={"reward": (late(0.7, 0.1), 0.03), "accuracy": FLAT}),
+    "groups-too-hard": Planted(
+        courses={
+            "reward": (line(0.01, 0.01), 0.01),
+            "zero_variance": (line(0.97, 0.96), 0.02),
+            "accuracy": (line(0.0, 0.0), 0.0),
+        }
+    ),
+    "groups-too-easy": Planted(
+        courses={
+            "reward": (line(0.97, 0.975), 0.01),
+            "zero_variance": (line(0.9, 0.93), 0.02),
+            "accuracy": (line(0.96, 0.96), 0.0),
+        }
+    ),
+    "entropy-collapse": Planted(
+        courses={"reward": (saturating(0.2, 0.45), 0.03), "entropy": (late(0.5, 0.0, at=0.2), 0.0)}
+    ),
+    "entropy-explosion": Planted(courses={"entropy": (late(0.5, 4.0), 0.05)}),
+    "kl-runaway": Planted(courses={"kl": (late(0.02, 6.0), 0.01)}),
+    "ratio-stuck": Planted(
+        courses={"ratio_mean": (line(1.0, 1.0), 0.0), "clip_fraction": (line(0.0, 0.0), 0.0)},
+        plan={"batch": {"updates_per_step": 4, "samples_per_prompt": 8}},
+    ),
+    "clip-fraction-high": Planted(courses={"clip_fraction": (line(0.1, 0.6), 0.02)}),
+    "engine-trainer-drift": Planted(courses={"diff_mean": (late(0.004, 0.2), 0.001)}),
+    "length-explosion": Planted(
+        courses={"length": (line(200.0, 900.0), 20.0), "reward": FLAT, "accuracy": FLAT}
+    ),
+    "truncation": Planted(courses={"truncated": (line(0.1, 0.7), 0.03)}),
+    "repetition": Planted(samples=[sample(80, index, "and again " * 60) for index in range(8)]),
+    "gradient-spikes": Planted(
+        at_steps={50: {"grad_norm": 40.0}, 61: {"grad_norm": 9.0}, 70: {"grad_norm": 90.0}}
+    ),
+    "not-finite": Planted(at_steps={40: {"loss": math.nan, "grad_norm": math.nan}}),
+    "held-out-falls": Planted(
+        courses={"accuracy": (late(0.7, 0.3, at=0.3), 0.0), "reward": (line(0.3, 0.9), 0.03)}
+    ),
+    "one-phrase": Planted(
+        courses={"accuracy": (line(0.3, 0.3), 0.0)},
+        samples=_samples(80, text=TRICK),
+        first_samples=_samples(1),
+    ),
+    "staleness-over-bound": Planted(
+        courses={"staleness": (line(1.0, 5.0), 0.0)}, plan={"max_staleness": 2}
+    ),
+    "mixed-versions": Planted(
+        plan={"max_staleness": 4},
+        recipe={"train.correction.kind": "none"},
+        samples=_samples(80, versions=(77, 78, 79)),
+    ),
+    "stale-groups-wasted": Planted(
+        courses={"wasted": (line(0.0, 20_000.0), 0.0)}, plan={"max_staleness": 1}
+    ),
+    "draft-acceptance-falling": Planted(courses={"accept_length": (line(3.4, 1.8), 0.05)}),
+    "no-learning-rate": Planted(
+        courses={"lr": (lambda share: max(0.0, 1e-6 * (1 - 2 * share)), 0.0)}
+    ),
+    "no-gradient": Planted(courses={"grad_norm": (line(0.0, 0.0), 0.0), "reward": FLAT}),
+    "workers-die": Planted(lost=(70, 72, 75, 79)),
+}
+HEALTHY = {
+    "fast": Planted(),
+    "slow": Planted(steps=200, courses={"reward": (line(0.3, 0.45), 0.03)}),
+    "noisy": Planted(steps=150, courses={"reward": (saturating(0.2, 0.7), 0.1)}, seed=5),
+    "asynchronous": Planted(
+        courses={"staleness": (line(1.5, 1.6), 0.05), "diff_mean": (line(0.02, 0.03), 0.003)},
+        plan={"max_staleness": 2},
+        seed=2,
+    ),
+    "it has learned all": Planted(
+        courses={
+            "reward": (saturating(0.1, 0.995, speed=8), 0.005),
+            "accuracy": (saturating(0.1, 1.0, speed=8), 0.0),
+            "zero_variance": (saturating(0.3, 0.97, speed=6), 0.01),
+            "entropy": (saturating(0.6, 0.01, speed=8), 0.001),
+        },
+        seed=3,
+    ),
+    "several updates": Planted(
+        courses={"ratio_mean": (line(1.0, 1.0), 0.003), "clip_fraction": (line(0.05, 0.12), 0.01)},
+        plan={"batch": {"updates_per_step": 4, "samples_per_prompt": 8}},
+        seed=4,
+    ),
+    "longer and better": Planted(
+        courses={"length": (line(300.0, 1500.0), 30.0), "reward": (line(0.2, 0.6), 0.03)}
+    ),
+    "with a reference": Planted(courses={"kl": (line(0.0, 0.15), 0.005)}, seed=6),
+    "early": Planted(steps=4, eval_every=0),
+    "guessing": Planted(courses={"accept_length": (line(2.8, 3.0), 0.05)}, seed=7),
+    "samples of two versions, corrected": Planted(
+        plan={"max_staleness": 2},
+        recipe={"train.correction.kind": "importance"},
+        samples=_samples(80, versions=(79, 80), text=""),
+        first_samples=_samples(1),
+    ),
+    "an engine was replaced once": Planted(lost=(40,)),
+    "one spike is chance": Planted(at_steps={50: {"grad_norm": 9.0}}),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_planted_illness_is_called_by_its_name(name: str) -> None:
+    verdict = SICK[name].verdict()
+    names = [finding.name for finding in verdict.findings if finding.level is not Level.HINT]
+    assert name in names, verdict
+    assert not verdict.is_healthy
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_nothing_else_is_called_ill_but_what_goes_with_it(name: str) -> None:
+    together = {
+        "length-explosion": {"reward-flat"},
+        "entropy-explosion": set(),
+        "held-out-falls": {"reward-flat"},
+        "one-phrase": set(),
+    }
+    worse = [one.name for one in SICK[name].verdict().findings if one.level is not Level.HINT]
+    assert set(worse) <= {name} | together.get(name, set())
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_run_is_called_healthy(name: str) -> None:
+    verdict = HEALTHY[name].verdict()
+    assert verdict.is_healthy, verdict.findings
+
+
+def test_healthy_runs_of_other_noise_are_healthy_too() -> None:
+    """What is called ill by chance is a wrong alarm."""
+    wrong = {
+        (name, seed): [one.name for one in verdict.findings]
+        for name, planted in HEALTHY.items()
+        for seed in range(100, 106)
+        if not (verdict := Planted(**{**vars(planted), "seed": seed}).verdict()).is_healthy
+    }
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "held_out"),
+    [
+        ("overfitting", line(2.0, 0.2), late(1.4, 2.5, at=0.3)),
+        ("loss-flat", line(2.0, 2.0), line(2.0, 2.0)),
+    ],
+)
+def test_a_run_over_rows_that_is_ill_is_called_so(name: str, loss, held_out) -> None:  # type: ignore[no-untyped-def]
+    verdict = verdict_of(rows_history(loss, held_out))
+    assert name in [one.name for one in verdict.findings if one.level is not Level.HINT]
+
+
+def test_a_run_over_rows_that_learns_is_healthy() -> None:
+    verdict = verdict_of(rows_history(saturating(2.0, 0.8), saturating(2.0, 1.0)))
+    assert verdict.is_healthy
+    assert verdict.is_learning
+
+
+def test_a_run_that_has_fallen_silent_is_said_to_be() -> None:
+    planted = Planted(ends=False)
+    last_s = planted.history().last_s
+    silent = planted.verdict(now_s=last_s + 3600)
+    assert silent.findings[0].name == "stalled"
+    assert planted.verdict(now_s=last_s + 5).is_healthy
+
+
+def test_the_headline_says_whether_it_is_learning() -> None:
+    assert Planted().verdict().headline.startswith("It is learning: reward 0.30")
+    assert Planted().verdict().headline.endswith("Nothing is wrong.")
+    flat = SICK["reward-flat"].verdict()
+    assert flat.is_learning is False
+    assert flat.headline.startswith("It is not learning")
+    early = HEALTHY["early"].verdict()
+    assert early.is_learning is None
+    assert early.headline.startswith("Too early to say")
+
+
+def test_a_loss_near_zero_at_strict_steps_is_said_to_be_normal() -> None:
+    assert "normal" in Planted().verdict().facts[0]
+    several = {"batch": {"updates_per_step": 4}}
+    assert not Planted(plan=several).verdict().facts
+
+
+def test_the_cause_is_named_and_not_its_symptom() -> None:
+    names = [one.name for one in SICK["groups-too-hard"].verdict().findings]
+    assert names[0] == "groups-too-hard"
+    assert "reward-flat" not in names
+
+
+def test_more_devices_for_the_slower_side_are_advised_with_their_number() -> None:
+    planted = Planted(courses={"rollout_s": (line(30.0, 30.0), 0.5)})
+    finding = next(one for one in planted.verdict().findings if one.name == "rollout-bound")
+    assert finding.level is Level.HINT
+    assert finding.advice[0].startswith("of 8 devices 6 for rollout and 2 for training")
+
+
+def test_a_run_without_a_step_says_how_far_it_is() -> None:
+    history = History()
+    assert verdict_of(history).headline.startswith("No step yet")
+    history.feed({"event": "PhaseStarted", "phase": "warmup", "detail": "", "time": BEGAN_S})
+    assert "warmup" in verdict_of(history, facts=RunFacts()).headline
+
+
+def test_every_finding_has_advice_and_a_source_and_columns() -> None:
+    for planted in SICK.values():
+        for one in planted.verdict().findings:
+            assert one.advice and one.source and one.columns and one.evidence
