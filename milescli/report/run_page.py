@@ -45,7 +45,7 @@ def heading(name: str, subject: Subject) -> Markup:
     described = next((key.value for key in subject.keys if key.name == "description"), "")
     parts = [
         f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}",
-        f"last wrote {moment(subject.history.last_s)}",
+        f"Last event {moment(subject.history.last_s)}",
     ]
     return joined(
         [
