@@ -30,6 +30,7 @@ from milescli.commands import (
     models,
     plugins,
     recipes,
+    report,
     resume,
     runs,
     why,
@@ -52,6 +53,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles report RUN --to FILE.html     one file to show around; of two runs: compared
   miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
@@ -84,7 +86,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, why, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins, runs, report, why, doctor, help),
 ):
     module.register(app)
 

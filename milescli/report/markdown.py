@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from html import escape
 
 from milescli import __version__
 from milescli.console.theme import sparkline
@@ -19,7 +20,6 @@ from milescli.report.subject import Subject
 MARK = "<!-- miles report -->"
 """By which a file of ours is known; nobody sees it."""
 _SPARK = 32
-_MOST_KEYS = 40
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~@])")
 
 
@@ -165,10 +165,13 @@ def _recipe(subject: Subject) -> Iterator[str]:
     chosen = [key for key in subject.keys if key.is_set]
     if not chosen:
         return
-    rows = [(code(key.name), code(key.value), text(key.origin)) for key in chosen[:_MOST_KEYS]]
-    yield table(["key", "value", "set by"], rows)
-    if (more := len(chosen) - _MOST_KEYS) > 0:
-        yield f"{more} more keys are set; the HTML report has all."
+    rows = [(code(key.name), code(key.value), text(key.origin)) for key in chosen]
+    yield folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
+
+
+def folded(summary: str, inside: str) -> str:
+    """Behind a click, where Markdown is shown by GitHub."""
+    return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

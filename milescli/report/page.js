@@ -10,8 +10,15 @@
     return {
       label: line.name, stroke: line.faint ? color + "59" : color, width: dots ? 0 : 2,
       spanGaps: true, points: { show: dots, size: 8, fill: color, width: 0 },
-      value: function (_, v) { return v == null ? "–" : String(Number(v.toPrecision(5))); }
+      value: function (_, v) { return v == null ? "-" : String(Number(v.toPrecision(5))); }
     };
+  }
+  function words(_, ticks) {
+    var most = Math.max.apply(null, ticks.map(Math.abs));
+    return ticks.map(function (v) {
+      if (v && (most < 1e-3 || most >= 1e6)) return v.toExponential(1);
+      return Number(v.toPrecision(6)).toLocaleString("en");
+    });
   }
   function joined(lines) {
     var places = new Map();
@@ -41,7 +48,8 @@
         width: wide, height: Math.round(Math.max(190, Math.min(300, wide * 0.42))),
         title: chart.title, scales: { x: { time: false }, y: chart.zero ?
           { range: function (_, low, high) { return uPlot.rangeNum(Math.min(0, low), high, 0.1, true); } } : {} },
-        axes: [axis, Object.assign({ size: 62 }, axis)],
+        axes: [axis, Object.assign({ size: 62, values: words }, axis)],
+        legend: { markers: { width: 2 } },
         series: [{ label: "step" }].concat(chart.lines.map(series)),
         cursor: { drag: { x: true, y: false } }
       }, joined(chart.lines), place);

@@ -55,16 +55,16 @@ def tiles(subject: Subject) -> Markup:
         _tile("took", duration(told["elapsed_s"]), _ended(subject)),
         _tile(
             "rollout",
-            f"{per_second(told['rollout_tokens_per_s'])} tokens/s",
-            "of the newest steps",
+            per_second(told["rollout_tokens_per_s"]),
+            "tokens/s, newest steps",
             spark=[y for _, y in column(history, "speed/rollout_tokens_per_s")],
         )
         if told["rollout_tokens_per_s"]
         else None,
         _tile(
             "training",
-            f"{per_second(told['train_tokens_per_s'])} tokens/s",
-            f"MFU {share(told['mfu'])}" if told["mfu"] is not None else "of the newest steps",
+            per_second(told["train_tokens_per_s"]),
+            "tokens/s, " + (f"MFU {share(told['mfu'])}" if told["mfu"] else "newest steps"),
             spark=[y for _, y in column(history, "speed/train_tokens_per_s")],
         )
         if told["train_tokens_per_s"]
