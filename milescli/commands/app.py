@@ -86,7 +86,8 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins, runs, report, why, doctor, help),
+    *(data, models, recipes, algorithms, environments, env, plugins),
+    *(runs, report, why, doctor, help),
 ):
     module.register(app)
 
