@@ -27,14 +27,22 @@ class Transfer:
     """Call it with how many more are done; from any thread. A context manager."""
 
     def __init__(
-        self, output: Output, *, label: str, total: int, done: int = 0, unit: str = BYTES
+        self,
+        output: Output,
+        *,
+        label: str,
+        total: int,
+        done: int = 0,
+        unit: str = BYTES,
+        tells_quick: bool = True,
     ) -> None:
         """`unit`: BYTES, or a plural: samples. `done`: of an earlier attempt; they do not count for
-        the speed."""
+        the speed. `tells_quick`: a program hears of work that is done within EVENT_EVERY_S too."""
         self.output, self.label, self.unit = output, label, unit
         self.total, self.done = total, done
         self._before, self._began = done, time.monotonic()
         self._last_shown = self._began
+        self._tells_quick = tells_quick
         self._lock = threading.Lock()
         self._bar: Progress | None = None
 
@@ -61,7 +69,8 @@ class Transfer:
         if self._bar is not None:
             self._bar.stop()
             return
-        if kind is None and self.output.mode is Mode.JSON:
+        is_told = self._tells_quick or self.seconds >= EVENT_EVERY_S
+        if kind is None and self.output.mode is Mode.JSON and is_told:
             self._event()
 
     def __call__(self, num: int) -> None:

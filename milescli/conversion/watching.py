@@ -16,7 +16,8 @@ def verifying(output: Output) -> Callable[[int, int], Transfer]:
     """For a store: every byte of a checkpoint is read before it counts as whole."""
 
     def watch(step: int, size_bytes: int) -> Transfer:
-        return Transfer(output, label=f"verifying checkpoint step {step}", total=size_bytes)
+        label = f"verifying checkpoint step {step}"
+        return Transfer(output, label=label, total=size_bytes, tells_quick=False)
 
     return watch
 
@@ -34,4 +35,5 @@ def writing(
     """Of a checkpoint that is written out as a folder; silent without an output."""
     if output is None:
         return nullcontext(lambda num_bytes: None)
-    return Transfer(output, label="writing its weights out", total=size_bytes)
+    label = "writing its weights out"
+    return Transfer(output, label=label, total=size_bytes, tells_quick=False)

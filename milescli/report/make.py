@@ -8,6 +8,8 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
 from milescli.core.errors import MachineError
+from milescli.report.compare import compare
+from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
 from milescli.report.figures import run_figures
 from milescli.report.markdown import run_markdown
 from milescli.report.run_page import run_page
@@ -49,3 +51,13 @@ def _read(folder: Path) -> Subject:
             why=f"{error.strerror}: {error.filename}",
             fix=f"chmod -R g+rX {folder}   # by its owner; a run is its owner's alone",
         ) from error
+
+
+def compare_runs(folder: Path, other: Path, *, html: bool) -> Reported:
+    """Of two runs, the first less the second. Raises as `report_run`."""
+    told = compare(_read(folder), _read(other))
+    return Reported(
+        text=compare_page(told) if html else compare_markdown(told),
+        sentence=told.headline,
+        figures=compare_figures(told),
+    )

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
 from milescli.report.student import t_quantile, two_sided_p
 
 LEVEL = 0.95
@@ -55,7 +58,7 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
         return None
     mean = math.fsum(gains) / num
     waves = max(3, int(0.4 * num ** (2 / 3)))
-    long_run = math.fsum(_wave(gains, number) ** 2 for number in range(1, waves + 1)) / waves
+    long_run = float(np.mean(_waves(gains, waves) ** 2))
     error = math.sqrt(long_run / num)
     if error <= 1e-12 * max(1.0, abs(mean)):
         p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
@@ -73,13 +76,13 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
     )
 
 
-def _wave(gains: Sequence[float], number: int) -> float:
-    """The share of the cosine wave with so many half periods: sqrt(2/T) sum d_t cos(pi j (t -
-    1/2) / T). It does not see the mean."""
+def _waves(gains: Sequence[float], count: int) -> NDArray[np.float64]:
+    """[count] the shares of the cosine waves with j = 1, 2, ... half periods: sqrt(2/T) sum d_t
+    cos(pi j (t - 1/2) / T). They do not see the mean."""
     num = len(gains)
-    turn = math.pi * number / num
-    told = math.fsum(gain * math.cos(turn * (place + 0.5)) for place, gain in enumerate(gains))
-    return math.sqrt(2 / num) * told
+    turns = np.pi * np.arange(1, count + 1) / num
+    waves = np.cos(np.outer(turns, np.arange(num) + 0.5))
+    return np.sqrt(2 / num) * (waves @ np.asarray(gains, np.float64))
 
 
 def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
@@ -87,8 +90,7 @@ def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
     if len(steps) == 1:
         return values[steps[0]]
     parts = (
-        (after - before) * (values[after] + values[before]) / 2
-        for before, after in pairwise(steps)
+        (after - before) * (values[after] + values[before]) / 2 for before, after in pairwise(steps)
     )
     return math.fsum(parts) / (steps[-1] - steps[0])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 _TINY = 1e-300
 _MOST_TERMS = 400
@@ -14,6 +15,7 @@ def two_sided_p(t: float, freedom: int) -> float:
     return beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
+@cache
 def t_quantile(share: float, freedom: int) -> float:
     """The t under which `share` of all lie, above one half."""
     assert 0.5 < share < 1, share

@@ -231,7 +231,7 @@ def near_leaks_told(
         return None
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
     label, total = "comparing with the held-out prompts", min(NEAR_ROWS, len(prompts))
-    with Transfer(output, label=label, total=total, unit="prompts") as seen:
+    with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as seen:
         leaks = near_leaks(compared, prompts, tick=seen.reached)
     if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
         output.note(

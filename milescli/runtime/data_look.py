@@ -114,7 +114,8 @@ def look_at(
 
 def _scanned(table: Table, form: RowForm, file: DataFile, *, output: Output) -> Scan:
     size_bytes = table.path.stat().st_size
-    with Transfer(output, label=f"looking at {file.spelled()}", total=size_bytes) as seen:
+    label = f"looking at {file.spelled()}"
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
         return scan_rows(
             table,
             form,

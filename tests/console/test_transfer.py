@@ -92,6 +92,18 @@ def test_programs_are_told_the_unit_of_what_is_counted(clock: _Clock) -> None:
     assert told["per_s"] == 20.0 and "done_bytes" not in told
 
 
+def test_of_quick_work_programs_hear_only_where_they_should(clock: _Clock) -> None:
+    output, out, _ = _output(Mode.JSON)
+    with Transfer(output, label="looking", total=10, tells_quick=False) as looked:
+        clock.now += 0.5
+        looked(10)
+    assert out.getvalue() == ""
+    with Transfer(output, label="looking", total=10, tells_quick=False) as looked:
+        looked(10)
+        clock.now += 1.5
+    assert json.loads(out.getvalue())["done"] == 10
+
+
 def test_a_terminal_gets_a_bar_that_is_gone_at_the_end() -> None:
     script = """
 import sys, time
