@@ -33,6 +33,7 @@ from milescli.commands import (
     report,
     resume,
     runs,
+    status,
     why,
 )
 from milescli.commands.crash import write_crash_report
@@ -53,6 +54,7 @@ miles {version}: post-train language models with reinforcement learning
   miles data check train.jsonl        what a run would see of it
   miles launch --recipe quickstart    train
   miles runs                          what was trained
+  miles status RUN --watch            is it learning, where is the time?
   miles report RUN --to FILE.html     one file to show around; of two runs: compared
   miles why RUN                       what ended it
   miles resume RUN --steps 80         go on
@@ -87,7 +89,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, report, why, doctor, help),
+    *(runs, status, report, why, doctor, help),
 ):
     module.register(app)
 

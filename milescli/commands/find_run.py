@@ -51,6 +51,21 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
     )
 
 
+def newest_run(run: str | None) -> Path:
+    """As `find_run`; without a name the newest. Raises CheckpointError where there is none."""
+    if run is not None:
+        return find_run(run)
+    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    names = run_names(folder)
+    if not names:
+        raise CheckpointError(
+            "there is no run yet",
+            why=f"{folder} holds none",
+            fix=["miles launch --recipe quickstart", "name its directory: miles status DIR"],
+        )
+    return folder / names[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What `miles eval` was given: one of them."""

@@ -19,6 +19,7 @@ from milescli.core.events import (
     RunEnded,
     StepDone,
     ValidationDone,
+    VerdictGiven,
     WarmupStepDone,
     WorkerLost,
     WorkerReplaced,
@@ -145,6 +146,9 @@ def milestone(event: Event) -> Text | None:
         text = f"{event.worker} is there again, after {format_duration(event.seconds)}"
         text += f", {event.source}" if event.source else ""
         return _line("replaced", text, theme.GOOD)
+    if isinstance(event, VerdictGiven):
+        style = theme.WARN if event.findings or event.is_learning is False else theme.GOOD
+        return _line("verdict", f"{when}: {event.headline}", style)
     if isinstance(event, RunEnded):
         style = {"done": theme.GOOD, "stopped": theme.WARN}.get(event.outcome, theme.BAD)
         return _line(

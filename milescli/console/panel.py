@@ -14,7 +14,7 @@ from rich.text import Text
 from milescli.console import theme
 from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
 from milescli.console.progress import RunProgress
-from milescli.core.events import RowStepDone, StepDone
+from milescli.core.events import RowStepDone, StepDone, VerdictGiven
 from milescli.core.units import format_duration
 
 FRAME_COLUMNS = 6
@@ -23,6 +23,7 @@ MAX_WIDTH = 150
 MAX_ROWS = 12
 OTHER_LINES = 14
 """Lines of the panel that are no rows of the table."""
+VERDICT_FINDINGS = 2
 ADAPTER_LINES = 4
 """Of each of several."""
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -47,6 +48,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         rollout = progress.steps[-1].rollout
         by_part = _means(rollout.reward_parts, inner) + _means(rollout.figures, inner)
         height -= len(by_part)
+        if progress.verdict is not None:
+            height -= 2 + min(VERDICT_FINDINGS, len(progress.verdict.findings))
         parts += [Text(), _trend(progress, inner), *by_part]
         parts += [Text(), _table(progress, inner, height)]
         parts += [Text(), _phases(progress.steps[-1], inner), _health(progress.steps[-1], inner)]
@@ -54,6 +57,8 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         parts += [Text(), _losses(progress, inner), Text(), _row_health(progress.row_step, inner)]
     elif progress.is_warming_up:
         parts += [Text(), _warmup(progress, inner)]
+    if progress.verdict is not None:
+        parts += [Text(), *_verdict(progress.verdict, inner)]
     for one in [*progress.adapters.values()][: max(1, (height - OTHER_LINES) // ADAPTER_LINES + 1)]:
         parts += [Text(), *_adapter(one, inner)]
     style, word = _state(progress)
@@ -69,6 +74,15 @@ def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
         padding=(1, 2),
         width=width,
     )
+
+
+def _verdict(given: VerdictGiven, width: int) -> list[Text]:
+    """Whether it is learning; and what is wrong, each on a line."""
+    style = theme.WARN if given.findings or given.is_learning is False else theme.GOOD
+    lines = [Text.assemble(("verdict ", theme.LABEL), (given.headline, style))]
+    shown = [*given.findings.values()][:VERDICT_FINDINGS]
+    lines += [Text(f"        ! {text}", style=theme.QUIET) for text in shown]
+    return [_cut(line, width) for line in lines]
 
 
 def _adapter(progress: RunProgress, width: int) -> list[RenderableType]:

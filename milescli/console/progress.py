@@ -19,6 +19,7 @@ from milescli.core.events import (
     RunEnded,
     StepDone,
     ValidationDone,
+    VerdictGiven,
     WarmupStepDone,
 )
 
@@ -54,6 +55,8 @@ class RunProgress:
     evals: list[EvalDone] = field(default_factory=list)
     checkpoint: CheckpointSaved | None = None
     check: EngineTrainerChecked | None = None
+    verdict: VerdictGiven | None = None
+    """The newest."""
     ended: RunEnded | None = None
     adapters: dict[str, RunProgress] = field(default_factory=dict)
     """Of a run of several: how far each has come, by its name."""
@@ -85,6 +88,8 @@ class RunProgress:
             self.checkpoint = event
         elif isinstance(event, EngineTrainerChecked):
             self.check = event
+        elif isinstance(event, VerdictGiven):
+            self.verdict = event
         elif isinstance(event, RunEnded):
             self.ended = event
 

@@ -244,6 +244,19 @@ class WorkerReplaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictGiven:
+    """Whether the run is learning, and what is wrong with it: told where that has changed."""
+
+    step: int
+    """Steps done."""
+    headline: str
+    is_learning: bool | None
+    """None: too early to say, or little is left to learn."""
+    findings: Mapping[str, str] = field(default_factory=dict)
+    """Name of each that is more than a hint -> what was seen; the worst first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last event of every attempt."""
 
@@ -275,6 +288,7 @@ Event = (
     | WorkerSilent
     | WorkerLost
     | WorkerReplaced
+    | VerdictGiven
     | RunEnded
     | OfAdapter
 )

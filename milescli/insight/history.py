@@ -216,6 +216,10 @@ class History:
         for device in record.get("devices", ()):
             self.memory[str(device["worker"])] = dict(device)
 
+    def _verdict(self, record: Record, time_s: float) -> None:
+        level = "warning" if record.get("findings") else "info"
+        self._note(record, time_s, f"verdict: {record['headline']}", level=level)
+
     def _end(self, record: Record, time_s: float) -> None:
         self.outcome, self.error = record["outcome"], record.get("error")
         level = "error" if self.outcome == "failed" else "info"
@@ -244,6 +248,7 @@ _TAKES = {
     "WorkerLost": History._lost,
     "WorkerReplaced": History._replaced,
     "MemorySeen": History._memory,
+    "VerdictGiven": History._verdict,
     "RunEnded": History._end,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.facts import RunFacts
 from milescli.insight.history import History
 from milescli.platform.memory_record import FILE
+
+SMALL = 32 * 2**20
+"""Bytes: helpers of Ray and of engines that hold less are not named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,30 +24,42 @@ class DeviceMemory:
     """trainer-0, engine-1-scheduler, driver; as logs are called."""
     used_bytes: int
     """The newest that was seen."""
+    peak_bytes: int
+    """The most that was seen."""
     planned_bytes: int | None
     """Of the plan, for the fullest device; None: the plan of a CPU foresees none."""
     total_bytes: int | None
 
 
 def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemory]:
-    """Devices as ranks told of them; else processes as the watchdog saw them, the largest first."""
-    if history.memory:
+    """Devices as ranks told of them; on a CPU processes as the watchdog saw them in the newest
+    attempt, the largest first."""
+    if any(told.get("total_bytes") for told in history.memory.values()):
         return [_of_device(told, facts) for told in history.memory.values()]
-    newest = last_record(run)
-    if newest is None:
-        return []
-    names = newest.get("names", {})
-    sizes = {names.get(pid, pid): size for pid, size in newest["resident_bytes"].items()}
-    return [
-        DeviceMemory(worker=str(name), used_bytes=int(size), planned_bytes=None, total_bytes=None)
-        for name, size in sorted(sizes.items(), key=lambda told: -told[1])
-    ]
-
-
-def last_record(run: RunDir) -> Mapping[str, Any] | None:
-    """The newest line of the newest attempt's memory.jsonl that has sizes."""
     attempts = run.attempts()
-    return next(reversed(records(run, attempts[-1].name)), None) if attempts else None
+    return by_process(records(run, attempts[-1].name)) if attempts else []
+
+
+def by_process(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
+    """Of lines of memory.jsonl, oldest first. Small ones are left out."""
+    used, peaks = dict[str, int](), dict[str, int]()
+    for record in seen:
+        names = record.get("names", {})
+        for pid, size in record["resident_bytes"].items():
+            name = str(names.get(pid, pid))
+            used[name] = int(size)
+            peaks[name] = max(peaks.get(name, 0), int(size))
+    return [
+        DeviceMemory(
+            worker=name,
+            used_bytes=used[name],
+            peak_bytes=peak,
+            planned_bytes=None,
+            total_bytes=None,
+        )
+        for name, peak in sorted(peaks.items(), key=lambda told: -told[1])
+        if peak >= SMALL
+    ]
 
 
 def records(run: RunDir, attempt: str) -> list[dict[str, Any]]:
@@ -81,6 +96,7 @@ def _of_device(told: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
     return DeviceMemory(
         worker=str(told["worker"]),
         used_bytes=int(told.get("used_bytes") or told.get("reserved_bytes") or 0),
+        peak_bytes=int(told.get("reserved_bytes") or told.get("used_bytes") or 0),
         planned_bytes=planned_bytes(facts),
         total_bytes=int(total) if total else None,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -195,7 +195,7 @@ def _left(history: History, facts: RunFacts) -> Left | None:
     return Left(low_s=max(0.0, low), mean_s=mean_s, high_s=high)
 
 
-def _course(history: History, name: str, *, is_better=max) -> Course | None:  # type: ignore[no-untyped-def]
+def _course(history: History, name: str, *, is_better: Callable[..., int] = max) -> Course | None:
     values = np.frombuffer(history.columns.get(name), dtype=np.float64)
     places = np.flatnonzero(np.isfinite(values))
     if not len(places):

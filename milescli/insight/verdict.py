@@ -1,5 +1,5 @@
-"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that says
-it. Pure; for the live table, `miles status`, the page and the report alike."""
+"""Is it learning, and if not, why? All diagnoses of a run, the worst first, and a sentence that
+says it. Pure; for the live table, `miles status`, the page and the report alike."""
 
 from __future__ import annotations
 
@@ -144,11 +144,16 @@ def _course(case: Case) -> str:
     told = f"{word} {number(first)} → {number(last)} over {count}"
     found = history.evaluations
     if len(found) > 1:
-        told += f", held-out {number(found[0].accuracy)} → {number(found[-1].accuracy)}"
+        told += f", held-out {_share(found[0].accuracy)} → {_share(found[-1].accuracy)}"
     elif history.validations and len(history.validations) > 1:
         held = history.validations
         told += f", held-out loss {number(held[0].loss)} → {number(held[-1].loss)}"
     return told
+
+
+def _share(value: float) -> str:
+    """0.785 -> '78.5%'; what is no share, as rewards may be: 2.412 -> '2.41'"""
+    return f"{value:.1%}" if 0.0 <= value <= 1.0 else number(value)
 
 
 def _facts(case: Case) -> list[str]:

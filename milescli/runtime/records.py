@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 
 from milescli.checkpoint.run_dir import utc_now, write_json
 from milescli.checkpoint.store import write_atomically
+from milescli.models import table
+from milescli.models.costs import token_flops
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.resolved import resolved_yaml
 from milescli.runtime.drift import surroundings, values_of
@@ -26,6 +29,7 @@ def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
             "recipe_sha256": run.recipe_sha256,
             "recipe": values_of(loaded),
             "plan_fingerprint": spec.plan.fingerprint,
+            "token_flops": asdict(token_flops(table(spec.inputs.facts))),
             "data": spec.inputs.as_manifest(),
             "model_dir": os.path.relpath(model_dir, run.path)
             if run.path in model_dir.parents

@@ -39,6 +39,7 @@ from milescli.core.events import (
 from milescli.core.units import format_bytes
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
+from milescli.runtime.judge import Judge
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
@@ -103,6 +104,8 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     )
     bus.listeners.append(record)
     observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
+    judge = Judge(run, bus)
+    bus.listeners.append(judge)
     with LiveRun(output, name=run.name) as live:
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
@@ -115,11 +118,13 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 offer_resume(error, run.shown, step=saved, num_steps=spec.num_steps)
                 # what ended the run is said, also where it can no longer be written down
                 with suppress(OSError):
+                    judge.conclude()
                     _conclude(attempt, time.monotonic() - began, error)
                     write_why(log_dir)
                 if error is caught:
                     raise
                 raise error from caught
+            judge.conclude()
             with attempt.side.writing(session.verdict_file):
                 _conclude(attempt, time.monotonic() - began, None)
         with attempt.side.writing(run.picture_file):

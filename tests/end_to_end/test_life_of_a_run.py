@@ -74,6 +74,19 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
     ] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_is_on_one_screen_with_its_verdict(workplace: Workplace, whole) -> None:
+    said = workplace.miles("status", "whole", "--json")
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    assert (told["state"], told["step"], told["num_steps"]) == ("done", 6, 6)
+    assert told["reward"]["first"] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
+    assert told["accuracy"]["last_step"] == 6 and told["checkpoint_step"] == 6
+    assert {phase["name"] for phase in told["phases"]} >= {"rollout", "train"}
+    assert any(one["worker"].startswith("trainer") for one in told["memory"])
+    assert not [one for one in told["verdict"]["findings"] if one["level"] != "hint"]
+    assert told["verdict"]["headline"].startswith("Too early to say: reward 0.66")
+
+
 def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace, whole) -> None:
     sets = ("eval.engines=own", "eval.every=1", "weights.verify=true")
     words = [word for setting in sets for word in ("--set", setting)]

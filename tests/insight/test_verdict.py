@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
 from milescli.insight.finding import Level
 from milescli.insight.history import History
@@ -263,3 +265,11 @@ def test_every_finding_has_advice_and_a_source_and_columns() -> None:
     for planted in SICK.values():
         for one in planted.verdict().findings:
             assert one.advice and one.source and one.columns and one.evidence
+
+
+def test_every_diagnosis_has_its_line_on_the_page_and_its_name_in_the_finding() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/verdict.md").read_text()
+    names = {diagnose.__name__.replace("_", "-") for diagnose in ALL}
+    assert not {name for name in names if f"`{name}`" not in page}
+    found = {one.name for planted in SICK.values() for one in planted.verdict().findings}
+    assert found <= names

@@ -51,7 +51,7 @@ def engine_trainer_drift(case: Case) -> Finding | None:
     )
 
 
-def guesses_worse(case: Case) -> Finding | None:
+def draft_acceptance_falling(case: Case) -> Finding | None:
     """Speculative decoding guesses worse and worse, as the policy leaves its draft."""
     if not case.has(GUESSED):
         return None
@@ -115,4 +115,4 @@ def stalled(case: Case) -> Finding | None:
     )
 
 
-ALL = (engine_trainer_drift, stalled, workers_die, guesses_worse)
+ALL = (engine_trainer_drift, stalled, workers_die, draft_acceptance_falling)

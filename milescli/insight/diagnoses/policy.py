@@ -137,7 +137,7 @@ def clip_fraction_high(case: Case) -> Finding | None:
             "a smaller rollout.max_staleness: old samples start away from 1",
             "--set train.clip_high=... where the policy should be let go further",
         ),
-        source="Schulman et al. (PPO), arXiv 1707.06347, section 3: clipped tokens have no gradient",
+        source="Schulman et al. (PPO), arXiv 1707.06347, section 3: no gradient beyond the clip",
         columns=(CLIPPED, RATIO),
     )
 

@@ -81,7 +81,7 @@ def reward_falling(case: Case) -> Finding | None:
         evidence=f"mean reward was {number(best)} at its best and is {number(now.mean())} over "
         f"the last {len(now)} steps",
         advice=(
-            "begin anew from the weights of its best step: miles export RUN --step N --to DIR, then "
+            "begin anew from its best weights: miles export RUN --step N --to DIR, then "
             "miles launch --recipe RUN/recipe.yaml --set model.path=DIR",
             "a lower train.optimizer.lr; a KL to the reference: --set train.kl_coef=0.001",
             "what else moved first? Look at entropy, |engine - trainer| and response length",

@@ -14,25 +14,16 @@ BOUND = 0.7
 SIDE = 0.25
 
 
-def out_of_balance(case: Case) -> Finding | None:
-    """One side waits for the other: with devices of their own, how many would balance them."""
-    if not case.has(ROLLOUT, least=series.LEAST):
-        return None
-    step_s = case.recent(STEP)
-    rollout, train = case.recent(ROLLOUT) / step_s, case.recent(TRAIN) / step_s
-    share, is_rollout = max((rollout, True), (train, False))
-    if share < BOUND:
-        return None
-    side = "rollout" if is_rollout else "train"
-    return case.finding(
-        f"{side}-bound",
-        Level.HINT,
-        "Rollout takes most of the time" if is_rollout else "Training takes most of the time",
-        evidence=f"of a step of {step_s:.1f} s rollout is {rollout:.0%}, training {train:.0%}",
-        advice=(*_balance(case), *(_FASTER_ROLLOUT if is_rollout else _FASTER_TRAINING)),
-        source="seconds of the newest steps; see milescli/insight/diagnoses/speed.py for the split",
-        columns=(ROLLOUT, TRAIN, STEP),
-    )
+def rollout_bound(case: Case) -> Finding | None:
+    """The trainer waits for samples most of the time; how many devices would balance the two."""
+    title = "Rollout takes most of the time"
+    return _side(case, ROLLOUT, "rollout-bound", title, (*_balance(case), *_FASTER_ROLLOUT))
+
+
+def train_bound(case: Case) -> Finding | None:
+    """Most of the time is training; how many devices would balance it with rollout."""
+    title = "Training takes most of the time"
+    return _side(case, TRAIN, "train-bound", title, (*_balance(case), *_FASTER_TRAINING))
 
 
 def publish_slow(case: Case) -> Finding | None:
@@ -65,7 +56,7 @@ def balanced_overlapping(busy_s: float, train_s: float, *, engines: int, trainer
 def _balance(case: Case) -> list[str]:
     facts = case.facts
     engines, trainer = facts.num_engine_devices, facts.num_trainer_devices
-    if facts.is_colocated or not engines:
+    if facts.is_colocated or not engines or not case.has(ROLLOUT, least=series.LEAST):
         return []
     rollout_s, train_s = case.recent(ROLLOUT), case.recent(TRAIN)
     if facts.max_staleness:
@@ -85,10 +76,10 @@ def _balance(case: Case) -> list[str]:
 def _side(
     case: Case, column: str, name: str, title: str, advice: tuple[str, ...]
 ) -> Finding | None:
-    if not case.has(column, least=series.LEAST):
+    if case.history.learns_from_rows or not case.has(column, least=series.LEAST):
         return None
     share = case.recent(column) / case.recent(STEP)
-    if not share > SIDE:
+    if not share > (BOUND if column in (ROLLOUT, TRAIN) else SIDE):
         return None
     return case.finding(
         name,
@@ -96,7 +87,7 @@ def _side(
         title,
         evidence=f"{share:.0%} of a step of {case.recent(STEP):.1f} s",
         advice=advice,
-        source="seconds of the newest steps",
+        source="seconds of the newest steps, by name of the phase",
         columns=(column, STEP),
     )
 
@@ -119,4 +110,4 @@ _SAVE = (
     "a faster disk for run.dir",
 )
 
-ALL = (out_of_balance, publish_slow, save_slow)
+ALL = (rollout_bound, train_bound, publish_slow, save_slow)

@@ -1,0 +1,30 @@
+"""Phases of steps follow one another, and fill the step; what is beside them has its own times."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from milescli.insight.timeline import beside_steps, of_steps
+from tests.insight.planted import Planted
+
+
+def test_the_phases_of_a_step_follow_one_another_and_fill_it() -> None:
+    history = Planted(steps=5).history()
+    intervals = of_steps(history, first=2, last=3)
+    assert {one.step for one in intervals} == {2, 3}
+    for step in (2, 3):
+        own = [one for one in intervals if one.step == step]
+        assert [one.what for one in own] == ["rollout", "pack", "train", "publish"]
+        for before, after in pairwise(own):
+            assert before.end_s == after.begin_s
+        end = history.columns.times[step - 1]
+        assert own[-1].end_s == pytest.approx(end, abs=0.01)
+
+
+def test_evaluations_and_healings_lie_beside_the_steps() -> None:
+    beside = list(beside_steps(Planted(steps=20, lost=(7,)).history()))
+    assert [one.step for one in beside if one.actor == "evaluation"] == [0, 10, 20]
+    lost = next(one for one in beside if one.actor == "engine 1")
+    assert lost.step == 7 and lost.end_s >= lost.begin_s
