@@ -24,12 +24,13 @@ def memory(subject: Subject) -> Markup:
             (
                 one["worker"],
                 size(one["used_bytes"]),
+                size(one["peak_bytes"]),
                 size(one["planned_bytes"]),
                 size(one["total_bytes"]),
             )
             for one in measured[:_MOST_MEMORY]
         ]
-        parts.append(table(["who", "used", "planned", "there is"], rows))
+        parts.append(table(["who", "used", "at most", "planned", "there is"], rows))
         if (more := len(measured) - _MOST_MEMORY) > 0:
             parts.append(el("p", f"{more} more are not shown.", cls="quiet"))
     told = subject.memory
