@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
 from milescli.console import theme
@@ -21,6 +21,7 @@ LINE_EVERY_S = 10.0
 EVENT_EVERY_S = 1.0
 """A program that reads JSON gets an event so often, and one at the end."""
 BYTES = "bytes"
+_LEAST_BAR, _MOST_BAR, _DONE = 6, 24, "━"
 
 
 class Transfer:
@@ -50,9 +51,7 @@ class Transfer:
         self._began = self._last_shown = time.monotonic()
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                _Said(self.said),
+                _Line(self.said, width=self.output.narration.width),
                 console=self.output.narration,
                 transient=True,
             )
@@ -137,13 +136,33 @@ class Transfer:
         self.output.json("progress", told)
 
 
-class _Said(ProgressColumn):
-    """How far, how fast, how long still; as of now, while nothing comes too."""
+class _Line(ProgressColumn):
+    """What, a bar, and how far, how fast, how long still: as of now, while nothing comes too. On a
+    narrow terminal the bar goes first, then the end of the label; figures stay."""
 
-    def __init__(self, said: Callable[[], str]) -> None:
+    def __init__(self, said: Callable[[], str], *, width: int) -> None:
         super().__init__()
-        self._say = said
+        self._say, self._width = said, width
 
     def render(self, task: Task) -> Text:
         """See rich."""
-        return Text(self._say(), style=theme.QUIET)
+        return bar_line(
+            task.description, self._say(), share=(task.percentage or 0) / 100, width=self._width
+        )
+
+
+def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
+    """Of `width` characters at most, but for the figures, which are there always."""
+    room = width - len(said) - 2
+    if len(label) > room - _LEAST_BAR - 1:
+        return Text.assemble(label[: max(0, room)], " ", (said, theme.QUIET), no_wrap=True)
+    bar = min(_MOST_BAR, room - len(label) - 1)
+    done = round(min(1.0, max(0.0, share)) * bar)
+    return Text.assemble(
+        f"{label} ",
+        (_DONE * done, theme.ACCENT),
+        (_DONE * (bar - done), theme.BORDER),
+        " ",
+        (said, theme.QUIET),
+        no_wrap=True,
+    )

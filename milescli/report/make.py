@@ -49,7 +49,7 @@ def _read(folder: Path) -> Subject:
         raise MachineError(
             f"the run `{run.name}` may not be read",
             why=f"{error.strerror}: {error.filename}",
-            fix=f"chmod -R g+rX {folder}   # by its owner; a run is its owner's alone",
+            fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
         ) from error
 
 
