@@ -3,9 +3,9 @@ that shows everywhere and, where scripts run, a chart to look into. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from milescli.insight.history import History
 from milescli.pictures.lines import Line
@@ -139,11 +139,12 @@ def column(history: History, name: str) -> list[Point]:
 
 def smoothed(points: Sequence[Point]) -> list[Point]:
     """The mean of each point and its neighbours, a twentieth of all on either side."""
-    half = max(1, len(points) // 40)
+    half, count = max(1, len(points) // 40), len(points)
+    sums = list(accumulate((y for _, y in points), initial=0.0))
+    edges = ((max(0, place - half), min(count, place + half + 1)) for place in range(count))
     return [
-        (x, math.fsum(y for _, y in near) / len(near))
-        for place, (x, _) in enumerate(points)
-        if (near := points[max(0, place - half) : place + half + 1])
+        (x, (sums[end] - sums[start]) / (end - start))
+        for (x, _), (start, end) in zip(points, edges, strict=True)
     ]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import median
 
 import numpy as np
@@ -100,10 +100,11 @@ def trailing(values: Mapping[int, float]) -> dict[int, float]:
     against."""
     steps = sorted(values)
     width = max(1, len(steps) // 10)
+    sums = list(accumulate((values[step] for step in steps), initial=0.0))
+    starts = (max(0, place - width + 1) for place in range(len(steps)))
     return {
-        step: math.fsum(near) / len(near)
-        for place, step in enumerate(steps)
-        if (near := [values[one] for one in steps[max(0, place - width + 1) : place + 1]])
+        step: (sums[place + 1] - sums[start]) / (place + 1 - start)
+        for place, (step, start) in enumerate(zip(steps, starts, strict=True))
     }
 
 
