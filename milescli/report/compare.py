@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from milescli.report.charts import column
 from milescli.report.differ import Differing, differences, rewards_differ
-from milescli.report.evaluations import evaluation_files, rewards_by_prompt
+from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
 from milescli.report.series import (
     FEWEST_STEPS,
     LEVEL,
@@ -75,6 +76,8 @@ class HeldOut:
     """Over the prompts that both were asked."""
     num_other: int
     """Prompts that only one was asked."""
+    asked_otherwise: Sequence[str]
+    """Keys by which the two were asked otherwise."""
     difference: Difference
     short: str
     """Who is better."""
@@ -153,6 +156,11 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
     else:
         curve = _curve(a, b, a_name, b_name)
         held_out = _held_out(a, b, a_name, b_name)
+    notes += [
+        f"On `{one.set}` the two were asked otherwise, by {', '.join(one.asked_otherwise)}."
+        for one in held_out
+        if one.asked_otherwise
+    ]
     if a.adapters or b.adapters:
         notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
     return RunsCompared(
@@ -229,7 +237,8 @@ def _held_out(a: Subject, b: Subject, a_name: str, b_name: str) -> list[HeldOut]
         steps = [sorted(step for own, step in of if own == name) for of in (of_a, of_b)]
         common = sorted({*steps[0]} & {*steps[1]})
         at = (common[-1], common[-1]) if common else (steps[0][-1], steps[1][-1])
-        one, other = rewards_by_prompt(of_a[name, at[0]]), rewards_by_prompt(of_b[name, at[1]])
+        files = of_a[name, at[0]], of_b[name, at[1]]
+        one, other = map(rewards_by_prompt, files)
         keys = [key for key in one if key in other]
         if not keys:
             continue
@@ -243,6 +252,7 @@ def _held_out(a: Subject, b: Subject, a_name: str, b_name: str) -> list[HeldOut]
                 a_accuracy=math.fsum(rewards[0]) / len(keys),
                 b_accuracy=math.fsum(rewards[1]) / len(keys),
                 num_other=len(one) + len(other) - 2 * len(keys),
+                asked_otherwise=_asked_otherwise(files, a, b),
                 difference=difference,
                 short=_held_short(name, at, difference, names=(a_name, b_name)),
                 sentence=f"{_where(name, at).capitalize()}: "
@@ -250,6 +260,13 @@ def _held_out(a: Subject, b: Subject, a_name: str, b_name: str) -> list[HeldOut]
             )
         )
     return held
+
+
+def _asked_otherwise(files: tuple[Path, Path], a: Subject, b: Subject) -> list[str]:
+    one, other = (
+        asked_by(file, subject.facts.recipe) for file, subject in zip(files, (a, b), strict=True)
+    )
+    return [key for key in one if one[key] != other[key]]
 
 
 def _where(name: str, at: tuple[int, int]) -> str:

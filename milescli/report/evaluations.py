@@ -19,6 +19,9 @@ from milescli.rollout.chance import Estimate, estimated
 
 MAX_SHOWN = 12
 """Evaluations in a table: of more, the first, the last, and some between."""
+_ROUNDING = 1e-6
+_SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.function")
+"""Recipe keys by which the same prompts are asked otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,8 @@ class ShownEvaluation:
     step: int
     accuracy: float
     interval: Estimate | None
-    """None where its samples are not there."""
+    """None where its samples are not there any more: `miles eval` with other settings writes its
+    own in their place."""
     num_prompts: int
     seconds: float
     truncated_fraction: float | None
@@ -60,7 +64,7 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
             ShownEvaluation(
                 step=one.step,
                 accuracy=one.accuracy,
-                interval=estimated(rewards) if len(rewards) > 1 else None,
+                interval=estimated(rewards) if _are_of(rewards, one.accuracy) else None,
                 num_prompts=one.num_prompts,
                 seconds=one.seconds,
                 truncated_fraction=one.figures.get("truncated_fraction"),
@@ -68,6 +72,21 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
             )
         )
     return shown
+
+
+def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
+    """The samples that are there are those that the run was told of."""
+    return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
+
+
+def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
+    """The settings of an evaluation that its figures depend on: of `miles eval` those that it
+    wrote beside the samples, else those of the run's recipe."""
+    try:
+        settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        settings = recipe
+    return {key: settings.get(key) for key in _SETTINGS}
 
 
 def rewards_by_prompt(file: Path) -> dict[str, float]:

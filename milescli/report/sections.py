@@ -209,22 +209,20 @@ def evaluations(subject: Subject) -> Markup:
         head = ["step", "accuracy", "95% interval", "prompts", "truncated", "tokens", "took"]
         parts += [el("h3", "Held-out prompts"), table(head, rows)]
     if subject.sets:
-        names = list(dict.fromkeys(name for one in subject.sets for name in one.estimates))
         rows = [
             (
                 one.set,
                 f"{one.step:,}",
                 f"{one.num_prompts:,}",
-                *(
-                    accuracy(one.estimates[name].value) + f" ({_interval(one.estimates[name])})"
-                    if name in one.estimates
-                    else ""
-                    for name in names
-                ),
+                name,
+                accuracy(estimate.value),
+                _interval(estimate),
             )
             for one in subject.sets
+            for name, estimate in one.estimates.items()
         ]
-        parts += [el("h3", "By miles eval"), table(["set", "step", "prompts", *names], rows)]
+        head = ["set", "step", "prompts", "figure", "value", "95% interval"]
+        parts += [el("h3", "By miles eval"), table(head, rows)]
     if subject.history.validations:
         rows = [(f"{one.step:,}", figure(one.loss)) for one in subject.history.validations[-12:]]
         parts += [el("h3", "Held-out rows"), table(["step", "loss"], rows)]

@@ -95,6 +95,17 @@ def test_prompts_that_only_one_was_asked_are_counted_and_left_out(tmp_path: Path
     assert (held.difference.num_prompts, held.num_other) == (100, 50)
 
 
+def test_prompts_that_were_asked_otherwise_are_told_of(tmp_path: Path) -> None:
+    a, b = (make_planted(tmp_path / name) for name in ("a", "b"))
+    for run in (a, b):
+        write_evaluation(run, 40, 0.5, seed=1)
+        settings = {"settings": {"eval.temperature": 0.7 if run is b else 0.0}}
+        (run / "eval" / "step_40.json").write_text(json.dumps(settings))
+    told = compared(a, b)
+    assert told.held_out[0].asked_otherwise == ["eval.temperature"]
+    assert "On `heldout` the two were asked otherwise, by eval.temperature." in told.notes
+
+
 def test_runs_over_rows_are_compared_by_their_loss(tmp_path: Path) -> None:
     low = make_run(tmp_path / "low", row_events(line(2.0, 0.5), line(2.0, 0.6), seed=1))
     high = make_run(tmp_path / "high", row_events(line(2.0, 1.2), line(2.0, 1.3), seed=2))

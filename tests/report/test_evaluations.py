@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+
+import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import read_history
@@ -23,8 +27,13 @@ def test_of_many_evaluations_first_and_last_and_some_between_are_shown(tmp_path:
     run = RunDir(folder)
     shown = evaluations_of(run, read_history(run))
     assert len(shown) == MAX_SHOWN and (shown[0].step, shown[-1].step) == (0, 80)
-    assert shown[0].interval is None
-    assert shown[-1].interval.low < shown[-1].interval.value < shown[-1].interval.high
+    assert not any(one.interval for one in shown), "no samples, or those of other settings"
+    history = read_history(run)
+    mean = fmean(rewards_by_prompt(folder / "eval" / "step_80.jsonl").values())
+    history.evaluations[-1] = replace(history.evaluations[-1], accuracy=mean)
+    last = evaluations_of(run, history)[-1]
+    assert last.interval.low < mean < last.interval.high
+    assert last.interval.value == pytest.approx(mean)
 
 
 def test_rewards_are_means_by_prompt_whatever_the_order_and_torn_lines(tmp_path: Path) -> None:
