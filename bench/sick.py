@@ -23,22 +23,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MILES = [sys.executable, "-m", "milescli"]
 HEALTHY = "healthy"
-REWARDS = '''
+REWARDS = """
 import hashlib
 
 
-def always(response, label):
+def always(*, prompt, response, label):
     return 1.0
 
 
-def noise(response, label):
+def noise(*, prompt, response, label):
     return hashlib.sha256(response.encode()).digest()[0] / 255
-
-
-def longer(response, label):
-    """Pays for length, up to the bound."""
-    return min(1.0, len(response) / 64)
-'''
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +108,7 @@ def called(ill: Ill, *, name: str, folder: Path) -> list[str]:
     sets = {"train.steps": ill.steps, "eval.every": 0, "run.dir": folder / "runs", **ill.sets}
     sets["warmup.steps"] = 0
     if not ill.from_seed:
-        sets["model.path"] = warm_model(folder)
+        sets |= {"model.path": warm_model(folder), "model.scratch": "null"}
     run = folder / "runs" / name
     if not run.exists():
         command = [*MILES, "launch", "--recipe", "quickstart", "--name", name]

@@ -39,6 +39,7 @@ FLOORS = {
     "export": 4,
     "insight": 4,
     "autopsy": 4,
+    "profiling": 4,
     "agents": 4,
     "conversion": 5,
     "cluster": 5,

@@ -191,7 +191,9 @@ def _moment(event: Record) -> str | None:
 
 
 def _mtime(file: Path) -> str:
-    return datetime.fromtimestamp(file.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """As events have it."""
+    time = datetime.fromtimestamp(file.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return f"{time[:-3]}Z"
 
 
 def _began(events: list[Record]) -> float:

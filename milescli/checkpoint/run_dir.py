@@ -38,7 +38,8 @@ LAYOUT = {
     "run.svg": "a picture of the last frame, to show around",
     "logs/attempt_N/": "one log for each process; `logs/latest` is the newest attempt",
     "checkpoints/step_N/": "Megatron's torch_dist format; complete where it has a manifest.json",
-    "rollouts/": "some samples of each step, to read",
+    "rollouts/": "some samples of each step, to read token by token",
+    "profiles/N/": "what `miles profile` saw: traces, and summary.json",
     "journal/": "finished samples, which `miles resume` takes instead of sampling them again",
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
     "adapters/NAME/": "of a run of several adapters: each as a run of its own, for `miles export`, "
@@ -166,6 +167,11 @@ class RunDir:
     def rollouts_dir(self) -> Path:
         """A few samples of each step, to read."""
         return self.path / "rollouts"
+
+    @property
+    def profiles_dir(self) -> Path:
+        """What `miles profile` asked for, and saw."""
+        return self.path / "profiles"
 
     @property
     def journal_dir(self) -> Path:

@@ -29,6 +29,7 @@ from milescli.commands import (
     launch,
     models,
     plugins,
+    profile,
     recipes,
     report,
     resume,
@@ -57,6 +58,7 @@ miles {version}: post-train language models with reinforcement learning
   miles status RUN --watch            is it learning, where is the time?
   miles report RUN --to FILE.html     one file to show around; of two runs: compared
   miles why RUN                       what ended it
+  miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
   miles eval RUN                      measure
   miles export RUN --to DIR           a Hugging Face folder
@@ -89,7 +91,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, status, report, why, doctor, help),
+    *(runs, status, report, why, profile, doctor, help),
 ):
     module.register(app)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from milescli.core.types import StepReport
@@ -69,6 +70,10 @@ class RolloutStats:
     skipped_prompts: int = 0
     """Passed over since this process began, for being longer than `data.max_prompt_tokens`; of
     files too large to be tokenised at the start."""
+    reward_histogram: tuple[int, ...] = ()
+    """[12] groups by their mean reward, refused ones included: exactly 0, above 0 and below 0.1,
+    from 0.1 and below 0.2, ..., from 0.9 and below 1, exactly 1. Empty where a reward is not within
+    0 to 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +262,33 @@ class VerdictGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """What one process, or one device, held in a step, bytes."""
+
+    worker: str
+    """As errors call it: trainer rank 0."""
+    device: str
+    """cuda:0, or cpu."""
+    peak_bytes: int
+    """Most that tensors took in the step; on a CPU, most that was ever resident, or for
+    an engine there what was when it was last seen."""
+    reserved_bytes: int | None = None
+    """Most that torch held for them; None on a CPU."""
+    used_bytes: int | None = None
+    """Of the whole device by all processes, at the end of the step; None on a CPU."""
+    total_bytes: int | None = None
+    """That the device has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySeen:
+    """What the processes of a run held in a step; the plan says what it counted on."""
+
+    step: int
+    workers: tuple[WorkerMemory, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last event of every attempt."""
 
@@ -289,6 +321,7 @@ Event = (
     | WorkerLost
     | WorkerReplaced
     | VerdictGiven
+    | MemorySeen
     | RunEnded
     | OfAdapter
 )
@@ -310,6 +343,12 @@ class EventBus:
         """Called by the loop; order is the order of emission."""
         for listener in self.listeners:
             listener(event)
+
+
+def stamped(event: Event) -> dict[str, object]:
+    """A line of events.jsonl: when it is written, 2026-11-25T22:00:01.234Z, and the event."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return {"time": f"{now[:-3]}Z", **to_record(event)}
 
 
 def to_record(event: Event) -> dict[str, object]:

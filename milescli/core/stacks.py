@@ -19,8 +19,7 @@ DUMP_TIMEOUT_S = 10.0
 def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
     """Append the stacks of these processes, by the name that is written before each; the file's
     path, or None where nothing was to be seen."""
-    tool = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
-    if tool is None:
+    if (tool := py_spy()) is None:
         return None
     seen = list[str]()
     for name, pid in pids.items():
@@ -39,6 +38,11 @@ def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
     with file.open("a", encoding="utf-8") as stacks:
         stacks.write("\n".join(seen) + "\n")
     return str(file)
+
+
+def py_spy() -> str | None:
+    """The program, beside this Python or on the path."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
 
 
 def is_stopped_process(pid: int) -> bool:

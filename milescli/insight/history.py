@@ -101,7 +101,7 @@ class History:
     diff_bound: float | None = None
     """What engine and trainer may differ by, as the check before the first step says."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
-    """Worker -> the last that it told of its device's memory."""
+    """Worker -> the last that it told of its memory, see `core.events.WorkerMemory`."""
     adapters: dict[str, History] = field(default_factory=dict)
     last_s: float = math.nan
     """When the last record was written."""
@@ -213,8 +213,8 @@ class History:
         self._note(record, time_s, f"{worker} replaced", seconds=record["seconds"])
 
     def _memory(self, record: Record, time_s: float) -> None:
-        for device in record.get("devices", ()):
-            self.memory[str(device["worker"])] = dict(device)
+        for worker in record.get("workers", ()):
+            self.memory[str(worker["worker"])] = dict(worker)
 
     def _verdict(self, record: Record, time_s: float) -> None:
         level = "warning" if record.get("findings") else "info"

@@ -95,8 +95,8 @@ def _of_device(told: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
     total = told.get("total_bytes")
     return DeviceMemory(
         worker=str(told["worker"]),
-        used_bytes=int(told.get("used_bytes") or told.get("reserved_bytes") or 0),
-        peak_bytes=int(told.get("reserved_bytes") or told.get("used_bytes") or 0),
+        used_bytes=int(told.get("used_bytes") or told["peak_bytes"]),
+        peak_bytes=int(told.get("reserved_bytes") or told["peak_bytes"]),
         planned_bytes=planned_bytes(facts),
         total_bytes=int(total) if total else None,
     )

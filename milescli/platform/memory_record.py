@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -18,6 +19,7 @@ FILE = "memory.jsonl"
 EVERY_S = 10.0
 MAX_LINES = 1000
 """Then every second line is left out: the older, the coarser."""
+TAIL_BYTES = 2**16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -102,6 +104,30 @@ def resident_bytes(pid: int) -> int | None:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError, ValueError):
         return None
+
+
+def peak_resident_bytes() -> int:
+    """The most that this process ever had in main memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def last_look(folder: Path) -> dict[str, int]:
+    """Process -> bytes it holds, as they were last seen, by name; empty where nothing was. Reads
+    the end of the record alone."""
+    try:
+        with (folder / FILE).open("rb") as record:
+            record.seek(max(record.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+            lines = record.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError, AttributeError):  # torn
+            look, sizes = json.loads(line), dict[str, int]()
+            for pid, size in look["resident_bytes"].items():
+                name = look["names"][pid]
+                sizes[name] = sizes.get(name, 0) + size
+            return sizes
+    return {}
 
 
 def _command(pid: int) -> str:

@@ -66,4 +66,6 @@ class RunSettings(Section):
     """Log to TensorBoard, in the run directory."""
     wandb_project: str | None = None
     """Log to this project of Weights & Biases too; the key comes from WANDB_API_KEY alone."""
+    keep_groups: NonNegative = 4
+    """Groups of each step that are kept in rollouts/, to read token by token."""
     hooks: HookSettings = HookSettings()

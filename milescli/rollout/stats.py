@@ -48,7 +48,21 @@ def summarise(
         figures=mean_figures(samples),
         accept_length=1 + guesses.num_right / guesses.num_passes if guesses.num_passes else None,
         accept_rate=guesses.num_right / guesses.num_guessed if guesses.num_guessed else None,
+        reward_histogram=reward_histogram(seen),
     )
+
+
+def reward_histogram(groups: Sequence[Group]) -> tuple[int, ...]:
+    """[12] as `RolloutStats.reward_histogram` says."""
+    if any(not 0 <= reward <= 1 for group in groups for reward in group.rewards):
+        return ()
+    counts = [0] * 12
+    for group in groups:
+        if len(same := set(group.rewards)) == 1 and (reward := same.pop()) in (0, 1):
+            counts[11 * int(reward)] += 1
+        else:  # rounded, so that no sum of tenths falls just below its own
+            counts[1 + min(int(round(fmean(group.rewards), 9) * 10), 9)] += 1
+    return tuple(counts)
 
 
 def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 from milescli.core.errors import CheckpointError
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.runtime.kept_calls import Call
-from milescli.train.base import TrainBatch
+from milescli.train.base import Stepped, TrainBatch
 
 
 class Asking:
@@ -54,7 +54,7 @@ class Asking:
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
+    ) -> Stepped:
         """See Trainer."""
         return await self._changed("step", batch, lr=lr, critic_lr=critic_lr)
 

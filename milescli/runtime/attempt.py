@@ -25,6 +25,7 @@ from milescli.runtime.engines import Engines
 from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
 from milescli.runtime.healing_trainer import AdapterTrainer, HealingTrainer
 from milescli.runtime.joining_nodes import JoiningNodes
+from milescli.runtime.profiler import Profiler
 from milescli.runtime.restarts import Repairs, Restarts, until_started
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
@@ -76,6 +77,9 @@ class Attempt:
         self.probes.append(self.saver.probe)
         self.side = SideFiles(bus)
         self.stop = StopFlag()
+        self.profiler = Profiler(
+            spec.run, trainer=lambda: self.trainer, engines=lambda: self.engines.actors, bus=bus
+        )
 
     @property
     def step(self) -> int:
@@ -155,10 +159,13 @@ class Attempt:
             if fleet is not None:
                 self.probes.append(self.engines.probe)
             await self.work(trainer, fleet)
+            await self.profiler.finish(self.step)
         except Stopped as stopped:
             await self.settle()
+            await self.profiler.finish(self.step)
             await self.save_and_stop(stopped)
         finally:
+            self.profiler.leave()
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
             await self.engines.leave()
@@ -195,6 +202,10 @@ class Attempt:
 
     async def settle(self) -> None:
         """End what runs beside the steps. May be called more than once."""
+
+    async def between_steps(self, step: int) -> None:
+        """See `loop.Hooks`."""
+        await self.profiler.between(step, loop=self)
 
     def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:
         """From now on a dead engine of this fleet is replaced."""

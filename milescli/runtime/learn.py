@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.concurrency import in_thread
-from milescli.core.events import EventBus, PhaseStarted, RowStepDone
+from milescli.core.events import EventBus, MemorySeen, PhaseStarted, RowStepDone
 from milescli.core.types import StepReport
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
@@ -29,6 +29,8 @@ class RowHooks:
 
     save: Callable[[int], Awaitable[None]]
     """Write checkpoint `step`; may go on in the background."""
+    between: Callable[[int], Awaitable[None]]
+    """So many steps are done, and the next has not begun: a profile may begin or end."""
     measure: Callable[[int], Coroutine[Any, Any, None]]
     """Measure the weights of `step` on held-out rows and prompts."""
     tell: Callable[..., Awaitable[None]]
@@ -60,6 +62,7 @@ async def learn(run: RowRun) -> None:
     run.bus.emit(PhaseStarted(phase="train", detail=f"steps {run.step + 1} to {num_steps}"))
     for step in range(run.step + 1, num_steps + 1):
         run.stop.check()
+        await run.hooks.between(run.step)
         began = time.monotonic()
         rows = run.rows.take(recipe.train.batch_size)
         batch = await in_thread(lambda rows=rows: batch_of(run, rows))
@@ -68,7 +71,8 @@ async def learn(run: RowRun) -> None:
         )
         packed = time.monotonic()
         async with run.devices.training() if run.devices else nullcontext():
-            report = await run.trainer.step(batch, lr=lr)
+            stepped = await run.trainer.step(batch, lr=lr)
+            report = stepped.report
             run.step = step
             if adapts(run.objective):
                 await in_thread(lambda report=report: run.objective.observe(report))
@@ -76,6 +80,7 @@ async def learn(run: RowRun) -> None:
             if due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
         done = _step_done(run, report, began=began, packed=packed, trained=trained)
+        run.bus.emit(MemorySeen(step=step, workers=stepped.memory))
         run.bus.emit(done)
         await run.hooks.tell("tracker", event=done)
         if due(step, recipe.eval.every) or step == num_steps:

@@ -12,16 +12,19 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
     FlowStats,
+    MemorySeen,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
     StepDone,
+    WorkerMemory,
 )
 from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
+from milescli.runtime.kept_samples import Place, Told, sequences_of, told_of
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
@@ -87,8 +90,12 @@ class Hooks:
     """Write checkpoint `step`; may go on in the background."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]]
     """Evaluate with the engines, which hold the weights of `step`."""
-    keep: Callable[[int, list[Group]], None]
-    """Write a few samples to disk, to read."""
+    between: Callable[[int], Awaitable[None]]
+    """So many steps are done, and the next has not begun: a profile may begin or end."""
+    keep: Callable[[int, list[Group], Told], Awaitable[None]]
+    """Write a few samples to disk, to read; may go on in the background."""
+    memory: Callable[[], tuple[WorkerMemory, ...]]
+    """What processes beside the trainer's hold, as far as it is known."""
     tell: Callable[..., Awaitable[None]]
     """Call a hook of the user's by its name, `run.hooks.*`."""
 
@@ -119,16 +126,18 @@ async def reinforce(run: Run) -> None:
     run.groups.start(version=run.devices.version, first_step=run.step + 1, last_step=num_steps)
     for step in range(run.step + 1, num_steps + 1):
         run.stop.check()
+        await run.hooks.between(run.step)
         clock = _Clock()
         groups = await run.stop.unless_set(run.groups.take(step, version=run.devices.version))
         clock.lap("rollout")
         await run.hooks.tell("all_samples", step=step, groups=groups, refused=run.groups.refused)
         await run.hooks.tell("before_step", step=step, groups=groups)
-        batch = await in_thread(lambda groups=groups: _prepare(run, groups))
+        batch, shown = await in_thread(lambda groups=groups: _prepare(run, groups))
         lr, critic_lr = await in_thread(lambda step=step: _lrs_of(run, step))
         clock.lap("pack")
         async with run.devices.training():
-            report = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
+            stepped = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
+            report = stepped.report
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")
@@ -143,7 +152,8 @@ async def reinforce(run: Run) -> None:
         )
         run.groups.published(run.devices.version)
         clock.lap("publish")
-        run.hooks.keep(step, groups)
+        await run.hooks.keep(step, groups, told_of(shown, stepped.logprobs))
+        run.bus.emit(MemorySeen(step=step, workers=stepped.memory + run.hooks.memory()))
         run.bus.emit(done := _step_done(run, report, clock))
         await run.hooks.tell("after_step", step=step, report=report, groups=groups)
         await run.hooks.tell("tracker", event=done)
@@ -151,17 +161,22 @@ async def reinforce(run: Run) -> None:
             await run.stop.unless_set(run.hooks.evaluate(step))
 
 
-def _prepare(run: Run, groups: list[Group]) -> TrainBatch:
-    """What the objective learns from these groups, packed, one shard a data-parallel rank."""
+def _prepare(run: Run, groups: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
+    """What the objective learns from these groups, packed, one shard a data-parallel rank; and
+    which sequences are those of the samples that are kept."""
     plan, settings = run.plan, run.recipe.train
-    return pack(
-        sequences_from(run.objective, groups, name=settings.objective),
+    sequences = sequences_from(run.objective, groups, name=settings.objective)
+    shown = sequences_of(groups[: run.recipe.run.keep_groups], sequences)
+    batch = pack(
+        sequences,
         objective=settings.objective,
         dp=plan.trainer.dp,
         max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
         updates=settings.updates_per_step,
         temperature=run.recipe.rollout.temperature,
+        asked=set(shown.values()),
     )
+    return batch, shown
 
 
 def _observe(run: Run, report: StepReport) -> None:

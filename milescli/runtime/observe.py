@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.integrity import free_bytes
-from milescli.checkpoint.run_dir import RunDir, utc_now
+from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
 from milescli.core.events import (
     EvalDone,
@@ -22,7 +22,7 @@ from milescli.core.events import (
     StepDone,
     ValidationDone,
     WarmupStepDone,
-    to_record,
+    stamped,
 )
 from milescli.recipe.machine import RunSettings
 from milescli.runtime.side_files import LineFile, SideFiles
@@ -40,7 +40,7 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         """Write one line."""
-        self._file.write(json.dumps({"time": utc_now(), **to_record(event)}))
+        self._file.write(json.dumps(stamped(event)))
 
 
 class MetricLog:
@@ -120,6 +120,7 @@ def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
         values = {f"train/{name}": value for name, value in report.items()}
         rollout = asdict(event.rollout)
         parts, figures = rollout.pop("reward_parts"), rollout.pop("figures")
+        rollout.pop("reward_histogram")  # no scalar
         # None: of what the run does not do
         told = {name: value for name, value in rollout.items() if value is not None}
         values |= {f"rollout/{name}": value for name, value in told.items()}

@@ -19,7 +19,6 @@ from milescli.checkpoint.run_dir import (
     resume_command,
     step_done,
     step_saved,
-    utc_now,
     verdict_file,
 )
 from milescli.cluster.watchdog import (
@@ -38,7 +37,7 @@ from milescli.core.errors import (
     Stopped,
     WorkerDied,
 )
-from milescli.core.events import RunEnded, to_record
+from milescli.core.events import RunEnded, stamped
 from milescli.core.run_processes import processes_of
 from milescli.platform.oom import oom_kills
 from milescli.recipe.fault import Fault
@@ -220,7 +219,7 @@ def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
     event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
     with suppress(OSError):  # a full disk: the terminal is told in any case
         file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
-        LineFile(run.events_file).write(json.dumps({"time": utc_now(), **to_record(event)}))
+        LineFile(run.events_file).write(json.dumps(stamped(event)))
         write_why(file.parent)
 
 

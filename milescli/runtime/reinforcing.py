@@ -3,12 +3,11 @@ agree, run the loop."""
 
 from __future__ import annotations
 
-import json
-
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.concurrency import in_thread
-from milescli.core.events import Notice, PhaseStarted
-from milescli.core.types import EVALUATION, Group, Sample
+from milescli.core.events import Notice, PhaseStarted, WorkerMemory
+from milescli.core.types import EVALUATION
+from milescli.platform.memory_record import last_look
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
@@ -22,6 +21,7 @@ from milescli.runtime.evaluator import Evaluator
 from milescli.runtime.failures import FirstFew
 from milescli.runtime.healing import keep_frozen
 from milescli.runtime.journal_identity import open_journal
+from milescli.runtime.kept_samples import KeptSamples
 from milescli.runtime.role_policies import by_role
 from milescli.runtime.sample_journal import SampleJournal
 from milescli.runtime.saving import Progress, version_of
@@ -29,9 +29,6 @@ from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
-
-KEPT_GROUPS = 4
-"""Groups of each step that are written to rollouts/, to read."""
 
 
 class ReinforceAttempt(Attempt):
@@ -45,6 +42,8 @@ class ReinforceAttempt(Attempt):
 
     journal: SampleJournal | None = None
     """None: nothing is kept, or nothing runs yet."""
+    kept: KeptSamples | None = None
+    """None: nothing runs yet."""
 
     async def main(self) -> None:
         """See Attempt."""
@@ -82,6 +81,8 @@ class ReinforceAttempt(Attempt):
             await self.run.groups.stop()
         if self.environments is not None:
             self.environments.end()
+        if self.kept is not None:
+            await self.kept.finish()
 
     def _assemble(self, trainer: Trainer, fleet: SglangFleet) -> loop.Run:
         """The run in memory."""
@@ -107,6 +108,12 @@ class ReinforceAttempt(Attempt):
             folder=spec.run.eval_dir,
             side=self.side,
         )
+        self.kept = KeptSamples(
+            spec.run.rollouts_dir,
+            inputs.tokenizer,
+            side=self.side,
+            num_groups=recipe.run.keep_groups,
+        )
         objective = load_in_driver(recipe.train.objective, recipe)
         groups = open_collector(
             inputs.prompts,
@@ -131,7 +138,9 @@ class ReinforceAttempt(Attempt):
             hooks=loop.Hooks(
                 save=self.save,
                 evaluate=self._evaluate,
-                keep=self._keep,
+                between=self.between_steps,
+                memory=self.engine_memory,
+                keep=self.kept.keep,
                 tell=self.user.tell,
             ),
             stop=self.stop,
@@ -192,6 +201,17 @@ class ReinforceAttempt(Attempt):
         async with self.run.devices.scoring():  # a colocated trainer sleeps after each publish
             await super().save_last()
 
+    def engine_memory(self) -> tuple[WorkerMemory, ...]:
+        """On a CPU: of engines, as the watchdog saw them last."""
+        if self.spec.plan.device_kind != "cpu":
+            return ()
+        held = last_look(self.session.log_dir)
+        return tuple(
+            WorkerMemory(worker=name.replace("-", " "), device="cpu", peak_bytes=size)
+            for name, size in held.items()
+            if name.startswith("engine")
+        )
+
     def progress(self) -> Progress:
         """See Attempt."""
         run = self.run
@@ -218,34 +238,3 @@ class ReinforceAttempt(Attempt):
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
             self.bus.emit(done := await self.evaluator.run(step))
             await self.user.tell("tracker", event=done)
-
-    def _episode(self, sample: Sample) -> dict[str, object]:
-        """What the agent tells of it, and the whole text of each trajectory, special tokens
-        included."""
-        texts = [
-            self.spec.inputs.tokenizer.inner.decode(line.token_ids.tolist())
-            for line in sample.trajectories
-        ]
-        return {**sample.figures, "trajectories": texts}
-
-    def _keep(self, step: int, groups: list[Group]) -> None:
-        lines = [
-            json.dumps(
-                {
-                    "prompt": group.prompt.text,
-                    "response": sample.text,
-                    "reward": sample.reward,
-                    **({"reward_parts": dict(sample.reward_parts)} if sample.reward_parts else {}),
-                    **({"episode": self._episode(sample)} if sample.figures else {}),
-                    "stop_reason": sample.stop_reason.value,
-                    "versions": [span.version for span in sample.version_spans],
-                    "seed": sample.seed,
-                    "prompt_index": group.prompt.index,
-                    "response_ids": sample.response_ids,
-                }
-            )
-            for group in groups[:KEPT_GROUPS]
-            for sample in group.samples
-        ]
-        path = self.spec.run.rollouts_dir / f"step_{step}.jsonl"
-        self.side.write(path, "\n".join(lines) + "\n")

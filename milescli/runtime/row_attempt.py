@@ -126,6 +126,7 @@ class RowAttempt(Attempt):
             devices=devices,
             hooks=RowHooks(
                 save=self.save,
+                between=self.between_steps,
                 measure=self._measure,
                 tell=self.user.tell,
             ),

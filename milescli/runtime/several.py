@@ -150,6 +150,7 @@ class AdapterAttempt(ReinforceAttempt):
         super().__init__(spec, session=whole.session, bus=bus)
         self.name, self._whole = name, whole
         self.engines, self.repairs, self.stop = whole.engines, whole.repairs, whole.stop
+        self.profiler = whole.profiler
 
     async def live(self, ranks: HealingTrainer, fleet: SglangFleet) -> None:
         """Begin where it begins, and learn to the last step."""

@@ -19,7 +19,7 @@ from milescli.core.errors import WorkerDied
 from milescli.core.stacks import dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import TrainBatch
+from milescli.train.base import Stepped, TrainBatch
 
 CHECK_EVERY_S = 0.2
 DEATH_GRACE_S = 5.0
@@ -98,9 +98,27 @@ class RankGroup:
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
+    ) -> Stepped:
         """See Trainer."""
-        return (await self._sharded("step", batch, lr, critic_lr))[0]
+        of_ranks = await self._sharded("step_and_tell", batch, lr, critic_lr)
+        told = {number: own for each in of_ranks for number, own in each.logprobs.items()}
+        memory = tuple(seen for each in of_ranks for seen in each.memory)
+        return Stepped(report=of_ranks[0].report, logprobs=told, memory=memory)
+
+    async def start_profile(
+        self, ranks: Sequence[int], folder: str, with_memory: bool
+    ) -> list[str | None]:
+        """Some ranks begin a trace. [len(ranks)] why one does not."""
+        return await self._some(ranks, "start_profile", folder, with_memory)
+
+    async def stop_profile(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+        """They end it, and write it into that folder."""
+        return await self._some(ranks, "stop_profile")
+
+    async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> list[Any]:
+        async with self._turn:
+            own = [self.ranks[rank] for rank in ranks]
+            return await run_all(own, method, *args, timeout_s=self.step_timeout_s)
 
     async def start_critic(self) -> None:
         """See Trainer."""

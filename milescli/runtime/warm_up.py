@@ -35,7 +35,8 @@ async def warm_up(
     for step in range(1, settings.steps + 1):
         stop.check()
         began = time.monotonic()
-        report = await trainer.step(next(batches), lr=schedule.warmup_lr_at(settings, step - 1))
+        lr = schedule.warmup_lr_at(settings, step - 1)
+        report = (await trainer.step(next(batches), lr=lr)).report
         done = WarmupStepDone(
             step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
         )

@@ -12,6 +12,7 @@ from typing import Protocol, TypeGuard, TypeVar
 import numpy as np
 import torch
 
+from milescli.core.events import WorkerMemory
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
@@ -83,6 +84,8 @@ class TrainShard:
     routed_experts: np.ndarray | None = None
     """[T, num_layers, topk] of the smallest integer type that holds them (R3), or None. Row t is
     the routing of input token t; the last token of a sequence is no input, its row is zero."""
+    asked: tuple[int, ...] = ()
+    """Sequences of this shard whose log-probs the step tells; see TrainBatch."""
 
     @property
     def size_bytes(self) -> int:
@@ -104,6 +107,19 @@ class TrainBatch:
     def num_sequences(self) -> int:
         """Over all shards."""
         return self.shards[0].num_sequences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """What a step did, and what it told of sequences that `pack` was asked about."""
+
+    report: StepReport
+    logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
+    """By number of the sequence: [n] float32 log-prob of each token given those before it, by the
+    policy before the first update of the step; 0.0 for the first. Without those that only later
+    updates have read."""
+    memory: tuple[WorkerMemory, ...] = ()
+    """[ranks] what each held."""
 
 
 class Reduce(StrEnum):
@@ -189,7 +205,7 @@ class Trainer(Protocol):
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
+    ) -> Stepped:
         """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
         learning rate given, and as many of the critic, where there is one. `lr` None: the policy
         stays as it is."""

@@ -3,7 +3,7 @@ laid end to end for each rank. Pure and deterministic; arrays only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -23,9 +23,11 @@ def pack(
     max_tokens_per_microbatch: int,
     updates: int = 1,
     temperature: float = 1.0,
+    asked: Collection[int] = (),
 ) -> TrainBatch:
     """Every sequence once. `objective`: the name that ranks load it by; `updates`: how many
-    optimizer updates share the groups out, fewer where there are fewer groups."""
+    optimizer updates share the groups out, fewer where there are fewer groups; `asked`: sequences
+    whose log-probs a step tells."""
     assert sequences, "a step needs at least one sequence"
     parts = [
         _spread(members, sequences, dp=dp, cap=max_tokens_per_microbatch)
@@ -40,6 +42,7 @@ def pack(
             weights=weights,
             objective=objective,
             temperature=temperature,
+            asked=asked,
         )
         for rank in range(dp)
     ]
@@ -76,6 +79,7 @@ def _shard(
     weights: np.ndarray,
     objective: str,
     temperature: float,
+    asked: Collection[int],
 ) -> TrainShard:
     """`updates`: [updates][microbatches] sequence numbers of this rank."""
     numbers = [number for update in updates for microbatch in update for number in microbatch]
@@ -104,6 +108,7 @@ def _shard(
             for update in updates
         ],
         routed_experts=_routing(own),
+        asked=tuple(local[number] for number in numbers if number in asked),
     )
 
 

@@ -122,11 +122,16 @@ def _without_clocks(figures: Mapping) -> dict[str, object]:
 
 
 def _without_seconds(line: str) -> str:
-    """Of a sample; one without figures of clocks is compared letter by letter."""
-    if not any(name in line for name in OF_CLOCKS):
+    """Of a sample, without figures of clocks, and without the engine's log-probs: which requests it
+    computes together changes their last bits; one without either is compared letter by letter."""
+    if not any(f'"{name}"' in line for name in (*OF_CLOCKS, "logprobs")):
         return line
     sample = json.loads(line)
-    return json.dumps(sample | {"episode": _without_clocks(sample["episode"])})
+    for told in sample.get("lines", ()):
+        told.pop("logprobs", None)
+    if "episode" in sample:
+        sample["episode"] = _without_clocks(sample["episode"])
+    return json.dumps(sample)
 
 
 def samples_that_differ(hurt: Path, calm: Path) -> list[str]:

@@ -120,6 +120,16 @@ def test_on_fewer_nodes_every_step_must_be_there_and_near() -> None:
     ]
 
 
+def test_only_log_probs_of_engines_may_differ_in_a_kept_sample(tmp_path: Path) -> None:
+    for name, engine, trainer in (("calm", -0.1, -0.1), ("hurt", -0.2, -0.1), ("bad", -0.1, -0.2)):
+        (tmp_path / name / "rollouts").mkdir(parents=True)
+        line = {"text": "a", "logprobs": [engine], "trainer_logprobs": [trainer]}
+        text = json.dumps({"response": "a", "lines": [line]}) + "\n"
+        (tmp_path / name / "rollouts" / "step_1.jsonl").write_text(text)
+    assert samples_that_differ(tmp_path / "hurt", tmp_path / "calm") == []
+    assert len(samples_that_differ(tmp_path / "bad", tmp_path / "calm")) == 1
+
+
 def test_seconds_of_an_environment_are_no_difference(tmp_path: Path) -> None:
     for name, seconds, text in (("calm", 0.1, "a"), ("hurt", 0.2, "a"), ("other", 0.1, "b")):
         (tmp_path / name / "rollouts").mkdir(parents=True)

@@ -14,7 +14,18 @@ from milescli import __version__
 from milescli.core.errors import FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
-VERBS = ("launch", "resume", "evaluate", "export", "doctor", "recipes", "runs", "why", "help")
+VERBS = (
+    "launch",
+    "resume",
+    "evaluate",
+    "export",
+    "doctor",
+    "recipes",
+    "runs",
+    "why",
+    "profile",
+    "help",
+)
 
 
 def fails_with(error: BaseException):  # type: ignore[no-untyped-def]
@@ -151,7 +162,8 @@ def test_a_verb_is_a_short_file(verb: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["launch", "resume", "eval", "export", "doctor", "recipes", "runs", "why", "help"]
+    "verb",
+    ["launch", "resume", "eval", "export", "doctor", "recipes", "runs", "why", "profile", "help"],
 )
 def test_the_help_of_a_verb_has_examples(miles: Miles, verb: str) -> None:
     said = miles(verb, "--help")

@@ -107,6 +107,14 @@ class Workplace:
             ) from None
         return Finished(process.returncode, out, err)
 
+    def resume_and_profile(self, name: str, *options: str) -> tuple[Finished, Finished]:
+        """Resume a run, and ask for a profile while it starts: how both ended."""
+        before = len(self.events(name))
+        resumed = self.start("resume", name)
+        self.wait_for(name, lambda event: event.get("phase") == "start", resumed, after=before)
+        profiled = self.miles("profile", name, *options)
+        return self.finish(resumed), profiled
+
     def run(self, name: str) -> Path:
         """The directory of a run."""
         return self.folder / "runs" / name
@@ -120,6 +128,16 @@ class Workplace:
         file = self.run(name) / "events.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def samples(self, name: str, step: int) -> list[dict]:
+        """Those of a step that are kept, without the log-probs of engines: which requests are
+        computed together changes their last bits."""
+        file = self.run(name) / "rollouts" / f"step_{step}.jsonl"
+        samples = [json.loads(line) for line in file.read_text().splitlines()]
+        for sample in samples:
+            for line in sample["lines"]:
+                del line["logprobs"]
+        return samples
 
     def steps(self, name: str) -> list[dict]:
         """Its StepDone, of all attempts."""

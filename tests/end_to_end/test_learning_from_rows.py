@@ -99,7 +99,8 @@ def test_a_run_goes_on_bit_for_bit_from_a_checkpoint(workplace: Workplace, whole
 def test_a_run_that_was_stopped_says_what_the_one_says_that_was_not(
     workplace: Workplace, whole: str
 ) -> None:
-    """Of the objective that has most to remember: a warm-up, and the log-probs of a reference."""
+    """Of the objective that has most to remember: a warm-up, and the log-probs of a reference. To
+    be looked at meanwhile changes nothing."""
     recipe = _recipe(workplace, whole)
     process = workplace.start(
         "launch", "--recipe", recipe, "--name", "stopped", "--set", "checkpoint.every=0"
@@ -108,8 +109,10 @@ def test_a_run_that_was_stopped_says_what_the_one_says_that_was_not(
     process.send_signal(signal.SIGTERM)
     stopped = workplace.finish(process)
     assert stopped.code == 75, stopped
-    resumed = workplace.miles("resume", "stopped")
+    resumed, profiled = workplace.resume_and_profile("stopped", "--steps", "1", "--quiet")
     assert resumed.code == 0, resumed
+    assert profiled.code == 0, profiled
+    assert "rank 0: " in profiled.out and "engine" not in profiled.out
     assert _reports(workplace, "stopped") == _reports(workplace, whole)
 
 

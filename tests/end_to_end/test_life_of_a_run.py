@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from milescli.checkpoint.base import checksum_of
-from tests.end_to_end.runs import Workplace, processes_of_run, saved, wait_until_gone
+from tests.end_to_end.runs import Finished, Workplace, processes_of_run, saved, wait_until_gone
 from tests.shared_memory import forgotten
 
 pytestmark = pytest.mark.timeout(600)
@@ -44,7 +44,8 @@ def exported(workplace: Workplace, whole) -> Path:
 
 @pytest.fixture(scope="module")
 def broken(workplace: Workplace, shared_memory: set[str]):
-    """The same six steps; the driver is killed after step 3 was saved, then resumed."""
+    """The same six steps; the driver is killed after step 3 was saved, then resumed, and profiled
+    meanwhile: what `miles profile` said."""
     process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "broken")
     workplace.wait_for("broken", saved(3), process)
     ours = processes_of_run(process.pid)
@@ -53,9 +54,9 @@ def broken(workplace: Workplace, shared_memory: set[str]):
     left = wait_until_gone(ours)
     assert not left, f"left behind after SIGKILL of the driver: {left}"
     assert not forgotten(shared_memory)
-    resumed = workplace.miles("resume", "broken")
+    resumed, profiled = workplace.resume_and_profile("broken", "--memory", "--json")
     assert resumed.code == 0, resumed
-    return resumed
+    return profiled
 
 
 def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, whole) -> None:
@@ -129,10 +130,7 @@ def test_a_model_that_guesses_ahead_changes_no_sample(workplace: Workplace, whol
     )  # fmt: skip
     assert guessed.code == 0, guessed
     for step in range(1, 7):
-        file = Path("rollouts", f"step_{step}.jsonl")
-        assert (workplace.run("guessed") / file).read_text() == (
-            workplace.run("whole") / file
-        ).read_text()
+        assert workplace.samples("guessed", step) == workplace.samples("whole", step)
     lengths = [
         event["rollout"]["accept_length"]
         for event in workplace.events("guessed")
@@ -192,6 +190,43 @@ def test_equal_seeds_give_equal_tokens_in_every_step(workplace: Workplace, whole
             workplace.run(name) / "rollouts" / f"step_{step}.jsonl" for name in ("whole", "broken")
         )
         assert _tokens(ours) == _tokens(theirs), f"step {step}"
+
+
+def test_a_profile_says_where_the_time_went_and_changes_no_step(
+    workplace: Workplace, whole, broken: Finished
+) -> None:
+    assert broken.code == 0, broken
+    profile = json.loads(broken.out.splitlines()[-1])
+    rank, engine = profile["parts"]
+    assert (rank["name"], engine["name"]) == ("rank 0", "engine 0")
+    for part in (rank, engine):
+        assert part["error"] is None, part
+        assert sum(part["shares"].values()) == pytest.approx(1.0, abs=0.01)
+    assert {"matmul", "attention", "optimizer", "waiting"} <= set(rank["shares"])
+    assert {"weights", "gradients", "optimizer"} <= {kind["what"] for kind in rank["tensors"]}
+    assert {"driver", "trainer-rank-0"} <= set(profile["resident_bytes"])
+    folder = Path(profile["folder"])
+    assert folder.stat().st_mode & 0o077 == 0 and folder.parent.stat().st_mode & 0o077 == 0
+    assert {"rank_0.json.gz", "engine_0.stacks.txt", "summary.json"} <= {
+        file.name for file in folder.iterdir()
+    }
+    # figures of engines aside, whose last bits depend on which requests they compute together
+    figures = ("loss", "grad_norm", "num_tokens", "figures")
+    ours, theirs = (
+        {step["step"]: [step["report"][name] for name in figures] for step in workplace.steps(run)}
+        for run in ("whole", "broken")
+    )
+    assert theirs == ours
+    seen = [event for event in workplace.events("broken") if event["event"] == "MemorySeen"]
+    assert {worker["worker"] for worker in seen[-1]["workers"]} >= {"trainer rank 0", "engine 0"}
+    assert all(worker["peak_bytes"] > 0 for event in seen for worker in event["workers"])
+
+
+def test_a_profile_of_a_run_that_has_ended_is_refused(workplace: Workplace, whole) -> None:
+    refused = workplace.miles("profile", "whole")
+    assert refused.code == 1, refused
+    for word in ("is not running", "its last attempt: done", "miles export"):
+        assert word in refused.err
 
 
 def test_eval_of_a_checkpoint_gives_the_samples_of_the_run(workplace: Workplace, whole) -> None:

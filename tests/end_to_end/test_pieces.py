@@ -39,14 +39,14 @@ def _launch(workplace: Workplace, name: str, steps: int, told: Path) -> list[str
     return told.read_text().splitlines()
 
 
-def _step(workplace: Workplace, name: str, number: int) -> tuple[dict, str]:
+def _step(workplace: Workplace, name: str, number: int) -> tuple[dict, list[dict]]:
     (report,) = (
         event["report"]
         for event in workplace.events(name)
         if event["event"] == "StepDone" and event["step"] == number
     )
     exact = {key: report[key] for key in ("loss", "grad_norm", "figures", "num_tokens")}
-    return exact, (workplace.run(name) / "rollouts" / f"step_{number}.jsonl").read_text()
+    return exact, workplace.samples(name, number)
 
 
 def test_pieces_of_every_kind_are_called_and_a_resumed_run_is_the_same(

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from milescli.platform import memory_record
-from milescli.platform.memory_record import MemoryRecord, pids_noted
+from milescli.platform.memory_record import (
+    FILE,
+    MemoryRecord,
+    last_look,
+    peak_resident_bytes,
+    pids_noted,
+    resident_bytes,
+)
 
 
 def _records(folder: Path) -> list[dict]:
@@ -66,3 +73,17 @@ def test_another_watchdog_learns_who_was_there(tmp_path: Path) -> None:
     with (tmp_path / memory_record.FILE).open("a") as torn:
         torn.write('{"resident_bytes": {"12')
     assert pids_noted(tmp_path) == {os.getpid()}
+
+
+def test_the_last_look_is_read_off_the_end_of_a_long_record(tmp_path: Path) -> None:
+    assert last_look(tmp_path) == {}
+    names = {"1": "driver", "2": "engine-0", "3": "engine-0"}
+    look = {"resident_bytes": {"1": 5, "2": 7, "3": 11}, "names": names}
+    lines = ["x" * 2**17, json.dumps(look), json.dumps({"oom_kills": 0})]
+    (tmp_path / FILE).write_text("\n".join(lines) + '\n{"resident_bytes": {"1": 9')
+    assert last_look(tmp_path) == {"driver": 5, "engine-0": 18}
+
+
+def test_a_process_knows_the_most_that_it_ever_held() -> None:
+    held = resident_bytes(os.getpid())
+    assert held is not None and peak_resident_bytes() >= 0.9 * held

@@ -32,6 +32,7 @@ class Ranks:
     """Why the second rank seems to hang."""
     published: list[list[int]] = field(default_factory=list)
     postures: list[str] = field(default_factory=list)
+    traced: list[int] = field(default_factory=list)
 
     def _called(self, method: str) -> None:
         left = self.dies_in.get(method)
@@ -64,6 +65,19 @@ class Ranks:
         self._called("step")
         self.weights.append(batch)
         return f"report of {batch}"
+
+    async def start_profile(
+        self, ranks: list[int], folder: str, with_memory: bool
+    ) -> list[str | None]:
+        self._called("start_profile")
+        self.traced = ranks
+        return [None] * len(ranks)
+
+    async def stop_profile(self, ranks: list[int]) -> list[dict[str, object]]:
+        self._called("stop_profile")
+        is_traced = self.traced == ranks
+        told = {"file": "rank_0.json.gz", "seconds": 1.0} if is_traced else {"error": "replaced"}
+        return [dict(told) for _ in ranks]
 
     async def save(self, folder: Path) -> None:
         (folder / "torn").write_text("half")

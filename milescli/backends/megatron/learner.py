@@ -22,7 +22,7 @@ from milescli.backends.megatron.shard import RankShard
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Objective, TrainShard
+from milescli.train.base import Objective, Stepped, TrainShard
 from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.objectives.supervised import Supervised
 from milescli.train.objectives.value import Value
@@ -48,18 +48,16 @@ class Learner:
     def __post_init__(self) -> None:
         self._before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
 
-    def step(
-        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
+    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
         """One optimizer update per entry of `shard.updates`, then as many of the critic, where
         there is one and `critic_lr` is given, and of the draft model that learns, where the shard
-        was sampled. `lr` None: the policy stays as it is. Equal on all
-        ranks. Raises NotFiniteError before an update that would spoil the weights; updates before
-        it in the same step stand."""
+        was sampled. `lr` None: the policy stays as it is. The report is equal on all ranks; of
+        `shard.asked` the ranks tell that speak for its tokens. Raises NotFiniteError before an
+        update that would spoil the weights; updates before it in the same step stand."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
-        figures = []
+        figures, told_of = [], {}
         weight = self.recipe.train.mtp.loss_weight or 0.0
         terms = stepping.mtp_terms(own, weight=weight, mesh=self.mesh)
         for number, microbatches in enumerate(own.updates):
@@ -70,22 +68,25 @@ class Learner:
                 mesh=self.mesh,
                 measures_engine=number == 0 or Stream.OLD in own,
                 mtp=terms[number],
+                logprobs=[] if shard.asked and number == 0 else None,
             )
             self.policy.gradients(microbatches, loss, temperature=shard.temperature)
             seconds.lap("forward_backward_s")
             grad_norm = self.policy.update(lr) if lr is not None else 0.0
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
+            if loss.logprobs is not None:
+                told_of = own.told_before(loss.logprobs, update=microbatches)
         told = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
         )
         told = replace(told, figures={**told.figures, **self._route_figures()})
         if self.critic is not None and critic_lr is not None:
             told = self._critic_step(self.critic, own, told, lr=critic_lr)
-        draft_lr = self.recipe.train.draft.lr
-        if self.draft is None or draft_lr is None or shard.objective != self.recipe.train.objective:
-            return told
-        return self._draft_step(self.draft, shard, told, lr=draft_lr)
+        draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
+        if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
+            told = self._draft_step(self.draft, shard, told, lr=draft_lr)
+        return Stepped(report=told, logprobs=told_of)
 
     def _route_figures(self) -> dict[str, float]:
         """`routes_differ`: share of the replayed routes that the trainer would have chosen

@@ -196,7 +196,11 @@ class RankShard:
 
     def by_sequence(self, stream: Stream) -> list[torch.Tensor]:
         """[N] of [n] a stream on the host, sequence by sequence."""
-        values = self._streams[stream][: self.num_tokens]
+        return self._cut(self._streams[stream])
+
+    def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """[T + 1] -> [N] of [n]"""
+        values = whole[: self.num_tokens]
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
 
     def told(self, stream: Stream) -> list[np.ndarray] | None:
@@ -204,7 +208,37 @@ class RankShard:
         ranks that do not speak for the shard's tokens. Collective."""
         if not self._mesh.speaks_for_tokens:
             return None
-        sequences = self.by_sequence(stream)
+        return self._gathered(self.by_sequence(stream))
+
+    def told_before(
+        self,
+        logprobs: Sequence[tuple[Microbatch, torch.Tensor]],
+        *,
+        update: Sequence[Microbatch],
+    ) -> dict[int, np.ndarray]:
+        """As `Stepped.logprobs`, of `shard.asked`. `logprobs`: of the microbatches of the first
+        update as it read them, where the shard has no OLD. Empty on ranks that do not speak for the
+        shard's tokens. Collective."""
+        asked = list(self.shard.asked)
+        if not self._mesh.speaks_for_tokens:
+            return {}
+        if Stream.OLD in self:
+            sequences = self.by_sequence(Stream.OLD)
+        else:
+            whole = torch.zeros(self.num_tokens + 1)
+            for microbatch, part in logprobs:
+                self._put(whole, microbatch.source, part)
+            sequences = self._cut(whole)
+            read = {index for microbatch in update for index in microbatch.indices}
+            asked = [index for index in asked if index in read]
+        if not asked or not (logprobs or Stream.OLD in self):
+            return {}
+        own = self._gathered([sequences[index] for index in asked])
+        numbers = [int(self.shard.sequence_ids[index]) for index in asked]
+        return {} if own is None else dict(zip(numbers, own, strict=True))
+
+    def _gathered(self, sequences: list[torch.Tensor]) -> list[np.ndarray] | None:
+        """Put together over context-parallel ranks, of which one has them. Collective."""
         if self._mesh.layout.cp > 1:
             whole = torch.cat(sequences).to(self._mesh.device)
             dist.all_reduce(whole, group=self._mesh.cp_group)

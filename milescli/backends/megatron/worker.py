@@ -9,6 +9,7 @@ import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.backends.megatron.device import take_device
+from milescli.backends.megatron.profiled import Profiled
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
 from milescli.core.lost_peer import sounds_like_lost_peer
@@ -26,7 +28,7 @@ from milescli.models.adapter import engine_name
 from milescli.plan.legal import check_layout
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.train.base import TrainShard
+from milescli.train.base import Stepped, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from milescli.backends.megatron.trained import TrainedModel
 
 
-class TrainerRank:
+class TrainerRank(Profiled):
     """See the module. `setup` first, `close` last."""
 
     def __init__(
@@ -75,10 +77,8 @@ class TrainerRank:
 
     def setup(self) -> dict[str, float]:
         """Join the other ranks, build the model, load its weights, make the optimizer. Returns
-        seconds per part.
-
-        Raises FitError, CheckpointError, or WaitTimeout where the ranks do not meet.
-        """
+        seconds per part. Raises FitError, CheckpointError, or WaitTimeout where the ranks do not
+        meet."""
         started = time.monotonic()
         self.device = take_device(self.plan)
         self.facts = load_facts(self.model_dir)
@@ -171,11 +171,19 @@ class TrainerRank:
         self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
     ) -> StepReport:
         """See `Learner`; equal on all ranks."""
+        return self.step_and_tell(shard, lr, critic_lr).report
+
+    def step_and_tell(
+        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
+    ) -> Stepped:
+        """See `Learner`; its report is equal on all ranks."""
+        self.forget_peak()
         with self._named("an optimizer step"):
-            return self.learner.step(shard, lr, critic_lr)
+            stepped = self.learner.step(shard, lr, critic_lr)
+        return replace(stepped, memory=(self.memory_used(),))
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """See `Learner`; equal on all ranks."""
+        """See `Learner`."""
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
@@ -294,8 +302,7 @@ class TrainerRank:
             self.policy.sleeper.shed()
 
     def sleep(self) -> None:
-        """Move weights, gradients and optimizer to host memory, so that a colocated engine may use
-        the device. On a CPU: nothing."""
+        """Move weights, gradients and optimizer to host memory. On a CPU: nothing."""
         if self.device.type != "cpu":
             self.policy.sleeper.sleep()
 
@@ -311,8 +318,7 @@ class TrainerRank:
         self.learner = self.turns.learner
 
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """Open the weight channel to these engines, the fleet's; again after one was replaced.
-        Without any it is closed."""
+        """See Trainer."""
         channel = self.channels.pop(fleet, None) or self._make_channel()
         with self._named("opening the weight channel"):
             if engines:
@@ -330,13 +336,12 @@ class TrainerRank:
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
 
     def verify(self, fleet: str = ROLLOUT) -> None:
-        """Compare what a fleet's engines hold with the current weights. Raises MismatchError."""
+        """See Trainer."""
         with self._named("verifying weights"):
             self.channels[fleet].verify(formatted(self._buckets_to_send(), self.format))
 
     def silence_layers(self, first: int) -> None:
-        """Make layers `first` and beyond pass their input through. For finding out where engine and
-        trainer part; the weights are lost."""
+        """See Trainer."""
         from milescli.backends.megatron import weights
 
         weights.silence_layers(self.policy.weights, first=first)
@@ -346,8 +351,7 @@ class TrainerRank:
         return self.policy.buckets()
 
     def _buckets_to_send(self) -> Iterator[Bucket]:
-        """As `buckets`; where there are several adapters, under the name of the one whose turn it
-        is."""
+        """As `buckets`, under the name of the adapter whose turn it is."""
         for bucket in self.buckets():
             if self.turns is None:
                 yield bucket
@@ -363,6 +367,7 @@ class TrainerRank:
         """Give channels and groups back."""
         from milescli.backends.megatron import mesh
 
+        self.drop_profile()
         for channel in getattr(self, "channels", {}).values():
             channel.close()
         mesh.tear_down()
@@ -373,7 +378,8 @@ class TrainerRank:
         long."""
         started = time.monotonic()
         try:
-            yield
+            with torch.profiler.record_function(f"miles: {what}"):
+                yield
         except MilesError:
             raise
         except RuntimeError as error:

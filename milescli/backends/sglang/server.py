@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 
@@ -25,6 +26,7 @@ from milescli.backends.sglang.process import (
     end_group_of_run,
     status,
 )
+from milescli.backends.sglang.recorder import Recorder
 from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.backends.sglang.speculation import require_compiler
 from milescli.backends.sglang.warm import NotForked, fork_engine
@@ -63,6 +65,7 @@ class EngineServer(ManagedProcess):
         self._parts = dict[str, psutil.Process]()
         """Schedulers and detokenizer, by name, once it is ready."""
         self._log_read_at = 0.0
+        self._recorder: Recorder | None = None
         super().__init__(
             name=spec.name,
             command=engine_command(spec),
@@ -144,6 +147,27 @@ class EngineServer(ManagedProcess):
             if is_stopped_process(part.pid):
                 return f"its process {name} ({part.pid}) is stopped (SIGSTOP)"
         return super()._stopped()
+
+    def start_record(self, file: str) -> str | None:
+        """Begin to look where the first of its schedulers is, many times a second. Returns why that
+        cannot be, where so."""
+        self.stop_record()
+        schedulers = [part.pid for name, part in sorted(self._parts.items()) if "sched" in name]
+        if not schedulers:
+            return "it has no scheduler on this node"
+        try:
+            self._recorder = Recorder(schedulers[0], Path(file))
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def stop_record(self) -> dict[str, str]:
+        """End it; its `file`, or an `error`."""
+        if (recorder := self._recorder) is None:
+            return {"error": "the engine was replaced, or could not be looked at"}
+        self._recorder = None
+        error = recorder.stop()
+        return {"file": recorder.file.name} if error is None else {"error": error}
 
     def dump_stacks(self) -> str | None:
         """Write where each of its processes is, beside its log; the path, or None where that

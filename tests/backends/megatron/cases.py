@@ -37,6 +37,7 @@ from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
 from tests.backends.megatron.saving_cases import saves_fail  # noqa: F401
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
+from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401
 
 if TYPE_CHECKING:

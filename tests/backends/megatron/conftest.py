@@ -26,6 +26,7 @@ from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.mtp_cases import MTP, TRAINED
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
+from tests.backends.megatron.told_cases import told_cases
 from tests.backends.megatron.turns_cases import turns_cases
 
 
@@ -206,14 +207,17 @@ class Worlds:
 
     def _packed(self, which: str) -> list[dict]:
         return [
-            {
-                "name": name,
-                "call": "packed_tokens_differ",
-                "model": self.models["dense"],
-                "layout": layout,
-                "examples": PACKED_EXAMPLES,
-            }
-            for name, layout in PACKED[which].items()
+            *told_cases(which, model=self.models["dense"]),
+            *(
+                {
+                    "name": name,
+                    "call": "packed_tokens_differ",
+                    "model": self.models["dense"],
+                    "layout": layout,
+                    "examples": PACKED_EXAMPLES,
+                }
+                for name, layout in PACKED[which].items()
+            ),
         ]
 
     def _one(self) -> list[dict]:

@@ -1,0 +1,78 @@
+"""`miles profile`: where the time of a run that goes on is spent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from milescli.commands.find_run import find_run
+from milescli.commands.options import RunArgument, verb
+from milescli.console.output import Output
+
+EXAMPLES = [
+    "miles profile quickstart-1",
+    "miles profile quickstart-1 --steps 2 --ranks 0,1 --engines 0",
+    "miles profile quickstart-1 --memory --json",
+]
+StepsToTrace = Annotated[int, typer.Option("--steps", min=1, max=20, help="Steps to look at.")]
+Ranks = Annotated[
+    str, typer.Option("--ranks", metavar="N,N", help="Trainer ranks to trace; '' for none.")
+]
+Engines = Annotated[
+    str | None,
+    typer.Option(
+        "--engines", metavar="N,N", help="Engines to sample; the first by default, '' for none."
+    ),
+]
+Memory = Annotated[bool, typer.Option("--memory", help="Say what is in their memory, too.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "profile", examples=EXAMPLES)(profile)
+
+
+def profile(
+    context: typer.Context,
+    run: RunArgument,
+    steps: StepsToTrace = 2,
+    ranks: Ranks = "0",
+    engines: Engines = None,
+    memory: Memory = False,
+) -> None:
+    """Say where the time of a running run goes: traces of trainer ranks and engines."""
+    wanted_ranks = _numbers(ranks, "--ranks")
+    wanted_engines = None if engines is None else _numbers(engines, "--engines")
+    folder = find_run(run)
+    from milescli.checkpoint.run_dir import open_run
+    from milescli.profiling import request, summary, wait
+
+    output: Output = context.obj
+    opened = open_run(folder)
+    wait.require_running(opened, asked_for=f"miles profile {run} --steps {steps}")
+    plan = wait.plan_of(opened)
+    if wanted_engines is None:
+        wanted_engines = [0] if plan.engines.num else []
+    wait.check(opened, plan, ranks=wanted_ranks, engines=wanted_engines)
+    wanted = request.Request(
+        number=request.next_number(opened),
+        steps=steps,
+        ranks=wanted_ranks,
+        engines=wanted_engines,
+        memory=memory,
+    )
+    state = wait.profiled(opened, wanted, tell=output.note)
+    told = summary.summarise(opened, wanted, state)
+    for error in told.errors:
+        output.warn(error)
+    output.json("profile", asdict(told))
+    output.text("\n".join(told.lines()))
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise typer.BadParameter(f"{option} takes numbers, as {option} 0,1: {text!r}")
+    return sorted({int(part) for part in parts})

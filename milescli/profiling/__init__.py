@@ -1,0 +1,1 @@
+"""Where the time of a running run goes, on request: `miles profile`."""

@@ -1,0 +1,153 @@
+"""A request for a profile, and how far it is, as files in the run's directory: `miles profile`
+writes one, the driver of the run takes it between two steps. All are the owner's alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from milescli.checkpoint.run_dir import RunDir, write_json
+from milescli.core.errors import MachineError, MilesError
+
+REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
+MOST_STEPS = 20
+"""Of one profile: a trace of a step may have a million events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What somebody wants to see."""
+
+    number: int
+    """Of the profile: its folder's name."""
+    steps: int
+    ranks: list[int] = field(default_factory=list)
+    """Trainer ranks that are traced."""
+    engines: list[int] = field(default_factory=list)
+    """Engines that are sampled, by their place in the plan."""
+    memory: bool = False
+    """Say what is in the memory of the ranks, too."""
+
+
+class Progress(StrEnum):
+    """How far a profile is."""
+
+    BEGUN = "begun"
+    """It is being taken."""
+    DONE = "done"
+    ENDED = "ended"
+    """The run ended, or went wrong, in the middle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What the driver says of it."""
+
+    progress: Progress
+    first_step: int
+    """The first that is profiled."""
+    last_step: int
+    """The last that is, once it is done."""
+    seconds: float = 0.0
+    """From the first to the last."""
+    ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By number: `file`, or `error`; `seconds`; `memory`."""
+    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By number: `file`, or `error`."""
+
+
+def request_file(run: RunDir) -> Path:
+    """Where a request waits until it is taken."""
+    return run.profiles_dir / REQUEST
+
+
+def folder_of(run: RunDir, number: int) -> Path:
+    """Of one profile."""
+    return run.profiles_dir / str(number)
+
+
+def ask(run: RunDir, wanted: Request) -> Path:
+    """Leave the request; the folder of the profile, which is made. Raises MilesError where another
+    one waits, MachineError where nothing can be written."""
+    folder = folder_of(run, wanted.number)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        descriptor = os.open(request_file(run), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(wanted)) + "\n")
+    except FileExistsError:
+        raise MilesError(
+            "another profile of this run waits to begin",
+            why=f"{request_file(run)} is there; the run takes it after the step that it is in",
+            fix=["wait, and ask again", f"rm {request_file(run)}   # take that one back"],
+        ) from None
+    except OSError as error:
+        raise MachineError(
+            f"a profile cannot be asked for in {run.shown}",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"ls -ld {run.profiles_dir}   # whose is it?",
+        ) from error
+    return folder
+
+
+def next_number(run: RunDir) -> int:
+    """Of a profile that is not there yet; makes the folder that all are in."""
+    with suppress(OSError):
+        run.profiles_dir.mkdir(mode=0o700, exist_ok=True)
+    numbers = [int(entry.name) for entry in run.profiles_dir.glob("[0-9]*") if entry.is_dir()]
+    return max(numbers, default=0) + 1
+
+
+def take_back(run: RunDir, number: int) -> None:
+    """Nobody waits for it any more: it is not begun, or given up after the step that goes on."""
+    with suppress(OSError):
+        (folder_of(run, number) / CANCELLED).touch(mode=0o600)
+    with suppress(OSError, ValueError):
+        if json.loads(request_file(run).read_text())["number"] == number:
+            request_file(run).unlink()
+
+
+def is_asked(run: RunDir) -> bool:
+    """Whether a request waits: one look at the disk."""
+    return os.path.lexists(run.profiles_dir / REQUEST)
+
+
+def take(run: RunDir) -> Request | None:
+    """The request that waits, which is then gone; None where it is none, or not of this user."""
+    file = request_file(run)
+    try:
+        seen = os.lstat(file)
+        own = stat.S_ISREG(seen.st_mode) and seen.st_uid == os.geteuid()
+        text = file.read_text(encoding="utf-8") if own else ""
+        file.unlink()
+        wanted = Request(**json.loads(text))
+        sound = 0 < wanted.steps <= MOST_STEPS and folder_of(run, int(wanted.number)).is_dir()
+    except (OSError, ValueError, TypeError):
+        return None
+    return wanted if sound and not is_cancelled(run, wanted.number) else None
+
+
+def is_cancelled(run: RunDir, number: int) -> bool:
+    """Whether `take_back` was called."""
+    return (folder_of(run, number) / CANCELLED).exists()
+
+
+def write_state(run: RunDir, number: int, state: State) -> None:
+    """What `miles profile` waits for. A full disk is not the run's business."""
+    with suppress(OSError):
+        write_json(folder_of(run, number) / STATE, asdict(state))
+
+
+def read_state(run: RunDir, number: int) -> State | None:
+    """None: it is not begun."""
+    try:
+        told = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return State(**{**told, "progress": Progress(told["progress"])})

@@ -1,0 +1,149 @@
+"""What a profile says, in figures and in words: read off its traces, and kept beside them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milescli.checkpoint.run_dir import RunDir, write_json
+from milescli.core.units import format_bytes, format_duration
+from milescli.platform.memory_record import last_look
+from milescli.profiling import samples, traces
+from milescli.profiling.request import SUMMARY, Request, State, folder_of
+
+LEAST_SHARE = 0.005
+"""What is told of in words."""
+WORDS = {traces.WAITING: "waiting for rollouts and the driver"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one process did: a line of the page."""
+
+    name: str
+    """rank 0, engine 0."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """0 to 1 by what it did, the largest first."""
+    seconds: float = 0.0
+    largest: dict[str, str] = field(default_factory=dict)
+    """By what it did: the operation, or the function, that took most of it."""
+    file: str | None = None
+    """In the profile's folder: for chrome://tracing, or https://speedscope.app."""
+    error: str | None = None
+    """Why there is nothing to see."""
+    tensors: list[dict[str, Any]] = field(default_factory=list)
+    """With --memory: the largest, by what they are, shape and type."""
+    snapshot: str | None = None
+    """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
+
+    def words(self) -> str:
+        """One line."""
+        if self.error is not None:
+            return f"{self.name}: {self.error}"
+        told = []
+        for what, share in self.shares.items():
+            if share < LEAST_SHARE:
+                continue
+            largest = f" ({self.largest[what]})" if what in self.largest else ""
+            told.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
+        return f"{self.name}: {', '.join(told) or 'nothing was seen'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """All of a profile: summary.json."""
+
+    folder: str
+    first_step: int
+    last_step: int
+    seconds: float
+    parts: list[Part]
+    resident_bytes: dict[str, int] = field(default_factory=dict)
+    """With --memory: what each process on the driver's computer holds, the largest first."""
+
+    @property
+    def errors(self) -> list[str]:
+        """Of what could not be looked at."""
+        return [part.words() for part in self.parts if part.error is not None]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        steps = f"step {self.first_step}"
+        if self.last_step > self.first_step:
+            steps = f"steps {self.first_step} to {self.last_step}"
+        lines = [f"{steps}, {format_duration(self.seconds)}"]
+        for part in self.parts:
+            if part.error is None:
+                lines.append(part.words())
+                lines += [f"  {_tensor(row)}" for row in part.tensors]
+        if self.resident_bytes:
+            held = self.resident_bytes.items()
+            lines.append(
+                "resident: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in held)
+            )
+        files = [name for part in self.parts for name in (part.file, part.snapshot) if name]
+        return [*lines, f"in {self.folder}: {', '.join(files) or 'nothing'}"]
+
+
+def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
+    """Read what was written, and keep what it says as summary.json."""
+    folder = folder_of(run, wanted.number)
+    ranks = sorted(state.ranks.items(), key=lambda item: int(item[0]))
+    engines = sorted(state.engines.items(), key=lambda item: int(item[0]))
+    parts = [_rank(folder, number, told) for number, told in ranks]
+    parts += [_engine(folder, number, told) for number, told in engines]
+    resident = last_look(run.path / "logs" / "latest") if wanted.memory else {}
+    summary = Summary(
+        folder=str(folder),
+        first_step=state.first_step,
+        last_step=state.last_step,
+        seconds=state.seconds,
+        parts=parts,
+        resident_bytes=dict(sorted(resident.items(), key=lambda item: -item[1])),
+    )
+    write_json(folder / SUMMARY, asdict(summary))
+    return summary
+
+
+def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
+    name = f"rank {number}"
+    if "file" not in told:
+        return Part(name=name, error=str(told.get("error")))
+    try:
+        events = traces.read_trace(folder / told["file"])
+    except (OSError, ValueError, KeyError) as error:
+        return Part(name=name, error=f"its trace cannot be read: {type(error).__name__}: {error}")
+    traced = traces.split(events, seconds=float(told["seconds"]))
+    memory = told.get("memory", {})
+    return Part(
+        name=name,
+        shares={kind: own.seconds / traced.seconds for kind, own in traced.kinds.items()},
+        seconds=traced.seconds,
+        largest={
+            kind: f"{own.largest[0]} {own.largest[1]:.2g} s"
+            for kind, own in traced.kinds.items()
+            if own.operations and kind != traces.PYTHON
+        },
+        file=told["file"],
+        tensors=memory.get("tensors", []),
+        snapshot=memory.get("snapshot"),
+    )
+
+
+def _engine(folder: Path, number: str, told: dict[str, Any]) -> Part:
+    name = f"engine {number}"
+    if "file" not in told:
+        return Part(name=name, error=str(told.get("error")))
+    try:
+        seen = samples.split((folder / told["file"]).read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        return Part(name=name, error=f"its record cannot be read: {error}")
+    if not seen.num_samples:
+        return Part(name=name, error="py-spy saw nothing of its scheduler", file=told["file"])
+    return Part(name=name, shares=seen.shares, largest=seen.functions, file=told["file"])
+
+
+def _tensor(row: dict[str, Any]) -> str:
+    size, kind = format_bytes(row["size_bytes"]), f"{row['dtype']} on {row['device']}"
+    return f"{size:>10}  {row['what']}, {row['count']} of {row['shape']} {kind}"

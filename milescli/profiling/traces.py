@@ -1,0 +1,146 @@
+"""A trace that torch's profiler wrote of a trainer rank -> seconds by what was done. Pure; reads
+the JSON of Chrome's trace viewer."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MATMUL, ATTENTION, OPTIMIZER, COLLECTIVES = "matmul", "attention", "optimizer", "collectives"
+WEIGHTS, PYTHON, OTHER, WAITING = "sending weights", "Python", "other operations", "waiting"
+DEVICE_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what a GPU does, in a trace."""
+OURS = "miles: "
+"""How ranges of the rank's own calls begin."""
+_OF_COLLECTIVES = ("nccl", "gloo:", "c10d::", "rccl")
+_THAT_WAIT = ("parallelregion", "asynccommunication")
+"""In names of Megatron's functions that wait for other ranks; products in them count as such."""
+_OF_ATTENTION = ("attention", "flash", "fmha", "deltarule", "attn", "ssd")
+_OF_MATMUL = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::matmul")
+_OF_MATMUL += ("linear", "gemm", "cutlass", "cublas", "convolution", "conv2d", "nvjet", "cijk")
+_OF_OPTIMIZER = ("optimizer.", "multi_tensor", "fused_adam", "adamw")
+
+
+@dataclass(slots=True)
+class Kind:
+    """One kind of work."""
+
+    seconds: float = 0.0
+    operations: dict[str, float] = field(default_factory=dict)
+    """Name -> seconds that it took itself."""
+
+    @property
+    def largest(self) -> tuple[str, float]:
+        """The operation that took longest."""
+        return max(self.operations.items(), key=lambda item: item[1], default=("", 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """Where the time of a rank went."""
+
+    seconds: float
+    """From the beginning of the trace to its end."""
+    kinds: dict[str, Kind]
+    """By what was done, the longest first; together as long as the trace."""
+    is_device: bool
+    """Of a GPU's kernels; else of the operations of the rank's process."""
+
+
+def read_trace(file: Path) -> list[dict[str, Any]]:
+    """Its events that take time. Raises OSError or ValueError where it is none."""
+    with gzip.open(file, "rt", encoding="utf-8", errors="replace") as text:
+        events = json.load(text)["traceEvents"]
+    return [event for event in events if event.get("ph") == "X"]
+
+
+def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> Traced:
+    """`seconds`: of the whole trace. What is left of it is waiting: for rollouts, for the driver,
+    on a GPU for the rank's process, too."""
+    device = [event for event in events if event.get("cat") in DEVICE_KINDS]
+    kinds = _of_device(device) if device else _of_process(events)
+    busy = _union(device) if device else sum(kind.seconds for kind in kinds.values())
+    kinds[WAITING] = Kind(max(seconds - busy, 0.0))
+    ordered = sorted(kinds.items(), key=lambda item: -item[1].seconds)
+    return Traced(seconds=seconds, kinds=dict(ordered), is_device=bool(device))
+
+
+def _of_device(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
+    """Kernels on several streams count each; there are few at once."""
+    kinds: dict[str, Kind] = {}
+    for event in events:
+        name = str(event["name"])
+        kind = "copies" if event["cat"] != "kernel" else kind_of([name])
+        _add(kinds, kind, name, float(event["dur"]) / 1e6)
+    return kinds
+
+
+def _of_process(events: Iterable[Mapping[str, Any]]) -> dict[str, Kind]:
+    """Of each event the time in which none within it ran, by what it is within."""
+    kinds: dict[str, Kind] = {}
+    threads: dict[object, list[Mapping[str, Any]]] = {}
+    for event in events:
+        if event.get("cat") in ("cpu_op", "user_annotation"):
+            threads.setdefault(event.get("tid"), []).append(event)
+    main = max(threads.values(), key=_time_within, default=[])
+    for names, own in _self_times(main):
+        _add(kinds, kind_of(names), names[-1], own / 1e6)
+    return kinds
+
+
+def _time_within(events: Sequence[Mapping[str, Any]]) -> float:
+    return sum(float(e["dur"]) for e in events if str(e["name"]).startswith(OURS))
+
+
+def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str], float]]:
+    """(names from the outermost to the event itself, microseconds of its own), of one thread."""
+    open_: list[tuple[str, float, list[float]]] = []
+
+    def close() -> tuple[list[str], float]:
+        name, _, left = open_.pop()
+        return [*(one[0] for one in open_), name], max(left[0], 0.0)
+
+    for event in sorted(events, key=lambda one: (float(one["ts"]), -float(one["dur"]))):
+        start, length = float(event["ts"]), float(event["dur"])
+        while open_ and open_[-1][1] <= start + 1e-3:
+            yield close()
+        if open_:
+            open_[-1][2][0] -= length
+        open_.append((str(event["name"]), start + length, [length]))
+    while open_:
+        yield close()
+
+
+def kind_of(names: Sequence[str]) -> str:
+    """Of an operation, by its own name and by those that it is within, the outermost first."""
+    for name in reversed([name.lower() for name in names]):
+        if name.startswith(_OF_COLLECTIVES) or any(part in name for part in _THAT_WAIT):
+            return COLLECTIVES
+        if any(part in name for part in _OF_ATTENTION):
+            return ATTENTION
+        if any(part in name for part in _OF_MATMUL):
+            return MATMUL
+        if any(part in name for part in _OF_OPTIMIZER):
+            return OPTIMIZER
+        if name.startswith(OURS + "publishing"):
+            return WEIGHTS
+    return PYTHON if names[-1].startswith(OURS) else OTHER
+
+
+def _add(kinds: dict[str, Kind], kind: str, name: str, seconds: float) -> None:
+    own = kinds.setdefault(kind, Kind())
+    own.seconds += seconds
+    own.operations[name] = own.operations.get(name, 0.0) + seconds
+
+
+def _union(events: Iterable[Mapping[str, Any]]) -> float:
+    """Seconds in which at least one of them ran."""
+    total, until = 0.0, float("-inf")
+    for start, length in sorted((float(e["ts"]), float(e["dur"])) for e in events):
+        total += max(start + length - max(start, until), 0.0)
+        until = max(until, start + length)
+    return total / 1e6

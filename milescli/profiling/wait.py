@@ -1,0 +1,153 @@
+"""Asks a run that goes on for a profile, and waits for it: the part of `miles profile` before there
+is anything to show."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, is_locked, resume_command, step_saved
+from milescli.core.errors import MilesError, RecipeError, WaitTimeout
+from milescli.core.units import format_duration
+from milescli.plan.types import Plan
+from milescli.profiling import request as files
+from milescli.profiling.request import Progress, Request, State
+
+POLL_S = 0.25
+LEAST_BOUND_S = 300.0
+"""Without any word of the run: an evaluation or a save may take so long."""
+STEPS_OF_SILENCE = 5.0
+"""Or so many times its last step."""
+TAIL_BYTES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How a run gets on, as its events say."""
+
+    step: int | None
+    """Done last; None: none is yet."""
+    step_s: float
+    """That it took; 0: unknown."""
+    silent_s: float
+    """Since its last event."""
+
+    @property
+    def bound_s(self) -> float:
+        """How long nothing may be heard of it."""
+        return max(LEAST_BOUND_S, STEPS_OF_SILENCE * self.step_s)
+
+    def told(self) -> str:
+        """For people."""
+        if self.step is None:
+            return f"it has not done a step yet, and last spoke {self.silent_s:.0f} s ago"
+        last = f"step {self.step}, which took {format_duration(self.step_s)}"
+        return f"it last did {last}, and spoke {self.silent_s:.0f} s ago"
+
+
+def require_running(run: RunDir, *, asked_for: str) -> None:
+    """Raises MilesError where no driver works on it."""
+    if run.attempts() and run.verdict() is None and is_locked(run):
+        return
+    verdict = run.verdict()
+    outcome = str(verdict["outcome"]) if verdict else "has not begun"
+    events = list(run.events())
+    totals = [int(str(e["num_steps"])) for e in events if e.get("event") in STEP_EVENTS]
+    saved, num_steps = step_saved(events), totals[-1] if totals else None
+    raise MilesError(
+        f"run `{run.name}` is not running",
+        why=f"a profile is taken of steps that are done; its last attempt: {outcome}",
+        fix=[resume_command(run.shown, step=saved, num_steps=num_steps), f"then: {asked_for}"],
+    )
+
+
+def plan_of(run: RunDir) -> Plan:
+    """What it runs by."""
+    return Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
+
+
+def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> None:
+    """Raises RecipeError where the run has no such rank or engine."""
+    counts = (
+        ("trainer rank", "--ranks", ranks, plan.trainer.world_size),
+        ("engine", "--engines", engines, plan.engines.num),
+    )
+    for what, option, asked, count in counts:
+        if wrong := [number for number in asked if not 0 <= number < count]:
+            there = f"0 to {count - 1}" if count else "none"
+            raise RecipeError(
+                f"run `{run.name}` has no {what} {wrong[0]}",
+                why=f"its plan has {count}: {there}",
+                fix=f"{option} 0" if count else f"leave {option} out",
+            )
+
+
+def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
+    """Ask, and wait until it is done. Whatever ends the wait before takes the request back. Raises
+    MilesError where the run ends in the middle, or another request waits; WaitTimeout where nothing
+    is heard of it."""
+    files.ask(run, wanted)
+    try:
+        return _wait(run, wanted, tell=tell)
+    except BaseException:
+        files.take_back(run, wanted.number)
+        raise
+
+
+def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
+    began, told = time.monotonic(), None
+    tell(f"asked {run.name} for {wanted.steps} steps; {pace(run).told()}")
+    while True:
+        is_alive = is_locked(run)  # looked at first: what a driver wrote last is there by then
+        state = files.read_state(run, wanted.number)
+        if state is not None and state.progress is Progress.DONE:
+            return state
+        if not is_alive or (state is not None and state.progress is Progress.ENDED):
+            raise MilesError(
+                f"run `{run.name}` ended before the profile was done",
+                why="its driver is gone" if not is_alive else "its attempt went wrong",
+                fix=[f"miles why {run.shown}", f"miles resume {run.shown}"],
+            )
+        now = pace(run)
+        if state is not None and told is None:
+            told = f"profiling from step {state.first_step} on"
+            tell(told)
+        silent_s = min(now.silent_s, time.monotonic() - began)
+        if silent_s > now.bound_s:
+            raise WaitTimeout(
+                f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
+                f"{'end' if state else 'begin'} profile {wanted.number}",
+                why=f"{now.told()}; the bound is {now.bound_s:.0f} s without a word of it",
+                fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
+            )
+        time.sleep(POLL_S)
+
+
+def pace(run: RunDir) -> Pace:
+    """Of the end of its events alone: a long run has many."""
+    step, step_s, silent_s = None, 0.0, 0.0
+    try:
+        silent_s = max(time.time() - run.events_file.stat().st_mtime, 0.0)
+        lines = _tail(run.events_file)
+    except OSError:
+        lines = []
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:  # the first of them is torn
+            continue
+        if event.get("event") in STEP_EVENTS:
+            step = int(event["step"])
+            step_s = float(event.get("step_s") or event.get("seconds", {}).get("step_s", 0.0))
+            break
+    return Pace(step=step, step_s=step_s, silent_s=silent_s)
+
+
+def _tail(file: Path) -> list[bytes]:
+    with file.open("rb") as events:
+        events.seek(max(events.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+        return events.read().splitlines()
