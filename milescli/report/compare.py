@@ -6,11 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from milescli.report.charts import column
 from milescli.report.differ import Differing, differences, rewards_differ
-from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
+from milescli.report.held_out import NO_DIFFERENCE, HeldOut, held_out_of
 from milescli.report.series import (
     FEWEST_STEPS,
     LEVEL,
@@ -23,13 +22,11 @@ from milescli.report.series import (
     reached,
 )
 from milescli.report.subject import Subject
-from milescli.rollout.chance import Difference, compared, in_words
 
 ONE_EACH = (
     "This is one run of each: the tests say whether these two runs differ, not whether two others "
     "with other seeds would."
 )
-NO_DIFFERENCE = "no difference that the data can show"
 _BY = (
     "by a t-test of the mean difference whose variance takes in that neighbouring steps are alike "
     "(EWC; Lazarus, Lewis, Stock and Watson 2018)"
@@ -57,28 +54,6 @@ class CurveComparison:
     a_reached: int | None
     b_reached: int | None
     """Step at which each does."""
-    short: str
-    """Who is better."""
-    sentence: str
-    """And by how much."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """One set of prompts that both were asked."""
-
-    set: str
-    """heldout: the runs' own."""
-    a_step: int
-    b_step: int
-    a_accuracy: float
-    b_accuracy: float
-    """Over the prompts that both were asked."""
-    num_other: int
-    """Prompts that only one was asked."""
-    asked_otherwise: Sequence[str]
-    """Keys by which the two were asked otherwise."""
-    difference: Difference
     short: str
     """Who is better."""
     sentence: str
@@ -127,7 +102,7 @@ class RunsCompared:
     @property
     def is_seen(self) -> bool:
         """Some difference is more than chance."""
-        p_values = [one.difference.p_value for one in self.held_out[:1]]
+        p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
             p_values.append(self.curve.difference.p_value)
         return any(p_value < 1 - LEVEL for p_value in p_values)
@@ -152,15 +127,10 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
         )
     elif a.learns_from_rows != b.learns_from_rows:
         notes.append("Curves were not compared: one learns from rows, and the other by rollouts.")
-        held_out = _held_out(a, b, a_name, b_name)
+        held_out = held_out_of(a, b, names=(a_name, b_name))
     else:
         curve = _curve(a, b, a_name, b_name)
-        held_out = _held_out(a, b, a_name, b_name)
-    notes += [
-        f"On `{one.set}` the two were asked otherwise, by {', '.join(one.asked_otherwise)}."
-        for one in held_out
-        if one.asked_otherwise
-    ]
+        held_out = held_out_of(a, b, names=(a_name, b_name))
     if a.adapters or b.adapters:
         notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
     return RunsCompared(
@@ -228,59 +198,6 @@ def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str,
     if not difference.is_seen:
         return f"{NO_DIFFERENCE}."
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."
-
-
-def _held_out(a: Subject, b: Subject, a_name: str, b_name: str) -> list[HeldOut]:
-    of_a, of_b = evaluation_files(a.run), evaluation_files(b.run)
-    held = []
-    for name in sorted({name for name, _ in of_a} & {name for name, _ in of_b}):
-        steps = [sorted(step for own, step in of if own == name) for of in (of_a, of_b)]
-        common = sorted({*steps[0]} & {*steps[1]})
-        at = (common[-1], common[-1]) if common else (steps[0][-1], steps[1][-1])
-        files = of_a[name, at[0]], of_b[name, at[1]]
-        one, other = map(rewards_by_prompt, files)
-        keys = [key for key in one if key in other]
-        if not keys:
-            continue
-        rewards = [one[key] for key in keys], [other[key] for key in keys]
-        difference = compared(*rewards)
-        held.append(
-            HeldOut(
-                set=name or "heldout",
-                a_step=at[0],
-                b_step=at[1],
-                a_accuracy=math.fsum(rewards[0]) / len(keys),
-                b_accuracy=math.fsum(rewards[1]) / len(keys),
-                num_other=len(one) + len(other) - 2 * len(keys),
-                asked_otherwise=_asked_otherwise(files, a, b),
-                difference=difference,
-                short=_held_short(name, at, difference, names=(a_name, b_name)),
-                sentence=f"{_where(name, at).capitalize()}: "
-                + in_words(difference, a=a_name, b=b_name),
-            )
-        )
-    return held
-
-
-def _asked_otherwise(files: tuple[Path, Path], a: Subject, b: Subject) -> list[str]:
-    one, other = (
-        asked_by(file, subject.facts.recipe) for file, subject in zip(files, (a, b), strict=True)
-    )
-    return [key for key in one if one[key] != other[key]]
-
-
-def _where(name: str, at: tuple[int, int]) -> str:
-    what = f"`{name}`" if name else "held-out prompts"
-    return f"{what} at step{f' {at[0]}' if at[0] == at[1] else f's {at[0]} and {at[1]}'}"
-
-
-def _held_short(
-    name: str, at: tuple[int, int], difference: Difference, *, names: tuple[str, str]
-) -> str:
-    is_seen = difference.p_value < 1 - LEVEL
-    winner = names[0] if difference.estimate.value > 0 else names[1]
-    said = f"{winner} is better" if is_seen else NO_DIFFERENCE
-    return f"{_where(name, at).capitalize()}: {said}."
 
 
 def _speed(a: Subject, b: Subject, a_name: str, b_name: str) -> Speed | None:
