@@ -17,6 +17,9 @@ from milescli.report.markup import Markup, el, joined, table
 from milescli.report.said import accuracy, duration, figure, per_second, share, steps
 from milescli.report.subject import Subject
 
+_BAR_WIDTH = 520
+"""Pixels: its words are to be read on a phone."""
+
 
 def verdict_card(verdict: Verdict) -> Markup:
     """The headline, and what was found."""
@@ -135,9 +138,10 @@ def where_time_goes(subject: Subject, charts: Sequence[Chart]) -> Markup:
                 for phase in told["phases"]
             ],
             title="A step, mean of the newest ones",
+            width=_BAR_WIDTH,
             is_inline=True,
         )
-        parts.append(el("figure", Markup(bar)))
+        parts.append(el("figure", Markup(bar), cls="bar"))
     if told["waits"]:
         rows = [
             (one["who"], one["for_whom"], duration(one["seconds"]), share(one["share"]))
