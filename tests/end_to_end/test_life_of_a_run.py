@@ -129,6 +129,21 @@ def test_a_run_is_on_one_screen_with_its_verdict(workplace: Workplace, whole) ->
     assert told["verdict"]["headline"].startswith("Too early to say: reward 0.66")
 
 
+def test_a_run_is_one_file_that_tells_no_place_of_the_machine(workplace: Workplace, whole) -> None:
+    said = workplace.miles("report", "whole", "--to", "whole.html", "--json")
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    assert told["curve"]["steps"] == [1, 2, 3, 4, 5, 6]
+    assert told["curve"]["values"][0] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
+    assert [one["step"] for one in told["samples"]] == [1, 4, 6]
+    assert told["evaluations"][-1]["interval"] is not None
+    page = (workplace.folder / "whole.html").read_text()
+    assert str(workplace.folder) not in page and "Versions and machine" in page
+    same = workplace.miles("report", "whole", "whole")
+    assert same.code == 0, same
+    assert "no difference that the data can show" in same.out and "are alike" in same.out
+
+
 def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace, whole) -> None:
     sets = ("eval.engines=own", "eval.every=1", "weights.verify=true")
     words = [word for setting in sets for word in ("--set", setting)]
