@@ -36,7 +36,7 @@ def recipe(folder: Path, base: Path, steps: int) -> dict[str, object]:
         "rollout": {"max_response_tokens": 32, "reward": "gsm8k"},
         "train": {"steps": steps, "lora": {"rank": 16}, "optimizer": {"lr": 3e-3}},
         "checkpoint": {"every": 0},
-        "run": {"dir": str(folder / "runs"), "tensorboard": False},
+        "run": {"dir": str(folder / "runs"), "trackers": []},
     }
 
 

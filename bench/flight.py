@@ -65,7 +65,7 @@ def recipe(folder: Path, *, side: str, steps: int, staleness: int) -> dict[str, 
         "engines": {"num": 1, "placement": "split"},
         "checkpoint": {"every": 0},
         "machine": {"cpu_threads": 1},
-        "run": {"dir": str(folder / "runs"), "tensorboard": False},
+        "run": {"dir": str(folder / "runs"), "trackers": []},
     }
 
 

@@ -24,6 +24,7 @@ VERBS = (
     "doctor",
     "recipes",
     "runs",
+    "ui",
     "help",
 )
 

@@ -109,11 +109,6 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
-    def tensorboard_dir(self) -> Path:
-        """The same scalars for TensorBoard."""
-        return self.path / "tensorboard"
-
-    @property
     def picture_file(self) -> Path:
         """The last frame of a run that ended well."""
         return self.path / "run.svg"
@@ -195,6 +190,13 @@ class RunDir:
         fresh.symlink_to(folder.name)
         fresh.replace(latest)
         return folder
+
+    def tracking_id(self) -> str:
+        """By which trackers know it among all runs, in all its attempts; made at the first."""
+        file = self.path / ".tracking-id"
+        if not file.exists():
+            file.write_text(f"{self.full_name}-{secrets.token_hex(4)}\n", encoding="utf-8")
+        return file.read_text(encoding="utf-8").strip()
 
     def eval_log_dir(self) -> Path:
         """A log folder for `miles eval`, made where it is missing."""

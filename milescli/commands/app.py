@@ -35,6 +35,7 @@ from milescli.commands import (
     resume,
     runs,
     status,
+    ui,
     why,
 )
 from milescli.commands.crash import write_crash_report
@@ -56,6 +57,7 @@ miles {version}: post-train language models with reinforcement learning
   miles launch --recipe quickstart    train
   miles runs                          what was trained
   miles status RUN --watch            is it learning, where is the time?
+  miles ui                            a live page of it, in your browser
   miles report RUN --to FILE.html     one file to show around; of two runs: compared
   miles why RUN                       what ended it
   miles profile RUN                   where its time goes, while it runs
@@ -91,7 +93,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, status, report, why, profile, doctor, help),
+    *(runs, status, ui, report, why, profile, doctor, help),
 ):
     module.register(app)
 

@@ -13,7 +13,7 @@ PLUGGED = (
     *("train.correction.kind", "train.aggregation", "train.optimizer.schedule"),
     *("train.optimizer.rule", "model.layer_spec", "eval.function", "eval.metrics"),
     *("weights.channel", "weights.format", "rollout.tools", "data.prompts"),
-    "rollout.environment.name",
+    *("rollout.environment.name", "run.trackers"),
 )
 """Keys that take the name of something that ships, or an import path."""
 

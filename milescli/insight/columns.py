@@ -7,46 +7,6 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-_SECTIONS = {
-    "rollout": "rollout",
-    "seconds": "time",
-    "publish": "publish",
-    "flow": "flow",
-}
-"""Part of a StepDone -> the first part of its figures' names."""
-_NOT_FIGURES = ("reward_parts", "figures", "reward_histogram")
-_SPEEDS = ("rollout_tokens_per_s", "train_tokens_per_s")
-_ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
-
-Record = Mapping[str, Any]
-"""An event as events.jsonl holds it: its class under `event`, when under `time`."""
-
-
-def step_figures(record: Record) -> dict[str, float]:
-    """name -> value of a StepDone or RowStepDone, by the names of metrics.jsonl. What is no number
-    is left out."""
-    report = record["report"]
-    told = {f"train/{name}": value for name, value in report.items() if name != "figures"}
-    told |= {f"train/{name}": value for name, value in report.get("figures", {}).items()}
-    if record["event"] == "RowStepDone":
-        # nobody sampled these tokens, so that nobody can differ about them
-        told = {name: value for name, value in told.items() if "logprob" not in name}
-        told |= {f"time/{name}": record[name] for name in _ROW_SECONDS}
-        told["train/epoch"] = record["epoch"]
-        told["speed/train_tokens_per_s"] = record["tokens_per_s"]
-    else:
-        for part, word in _SECTIONS.items():
-            for name, value in record.get(part, {}).items():
-                if name not in _NOT_FIGURES:
-                    told[f"{word}/{name}"] = value
-        rollout = record["rollout"]
-        told |= {f"reward/{name}": value for name, value in rollout["reward_parts"].items()}
-        told |= {f"agent/{name}": value for name, value in rollout.get("figures", {}).items()}
-        told |= {f"speed/{name}": record[name] for name in _SPEEDS}
-        told["weights/version"] = record["version"]
-    return {name: value for name, value in told.items() if isinstance(value, int | float)}
 
 
 class Columns:

@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from milescli.insight.columns import Columns, Record, step_figures
+from milescli.core.scalars import Record, scalars_in
+from milescli.insight.columns import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,8 @@ class History:
             self.evaluations = [one for one in self.evaluations if one.step < step]
             self.validations = [one for one in self.validations if one.step < step]
             self.reward_histograms = [one for one in self.reward_histograms if one[0] < step]
-        self.columns.add(step, step_figures(record), time_s=time_s)
+        _, figures = scalars_in(record) or (step, {})
+        self.columns.add(step, figures, time_s=time_s)
         if counts := record.get("rollout", {}).get("reward_histogram"):
             self.reward_histograms.append((step, tuple(counts)))
 

@@ -1,5 +1,5 @@
-"""The tables of docs/algorithms.md, docs/extending.md, docs/rewards.md and CONTRIBUTING.md, from
-the same registries as the program; what people wrote between them is kept.
+"""The tables of docs/algorithms.md, docs/extending.md, docs/metrics.md, docs/rewards.md and
+CONTRIBUTING.md, from the same registries as the program; what people wrote between them is kept.
 
 `python -m milescli.listings.pages --write`."""
 
@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from milescli.core.metric_names import METRICS, Metric
 from milescli.core.registry import Registry
 from milescli.listings.algorithms import AlgorithmRow, algorithm_rows
 from milescli.listings.plug_points import POINTS
 from milescli.recipe.algorithms import Setting
 from milescli.rollout.rewards import REWARDS
+from milescli.trackers.prometheus import PHASES, families, family_of
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS
@@ -109,6 +111,34 @@ def _home(registry: Registry) -> str:
     return " and ".join(f"`{parent.replace('.', '/')}/`" for parent in sorted(parents))
 
 
+def _metrics() -> Iterator[str]:
+    yield "| name | unit | what it is | when it is there | in Prometheus |"
+    yield "|---|---|---|---|---|"
+    for metric in METRICS:
+        cells = (f"`{metric.name}`", metric.unit, metric.about, metric.when, _series(metric))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _series(metric: Metric) -> str:
+    family = family_of(metric)
+    if family.name == PHASES:
+        phase = metric.name.partition("/")[2].removesuffix("_s")
+        return f'`{family.name}{{phase="{phase}"}}`'
+    return f"`{family.name}{{name=...}}`" if family.labels else f"`{family.name}`"
+
+
+def _families() -> Iterator[str]:
+    """Those that no scalar of a step makes."""
+    yield "| metric | kind | what it is |"
+    yield "|---|---|---|"
+    of_scalars = {family_of(metric).name for metric in METRICS} - {PHASES}
+    for name, family in families().items():
+        if name not in of_scalars:
+            labels = f"{{{', '.join(f'{label}=...' for label in family.labels)}}}"
+            shown = name + labels if family.labels else name
+            yield f"| `{shown}` | {family.kind} | {family.about} |"
+
+
 def _short(key: str) -> str:
     return key.removeprefix("train.")
 
@@ -123,6 +153,7 @@ PAGES: dict[Path, Blocks] = {
     _DOCS / "algorithms.md": {"rows": _rows, "pieces": _pieces},
     _DOCS / "rewards.md": {"rewards": _rewards},
     _DOCS / "extending.md": {"plug points": _plug_points},
+    _DOCS / "metrics.md": {"metrics": _metrics, "families": _families},
     _DOCS.parent / "CONTRIBUTING.md": {"places": _places},
 }
 

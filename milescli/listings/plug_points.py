@@ -17,6 +17,7 @@ from milescli.rollout.selection import SELECTIONS
 from milescli.rollout.shaping import SHAPINGS
 from milescli.rollout.tasks import ROWS
 from milescli.runtime.user_hooks import HOOKS
+from milescli.trackers.base import TRACKERS
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS
@@ -292,6 +293,25 @@ POINTS = (
         about="makes what engines are sent of a tensor of the model",
         contract="milescli.weights.formats:check_format",
         body='"""As it is."""\nreturn [(name, tensor)]',
+    ),
+    PlugPoint(
+        key="run.trackers",
+        registry=TRACKERS,
+        gives="Tracker",
+        about="is told of every step, evaluation and event, in a thread of its own; a class with "
+        "`log`, `event` and `close`",
+        contract="milescli.trackers.contract:check_tracker",
+        base="object",
+        body='"""Prints the reward."""\n\n'
+        "def __init__(self, *, run):\n"
+        "    self.name = run.name\n\n"
+        "def log(self, step, scalars):\n"
+        "    if (reward := scalars.get('rollout/reward_mean')) is not None:\n"
+        "        print(f'{self.name} step {step}: {reward:.3f}')\n\n"
+        "def event(self, record):\n"
+        '    """Says nothing of what has no numbers."""\n\n'
+        "def close(self, outcome):\n"
+        "    print(f'{self.name}: {outcome}')",
     ),
     PlugPoint(
         key="run.hooks.all_samples",

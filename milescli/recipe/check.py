@@ -21,6 +21,7 @@ from milescli.recipe.check_mtp import check_mtp
 from milescli.recipe.check_rewards import check_rewards
 from milescli.recipe.check_rows import check_rows
 from milescli.recipe.check_speculative import check_speculative
+from milescli.recipe.check_trackers import check_trackers
 from milescli.recipe.data_files import FIELDS, check_names
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
@@ -46,6 +47,7 @@ def check(recipe: Recipe, origins: Origins) -> list[str]:
     check_lora(recipe)
     check_mtp(recipe)
     check_draft(recipe)
+    check_trackers(recipe.run)
     doubts = [text for doubt in _DOUBTS if (text := doubt(recipe))]
     doubts += [*doubts_about_keys(recipe), *doubts_about_algorithm(recipe)]
     return [*doubts, *doubts_about_flight(recipe)]

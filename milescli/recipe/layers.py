@@ -15,6 +15,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe import reader
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode
+from milescli.recipe.renamed import readable, translated
 from milescli.recipe.typed import typed_value
 
 ENV_PREFIX = "MILES_"
@@ -88,7 +89,7 @@ def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, 
         if only and name not in only and (name in sections() or name in keys()):
             raise _hyperparameter(name, where=where, remedy=f"take `{name}` out of {source}")
         _flatten(node, name, table, source=source, layer=layer, only=only)
-    return table
+    return translated(table)
 
 
 def from_env(environ: Mapping[str, str]) -> Table:
@@ -99,7 +100,7 @@ def from_env(environ: Mapping[str, str]) -> Table:
         if name is None or not text:
             continue
         section = name.split(".")[0]
-        if name not in keys() or section not in SETTINGS:
+        if name not in readable() or section not in SETTINGS:
             if section not in SETTINGS and nearest_key(name) in keys():
                 raise _hyperparameter(name, where=variable, remedy=f"unset {variable}", value=text)
             guess = nearest_key(name, within=SETTINGS)
@@ -116,11 +117,11 @@ def from_env(environ: Mapping[str, str]) -> Table:
                 why="section and key are separated by two underscores",
                 fix=f"unset {variable}; export {_variable_of_key(name)}={text}",
             )
-        node = _parse_value(text, keys()[name], source=variable)
+        node = _parse_value(text, readable()[name], source=variable)
         table[name] = KeyValue(
             value=node.value, text=text, origin=Origin(layer=SettingsLayer.ENV, where=variable)
         )
-    return table
+    return translated(table)
 
 
 def from_ray_environment(environ: Mapping[str, str]) -> Table:
@@ -152,7 +153,7 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
                 fix=f"--set {guess or 'train.steps'}={value or 'VALUE'}",
             )
         _add_override(table, name.strip(), value.strip(), option=f"--set {text}")
-    return table
+    return translated(table)
 
 
 def merge(layers: Iterable[Table]) -> Table:
@@ -181,7 +182,7 @@ def merge(layers: Iterable[Table]) -> Table:
 
 def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
     origin = Origin(layer=SettingsLayer.SET, where=option)
-    if name not in keys() and name not in sections():
+    if name not in readable() and name not in sections():
         raise unknown_key(name, where=f"`{option}`", fix=lambda guess: f"--set {guess}={text}")
     changes: Table = {}
     if name in sections():
@@ -196,7 +197,7 @@ def _add_override(table: Table, name: str, text: str, *, option: str) -> None:
             origin=origin,
         )
     else:
-        node = _parse_value(text, keys()[name], source=f"`{option}`")
+        node = _parse_value(text, readable()[name], source=f"`{option}`")
         changes[name] = KeyValue(value=node.value, text=text, origin=origin)
     for key, entry in changes.items():
         _refuse_conflict(table, key, entry)
@@ -258,9 +259,9 @@ def _flatten(
 ) -> None:
     where = f"{source}:{node.line}" if origin is None else source
     said_by = origin or Origin(layer=layer, where=where)
-    if name in keys():
+    if name in readable():
         table[name] = KeyValue(
-            value=typed_value(node, keys()[name]),
+            value=typed_value(node, readable()[name]),
             text=node.text,
             origin=said_by,
             comment=node.comment,

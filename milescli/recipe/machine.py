@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from milescli.recipe.section import NonNegative, Positive, PositiveFloat, Section
 
 
@@ -62,10 +64,15 @@ class RunSettings(Section):
     dir: str = "runs"
     """Folder that run directories are made in."""
     seed: NonNegative = 0
-    tensorboard: bool = True
-    """Log to TensorBoard, in the run directory."""
-    wandb_project: str | None = None
-    """Log to this project of Weights & Biases too; the key comes from WANDB_API_KEY alone."""
+    trackers: list[str] = Field(default=["tensorboard"])
+    """What is told of every step, evaluation and event (docs/metrics.md): tensorboard (in the run
+    directory), wandb, mlflow, trackio, opentelemetry; or import paths `mypkg.trackers:Mine`.
+    Addresses and keys come from the environment alone, as each of them names its variables."""
+    project: str = "miles"
+    """What trackers keep the run under."""
+    metrics_address: str | None = None
+    """HOST:PORT, as 127.0.0.1:9464, where Prometheus is served `/metrics` while the run goes on;
+    port 0: any that is free, which the run says. null: nothing listens."""
     keep_groups: NonNegative = 4
     """Groups of each step that are kept in rollouts/, to read token by token."""
     hooks: HookSettings = HookSettings()

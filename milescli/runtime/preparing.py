@@ -22,6 +22,7 @@ from milescli.runtime.planning import as_fetched
 from milescli.runtime.plugins import check_at_once, load_train_plugins
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.tracking import require_tracking
 
 if TYPE_CHECKING:
     from milescli.checkpoint.store import StoredCheckpoint
@@ -65,6 +66,7 @@ class Recipes:
             check_at_once(one.recipe)
             require_files(one.recipe.data)
         require_model(self.loaded.recipe.model)
+        require_tracking(self.loaded.recipe.run)
 
     def load_plugins(self) -> None:
         """Those of the trainer's ranks. Raises RecipeError."""

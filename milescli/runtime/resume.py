@@ -26,6 +26,7 @@ from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_al
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.tracking import require_tracking
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest
@@ -60,6 +61,7 @@ def resume(
         wished, recipes = loaded, Recipes.of(loaded, steps=steps)
         with adapter_runs(run, recipes) as runs, ExitStack() as held:
             pasts, are_done = _pasts(run, runs, recipes, output=output)
+            require_tracking(loaded.recipe.run)
             loaded, nodes = nodes_that_are_left(loaded, output=output)
             recipes = Recipes.of(loaded, steps=steps).but(are_done)
             facts = planned_facts(loaded.recipe)

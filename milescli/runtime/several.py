@@ -145,7 +145,7 @@ class AdapterAttempt(ReinforceAttempt):
     def __init__(self, name: str, spec: RunSpec, whole: SeveralAttempt) -> None:
         """`whole`: whose processes it has in common with the others."""
         bus = EventBus()
-        observe.attach(bus, spec.run, spec.recipe.run)
+        observe.attach(bus, spec.run)
         bus.listeners.append(_passed_on(name, whole.bus))
         super().__init__(spec, session=whole.session, bus=bus)
         self.name, self._whole = name, whole

@@ -47,6 +47,7 @@ from milescli.runtime.session import open_session
 from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import ended_now
+from milescli.runtime.tracking import tracked
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -103,12 +104,15 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, recipe.run, has_scalars=not spec.adapters)
+    observe.attach(bus, run, has_scalars=not spec.adapters)
     judge = Judge(run, bus)
     bus.listeners.append(judge)
-    with LiveRun(output, name=run.name) as live:
+    with (
+        tracked(spec, bus=bus, output=output) as tracking,
+        LiveRun(output, name=run.name) as live,
+    ):
         bus.listeners.append(live)
-        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session:
+        with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
             attempt = _kind_of(spec)(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())

@@ -13,9 +13,9 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import Event
 from milescli.core.examples import example_groups
 from milescli.core.registry import Registry
+from milescli.core.scalars import scalars_of
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-from milescli.runtime.observe import scalars_of
 
 LANE = "hooks"
 """What a hook waits for does not hold up a filter."""

@@ -38,7 +38,7 @@ rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16,
 train: {steps: 6, optimizer: {lr: 3e-4}}
 eval: {num_prompts: 8}
 checkpoint: {every: 3, keep: 4}
-run: {tensorboard: false}
+run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
 """`cpu_threads: 1`: sums over threads have a fixed order, and parallel tests of a small machine do

@@ -41,7 +41,7 @@ train: {steps: 2, optimizer: {lr: 1e-3}, lora: {experts: shared_outer}}
 weights: {verify: true}
 checkpoint: {every: 2}
 eval: {every: 0}
-run: {tensorboard: false}
+run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
 EACH = os.environ.get("MILES_ALL_COMBINATIONS") != "1"

@@ -18,7 +18,7 @@ model:
   scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16,
             ffn_hidden_size: 128}
 checkpoint: {every: 2, keep: 4}
-run: {tensorboard: false}
+run: {trackers: []}
 eval: {every: 2, num_prompts: 8}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """

@@ -7,12 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from milescli import __version__
 from milescli.checkpoint.base import checksum_of
+from milescli.core.metric_names import by_name
+from milescli.core.scalars import scalars_in
+from milescli.trackers.prometheus import Exposition
 from tests.end_to_end.runs import Finished, Workplace, processes_of_run, saved, wait_until_gone
 from tests.shared_memory import forgotten
 
@@ -45,9 +51,13 @@ def exported(workplace: Workplace, whole) -> Path:
 @pytest.fixture(scope="module")
 def broken(workplace: Workplace, shared_memory: set[str]):
     """The same six steps; the driver is killed after step 3 was saved, then resumed, and profiled
-    meanwhile: what `miles profile` said."""
-    process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "broken")
+    meanwhile: what `miles profile` said. It is tracked, and Prometheus is served meanwhile."""
+    watched = ("--set", "run.trackers=[tensorboard]", "--set", "run.metrics_address=127.0.0.1:0")
+    process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "broken", *watched)
     workplace.wait_for("broken", saved(3), process)
+    [said] = [e["text"] for e in workplace.events("broken") if "/metrics" in e.get("text", "")]
+    with urllib.request.urlopen(said.rpartition(" ")[2], timeout=10) as reply:
+        (workplace.folder / "broken-metrics.txt").write_bytes(reply.read())
     ours = processes_of_run(process.pid)
     process.send_signal(signal.SIGKILL)
     workplace.finish(process)
@@ -57,6 +67,37 @@ def broken(workplace: Workplace, shared_memory: set[str]):
     resumed, profiled = workplace.resume_and_profile("broken", "--memory", "--json")
     assert resumed.code == 0, resumed
     return profiled
+
+
+def test_every_number_of_a_run_has_its_row_in_the_table(workplace: Workplace, whole) -> None:
+    told = [found[1] for event in workplace.events("whole") if (found := scalars_in(event))]
+    names = {name for scalars in told for name in scalars}
+    assert {"warmup/loss", "train/entropy", "rollout/reward_mean", "eval/accuracy"} <= names
+    assert not names - set(by_name())
+
+
+def test_prometheus_is_served_a_run_while_it_goes_on(workplace: Workplace, broken) -> None:
+    shown = Exposition(run="broken", version=__version__)
+    for event in workplace.events("broken"):
+        shown.feed(event)
+    page = (workplace.folder / "broken-metrics.txt").read_text()
+    families = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
+    of_its_processes = {"miles_process_resident_bytes", "miles_oom_kills"}
+    from_disk = {line.split()[2] for line in shown.text().splitlines() if "# TYPE" in line}
+    assert {"miles_reward_mean", "miles_phase_seconds_total"} <= families
+    assert families - of_its_processes <= from_disk
+    assert 'miles_run_state{state="train"} 1.0' in page and "miles_checkpoint_step 3.0" in page
+
+
+def test_a_tracked_run_that_was_killed_goes_on_where_it_was(workplace: Workplace, broken) -> None:
+    seen = EventAccumulator(str(workplace.run("broken") / "tensorboard"))
+    seen.Reload()
+    rewards = [(one.step, one.value) for one in seen.Scalars("rollout/reward_mean")]
+    steps = {event["step"]: event["rollout"] for event in workplace.steps("broken")}
+    assert [step for step, _ in rewards] == [1, 2, 3, 4, 5, 6]
+    assert dict(rewards) == {
+        step: pytest.approx(rollout["reward_mean"]) for step, rollout in steps.items()
+    }
 
 
 def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, whole) -> None:

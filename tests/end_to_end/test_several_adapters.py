@@ -27,7 +27,7 @@ train: {steps: 4, lora: {rank: 4}, optimizer: {lr: 0.02}, kl_coef: 0.1}
 weights: {verify: true}
 eval: {num_prompts: 8}
 checkpoint: {every: 2, keep: 4}
-run: {tensorboard: false}
+run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
 OWN = {

@@ -1,4 +1,4 @@
-"""Figures of steps as columns: the names of metrics.jsonl, gaps as NaN, steps done again."""
+"""Figures of steps as columns: gaps are NaN, and steps that are done again take their places."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.core.events import StepDone, to_record
-from milescli.insight.columns import Columns, step_figures
-from milescli.runtime.observe import scalars_of
-from tests.insight.planted import Planted
-
-
-def test_the_names_and_values_are_those_of_metrics_jsonl() -> None:
-    done = next(event for _, event in Planted().events() if isinstance(event, StepDone))
-    scalars = scalars_of(done)
-    assert scalars is not None
-    assert step_figures(to_record(done)) == scalars[1]
+from milescli.insight.columns import Columns
 
 
 def test_a_figure_that_comes_late_or_goes_leaves_gaps() -> None:

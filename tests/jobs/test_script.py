@@ -131,7 +131,7 @@ def test_a_script_says_what_environment_and_files_of_this_host_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("miles.yaml").write_text("run: {wandb_project: sums}\n")
+    Path("miles.yaml").write_text("run: {trackers: [wandb], project: sums}\n")
     words = job(
         environ={"MILES_RUN__DIR": "/data/runs", "MILES_MACHINE__GPUS": "4"},
         train__steps="--steps 7",
@@ -144,7 +144,9 @@ def test_a_script_says_what_environment_and_files_of_this_host_say(
         "--set",
         'run.dir="/data/runs"',
         "--set",
-        'run.wandb_project="sums"',
+        'run.trackers=["wandb"]',
+        "--set",
+        'run.project="sums"',
     ]
 
 

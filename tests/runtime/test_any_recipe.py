@@ -20,7 +20,7 @@ from milescli.runtime.planning import dry_run
 EXAMPLES = int(os.environ.get("MILES_EXAMPLES", "200"))
 ELSEWHERE = (
     *("machine.address", "machine.nodes", "machine.gpus"),  # of other machines
-    *("run.dir", "run.name", "name", "description", "run.wandb_project"),
+    *("run.dir", "run.name", "name", "description", "run.project"),
     *("data.prompts", "data.eval", "data.demonstrations", "model.path", "model.revision"),
 )
 """Keys whose values are names of something."""

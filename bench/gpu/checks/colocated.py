@@ -69,7 +69,7 @@ def random_model(visit: Visit, shape: str) -> Iterator[Line]:
             "reward": "launching:variety",
         },
         "train": {"steps": 5 if on_device else 2, "optimizer": {"lr": 1e-6}},
-        "run": {"tensorboard": False},
+        "run": {"trackers": []},
         "machine": {"start_timeout_s": 240.0, "step_timeout_s": 240.0},
     }
     seconds = runs.run("launch", "--recipe", runs.recipe("random", sections), "--name", "random")

@@ -26,7 +26,7 @@ RECIPE = {
     },
     "train": {"steps": STEPS, "optimizer": {"lr": 3e-4}},
     "checkpoint": {"every": 2},
-    "run": {"tensorboard": False},
+    "run": {"trackers": []},
     "machine": {"cpu_threads": 1, "start_timeout_s": 240.0, "step_timeout_s": 120.0},
 }
 WAIT_S = 150.0

@@ -1,0 +1,81 @@
+"""`miles ui`: one live page of runs, in a browser."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands import suggest
+from milescli.commands.find_run import find_run, runs_folder
+from milescli.commands.options import verb
+from milescli.console.output import Output
+
+EXAMPLES = ["miles ui", "miles ui quickstart-1", "miles ui --port 8080 --open"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "ui", examples=EXAMPLES)(ui)
+
+
+def ui(
+    context: typer.Context,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN...]",
+            help="Runs: names or directories; none: all of the runs folder, new ones too.",
+            autocompletion=suggest.runs,
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="Listen there; others can reach it.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Listen there; 0: a free one.")
+    ] = 0,
+    opens: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open it in this computer's browser.")
+    ] = False,
+) -> None:
+    """Serve a live page of runs: is it learning, where is the time, what does it say? Only reads;
+    Ctrl-C ends it."""
+    from milescli.web.browser import open_page
+    from milescli.web.serve import open_door, serve
+    from milescli.web.shown import readable_folder, shown_runs
+
+    output: Output = context.obj
+    here = {"environ": os.environ, "cwd": Path.cwd(), "home": Path.home()}
+    folder = None if runs else readable_folder(runs_folder(**here))
+    shown = shown_runs(folder, [_found(run) for run in runs or ()])
+    door = open_door(host=host, port=port)
+    if not door.is_loopback:
+        output.warn(
+            f"{host} can be reached from other computers: whoever has the URL reads prompts, "
+            "responses and logs, and what is sent is not encrypted. Safer: leave --host out, and "
+            f"forward a port: ssh -L 8000:127.0.0.1:{door.gate.port} THIS-COMPUTER"
+        )
+
+    def ready() -> None:
+        output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
+        output.text(door.url)
+        output.note("whoever has this URL can read the runs; Ctrl-C ends it")
+        if opens:
+            open_page(door.url, failed=output.warn)
+
+    serve(door, shown, fault=output.warn, ready=ready)
+    output.note("the page has ended")
+
+
+def _found(run: str) -> Path:
+    """Raises MachineError where it is not ours to read, and as `find_run`."""
+    try:
+        return find_run(run)
+    except PermissionError as error:
+        from milescli.web.shown import unreadable
+
+        raise unreadable(Path(run), error, what="run") from None

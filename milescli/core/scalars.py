@@ -1,0 +1,96 @@
+"""The scalars of an event, under the names of `core.metric_names`: of the event itself, or of its
+line in events.jsonl. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from milescli.core.events import Event, OfAdapter, to_record
+
+Record = Mapping[str, Any]
+"""A line of events.jsonl: the class name under `event`, then the fields; of an adapter's event with
+`adapter`."""
+_ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
+_PARTS = {"reward_parts": "reward", "figures": "agent"}
+"""Mappings within RolloutStats -> the prefix of their names."""
+
+
+def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
+    """(step, name -> value) of an event, or None where it carries none; those of an adapter's event
+    are its run's."""
+    return None if isinstance(event, OfAdapter) else scalars_in(to_record(event))
+
+
+def scalars_in(record: Record) -> tuple[int, dict[str, float]] | None:
+    """The same of a record."""
+    make = _BY_EVENT.get(str(record.get("event")))
+    if make is None:
+        return None
+    # None: of what the run does not do
+    values = {name: value for name, value in make(record) if value is not None}
+    return int(record["step"]), values
+
+
+def _flat(prefix: str, fields: Record) -> Iterator[tuple[str, Any]]:
+    """Those that are numbers; mappings of figures are their owner's business, and counts of a
+    histogram are no scalars."""
+    for name, value in fields.items():
+        if not isinstance(value, Mapping | list | tuple):
+            yield f"{prefix}/{name}", value
+
+
+def _report(report: Record) -> Iterator[tuple[str, Any]]:
+    yield from _flat("train", report)
+    yield from _flat("train", report.get("figures", {}))
+
+
+def _step(record: Record) -> Iterator[tuple[str, Any]]:
+    yield from _report(record["report"])
+    rollout = record["rollout"]
+    yield from _flat("rollout", rollout)
+    for field, prefix in _PARTS.items():
+        yield from _flat(prefix, rollout.get(field, {}))
+    yield from _flat("time", record["seconds"])
+    for prefix in ("publish", "flow"):  # older runs have none
+        yield from _flat(prefix, record.get(prefix, {}))
+    yield "speed/rollout_tokens_per_s", record["rollout_tokens_per_s"]
+    yield "speed/train_tokens_per_s", record["train_tokens_per_s"]
+    yield "weights/version", record["version"]
+
+
+def _row_step(record: Record) -> Iterator[tuple[str, Any]]:
+    # nobody sampled these tokens, so that nobody can differ about them
+    for name, value in _report(record["report"]):
+        if not name.startswith("train/logprob"):
+            yield name, value
+    for name in _ROW_SECONDS:
+        yield f"time/{name}", record[name]
+    yield "train/epoch", record["epoch"]
+    yield "speed/train_tokens_per_s", record["tokens_per_s"]
+
+
+def _warmup_step(record: Record) -> Iterator[tuple[str, Any]]:
+    yield "warmup/loss", record["report"]["loss"]
+    yield "warmup/grad_norm", record["report"]["grad_norm"]
+    yield "warmup/step_s", record["step_s"]
+
+
+def _validation(record: Record) -> Iterator[tuple[str, Any]]:
+    yield "validation/loss", record["loss"]
+    yield from _flat("validation", record.get("figures", {}))
+
+
+def _evaluation(record: Record) -> Iterator[tuple[str, Any]]:
+    for name in ("accuracy", "truncated_fraction", "response_tokens_mean"):
+        yield f"eval/{name}", record[name]
+    yield from _flat("eval", record.get("figures", {}))
+
+
+_BY_EVENT = {
+    "StepDone": _step,
+    "RowStepDone": _row_step,
+    "WarmupStepDone": _warmup_step,
+    "ValidationDone": _validation,
+    "EvalDone": _evaluation,
+}

@@ -1,0 +1,123 @@
+"""A tracker in a thread of its own, which is handed records through a bounded queue: a slow or dead
+server holds up nobody. Called by `runtime.tracking` in the driver's thread."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from milescli.core.scalars import Record, scalars_in
+from milescli.core.secret_names import is_secret
+from milescli.trackers.base import Tracker
+
+MAX_WAITING = 1000
+"""Records that wait for a tracker; further ones are left out."""
+_SHORTEST_SECRET = 6
+"""Characters; what is shorter stands in many a text by chance."""
+
+
+class BackgroundTracker:
+    """One tracker of one run. What goes wrong is kept for whoever asks for `news`."""
+
+    def __init__(
+        self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
+    ) -> None:
+        """`begin`: makes the tracker; called in the thread, as a server may be slow to answer."""
+        self.name = name
+        self.num_lost = 0
+        """Records that it was not told of."""
+        self._begin, self._max_waiting = begin, max_waiting
+        self._waiting: queue.SimpleQueue[Record | str] = queue.SimpleQueue()
+        """Records; a text is the outcome, and the last."""
+        self._news: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._has_failed = self._is_closed = False
+        self._thread = threading.Thread(target=self._live, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, record: Record) -> None:
+        """Hand on a record; never waits."""
+        if self._is_closed:
+            return
+        if self._waiting.qsize() >= self._max_waiting:
+            if not self.num_lost:
+                self._news.put(
+                    f"{self.name} has {self._max_waiting} records to take in and is too slow for "
+                    "more; some are left out there. The run goes on"
+                )
+            self.num_lost += 1
+            return
+        self._waiting.put({**record, "unix_s": time.time()})
+
+    def close(self, outcome: str) -> None:
+        """Nothing comes after it; never waits. Only the first call counts."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._waiting.put(outcome)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has taken in all and is closed, after at most so long."""
+        self._thread.join(max(timeout_s, 0.0))
+        return not self._thread.is_alive()
+
+    def news(self) -> list[str]:
+        """What the user should know and was not told of; empty nearly always."""
+        said = []
+        while True:
+            try:
+                said.append(self._news.get_nowait())
+            except queue.Empty:
+                return said
+
+    @property
+    def num_waiting(self) -> int:
+        """Records that it has not taken in."""
+        return self._waiting.qsize()
+
+    def _live(self) -> None:
+        tracker: Tracker | None = None
+        try:
+            tracker = self._begin()
+        except (Exception, SystemExit) as error:  # libraries of others raise what they like
+            self._failed("cannot be begun", error)
+        while not isinstance(record := self._waiting.get(), str):
+            if tracker is None:
+                self.num_lost += 1
+                continue
+            self._try("cannot be told of a step", lambda t=tracker, r=record: _hand_over(t, r))
+        if tracker is not None:
+            self._try("cannot be closed", lambda: tracker.close(record))
+
+    def _try(self, what: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:
+            self.num_lost += 1
+            self._failed(what, error)
+
+    def _failed(self, what: str, error: BaseException) -> None:
+        if self._has_failed:
+            return
+        self._has_failed = True
+        said = _without_secret_values(" ".join(str(error).split())[:300])
+        self._news.put(
+            f"tracker {self.name} {what} ({type(error).__name__}: {said}). The run goes on without "
+            "what is missing there; events.jsonl and metrics.jsonl have it all"
+        )
+
+
+def _without_secret_values(text: str) -> str:
+    """What libraries raise may quote the key that they were given."""
+    for name, value in os.environ.items():
+        if is_secret(name) and len(value) >= _SHORTEST_SECRET:
+            text = text.replace(value, f"${name}")
+    return text
+
+
+def _hand_over(tracker: Tracker, record: Record) -> None:
+    if (scalars := scalars_in(record)) is not None:
+        tracker.log(*scalars)
+    tracker.event(record)

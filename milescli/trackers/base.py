@@ -1,0 +1,100 @@
+"""What a tracker is, and which there are. `run.trackers` names them: built in here, an entry point,
+or an import path. Called by `runtime.tracking`, each in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.recipe.machine import RunSettings
+
+KEY = "run.trackers"
+TENSORBOARD = "tensorboard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """What a tracker knows of its run from the start. Each of several adapters is one."""
+
+    name: str
+    """As people call it: quickstart-1."""
+    id: str
+    """One of its own among all runs, and the same when it is resumed: quickstart-1-4f2a90c1."""
+    project: str
+    """`run.project`."""
+    folder: Path
+    """The run's directory; what a tracker keeps on this disk goes below it."""
+    version: str
+    """Of miles."""
+    first_step: int = 0
+    """Steps that were done before: 0, or those of the checkpoint that the run goes on from."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """Every key by its dotted name, as JSON holds it. A recipe holds no secrets."""
+
+
+class Tracker(Protocol):
+    """One run as one tracker sees it. All calls come from one thread, in order, and may take their
+    time or raise: the run goes on, and says once that something is missing."""
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Numbers of a step, a warm-up step or an evaluation, by the names of docs/metrics.md."""
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """Anything that happened: a line of events.jsonl, with `unix_s`, when it did. What carries
+        numbers comes as both."""
+
+    def close(self, outcome: str) -> None:
+        """The last call: done, stopped or failed. What was held back is sent now."""
+
+
+class TrackerFactory(Protocol):
+    """A plug-in of `run.trackers`: a class or a function. It may have a function `require()`, which
+    is called before anything starts and raises RecipeError where something is missing."""
+
+    def __call__(self, *, run: TrackedRun) -> Tracker:
+        """Begin, or go on with what was begun before under `run.id`."""
+        ...
+
+
+TRACKERS = Registry(
+    "run_tracker",
+    {
+        TENSORBOARD: "milescli.trackers.tensorboard:TensorBoard",
+        "wandb": "milescli.trackers.wandb:WeightsAndBiases",
+        "mlflow": "milescli.trackers.mlflow:MLflow",
+        "trackio": "milescli.trackers.trackio:Trackio",
+        "opentelemetry": "milescli.trackers.opentelemetry:OpenTelemetry",
+    },
+    signature=("run",),
+    in_list=True,
+)
+
+
+def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
+    """Those that `run.trackers` names. Raises RecipeError where one cannot be had, its package is
+    not installed, or it misses something in the environment."""
+    made = {}
+    for name in dict.fromkeys(settings.trackers):
+        factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name, key=KEY))
+        if (require := getattr(factory, "require", None)) is not None:
+            require()
+    return made
+
+
+def require_package(module: str, *, tracker: str) -> None:
+    """Raises RecipeError where it is not installed; imports no more than the package above it."""
+    try:
+        is_there = find_spec(module) is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise RecipeError(
+            f"{tracker} is not installed",
+            why=f"`{KEY}` names it, and there is no package `{module}` here",
+            fix=[f"pip install 'miles-cli[{tracker}]'", f"leave {tracker} out of `{KEY}`"],
+        )

@@ -1,0 +1,288 @@
+"""A stream of events as Prometheus reads it. Pure: it is fed records of a run that goes on, or the
+lines of events.jsonl and memory.jsonl of one that is over, and gives the text of `/metrics`. The
+names are made of `core.metric_names`; templates/grafana/miles.json asks for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
+from milescli.core.scalars import Record, scalars_in
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Collected
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PREFIX = "miles_"
+COUNTER, GAUGE = "counter", "gauge"
+PHASES = "miles_phase_seconds_total"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One metric of Prometheus."""
+
+    name: str
+    kind: str
+    about: str
+    labels: tuple[str, ...] = ()
+    """Names of those that tell its series apart, beside `adapter`."""
+
+
+_COUNTED = {
+    "rollout/generated_tokens": "rollout_tokens_total",
+    "rollout/dropped_groups": "dropped_groups_total",
+    "train/num_tokens": "train_tokens_total",
+    "train/num_loss_tokens": "train_loss_tokens_total",
+    "publish/wait_s": "publish_wait_seconds_total",
+    "publish/discarded_tokens": "publish_discarded_tokens_total",
+    "flow/idle_s": "flow_idle_seconds_total",
+    "flow/stale_groups": "flow_stale_groups_total",
+    "flow/wasted_tokens": "flow_wasted_tokens_total",
+}
+"""Scalars of one step that are added up over the steps."""
+_SHORTER = {
+    "rollout/reward_mean": "reward_mean",
+    "rollout/reward_std": "reward_std",
+    "time/step_s": "step_duration_seconds",
+    "speed/rollout_tokens_per_s": "rollout_tokens_per_second",
+    "speed/train_tokens_per_s": "train_tokens_per_second",
+    "weights/version": "weight_version",
+}
+_OF_EVENTS = (
+    Family(name="miles_run_info", kind=GAUGE, about="1", labels=("run", "version")),
+    Family(
+        name="miles_run_state",
+        kind=GAUGE,
+        about="1 of the state that the run is in: start, train, eval, ..., done, stopped, failed",
+        labels=("state",),
+    ),
+    Family(name="miles_step", kind=GAUGE, about="optimizer steps done"),
+    Family(name="miles_steps_wanted", kind=GAUGE, about="optimizer steps that the run is to do"),
+    Family(name=PHASES, kind=COUNTER, about="seconds in each phase of a step", labels=("phase",)),
+    Family(name="miles_checkpoints_total", kind=COUNTER, about="checkpoints that are complete"),
+    Family(name="miles_checkpoint_step", kind=GAUGE, about="of the newest complete checkpoint"),
+    Family(name="miles_checkpoint_bytes", kind=GAUGE, about="size of the newest checkpoint"),
+    Family(name="miles_checkpoint_seconds_total", kind=COUNTER, about="writing checkpoints"),
+    Family(
+        name="miles_worker_losses_total",
+        kind=COUNTER,
+        about="processes that died or hung",
+        labels=("worker",),
+    ),
+    Family(
+        name="miles_worker_restarts_total",
+        kind=COUNTER,
+        about="processes that took the place of lost ones",
+        labels=("worker",),
+    ),
+    Family(
+        name="miles_worker_restart_seconds_total",
+        kind=COUNTER,
+        about="from noticing losses to having replaced them",
+        labels=("worker",),
+    ),
+    Family(name="miles_warnings_total", kind=COUNTER, about="warnings that the user was given"),
+    Family(
+        name="miles_process_resident_bytes",
+        kind=GAUGE,
+        about="memory of each process of the run on this computer",
+        labels=("process",),
+    ),
+    Family(
+        name="miles_worker_memory_bytes",
+        kind=GAUGE,
+        about="of each rank, engine and device at the last step: peak, reserved, used, total",
+        labels=("worker", "device", "kind"),
+    ),
+    Family(
+        name="miles_learning",
+        kind=GAUGE,
+        about="1: the verdict says that it is learning; 0: that it is not; none: too early to say",
+    ),
+    Family(
+        name="miles_finding",
+        kind=GAUGE,
+        about="1 of each diagnosis that the newest verdict has, by name: docs/verdict.md",
+        labels=("finding",),
+    ),
+    Family(name="miles_oom_kills", kind=GAUGE, about="processes that the kernel ended for memory"),
+)
+_PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "warmup"}
+"""Events that end a phase beside the steps, and have its seconds."""
+
+
+def family_of(metric: Metric) -> Family:
+    """By the conventions of Prometheus: units in full at the end, `_total` where it only grows."""
+    section, _, name = metric.name.partition("/")
+    if section == "time" and name != "step_s":
+        return families()[PHASES]
+    if metric.name in _COUNTED:
+        return Family(name=PREFIX + _COUNTED[metric.name], kind=COUNTER, about=metric.about)
+    if metric.name.endswith(ANY):
+        words = metric.name.removesuffix(f"/{ANY}").replace("/", "_")
+        base = "reward_part" if words == "reward" else f"{words}_figure"
+        return Family(name=PREFIX + base, kind=GAUGE, about=metric.about, labels=("name",))
+    words = _SHORTER.get(metric.name) or _with_unit(metric.name.replace("/", "_"), metric.unit)
+    return Family(name=PREFIX + words, kind=GAUGE, about=metric.about)
+
+
+def _with_unit(words: str, unit: str) -> str:
+    if unit == SECONDS:
+        return words.removesuffix("_s") + "_seconds"
+    if unit == SHARE:
+        return words.removesuffix("_fraction").removesuffix("_rate") + "_ratio"
+    return words.replace("_per_s", "_per_second")
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every one that a run may show, by name."""
+    known = {family.name: family for family in _OF_EVENTS}
+    for metric in METRICS:
+        if not metric.name.startswith("time/") or metric.name == "time/step_s":
+            made = family_of(metric)
+            known.setdefault(made.name, made)
+    return known
+
+
+class Exposition:
+    """What was fed so far. Threads may feed and read."""
+
+    def __init__(self, *, run: str, version: str, labels: Mapping[str, str] | None = None) -> None:
+        """`labels`: on every sample, e.g. where several runs stand on one page."""
+        self._labels = dict(labels or {})
+        self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+        self._lock = threading.Lock()
+        self._set("miles_run_info", 1.0, run=run, version=version)
+
+    def feed(self, record: Record) -> None:
+        """A line of events.jsonl, or of memory.jsonl. What it does not know it leaves out."""
+        with self._lock:
+            if "resident_bytes" in record:
+                self._memory(record)
+            elif "event" in record:
+                who = {"adapter": str(record["adapter"])} if "adapter" in record else {}
+                self._event(record, who)
+                self._scalars(record, who)
+
+    def text(self) -> str:
+        """As Prometheus reads it."""
+        from prometheus_client import generate_latest
+
+        with self._lock:
+            known = families()
+            made = [self._shown(known[name]) for name in known if self._values.get(name)]
+        return generate_latest(_Snapshot(made)).decode()
+
+    def _event(self, record: Record, who: Mapping[str, str]) -> None:
+        kind = record["event"]
+        if kind in ("StepDone", "RowStepDone"):
+            self._set("miles_step", record["step"], **who)
+            self._set("miles_steps_wanted", record["num_steps"], **who)
+        elif kind == "PhaseStarted":
+            self._state(record["phase"], who)
+        elif kind == "RunEnded":
+            self._state(record["outcome"], who)
+        elif kind == "CheckpointSaved":
+            self._add("miles_checkpoints_total", 1, **who)
+            self._set("miles_checkpoint_step", record["step"], **who)
+            self._set("miles_checkpoint_bytes", record["size_bytes"], **who)
+            self._add("miles_checkpoint_seconds_total", record["seconds"], **who)
+        elif kind == "WorkerLost":
+            self._add("miles_worker_losses_total", 1, worker=record["worker"])
+        elif kind == "WorkerReplaced":
+            self._add("miles_worker_restarts_total", 1, worker=record["worker"])
+            self._add(
+                "miles_worker_restart_seconds_total", record["seconds"], worker=record["worker"]
+            )
+        elif kind == "Notice" and record["level"] == "warning":
+            self._add("miles_warnings_total", 1, **who)
+        elif kind == "MemorySeen":
+            self._workers(record["workers"])
+        elif kind == "VerdictGiven":
+            self._verdict(record, who)
+        if (phase := _PHASE_OF.get(kind)) is not None:
+            seconds = record["step_s"] if kind == "WarmupStepDone" else record["seconds"]
+            self._add(PHASES, seconds, phase=phase, **who)
+
+    def _scalars(self, record: Record, who: Mapping[str, str]) -> None:
+        found = scalars_in(record)
+        for name, value in (found[1] if found is not None else {}).items():
+            if (metric := metric_of(name)) is None:
+                continue
+            family = family_of(metric)
+            own = dict(who)
+            if family.name == PHASES:
+                own["phase"] = name.partition("/")[2].removesuffix("_s")
+            elif family.labels:
+                own["name"] = name.removeprefix(metric.name.removesuffix(ANY))
+            change = self._add if family.kind == COUNTER else self._set
+            change(family.name, value, **own)
+
+    def _memory(self, record: Record) -> None:
+        """Several processes of one name count together."""
+        self._values.pop("miles_process_resident_bytes", None)
+        for pid, size in record["resident_bytes"].items():
+            name = str(record.get("names", {}).get(pid, pid))
+            self._add("miles_process_resident_bytes", size, process=name)
+        if record.get("oom_kills") is not None:
+            self._set("miles_oom_kills", record["oom_kills"])
+
+    def _workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        for told in workers:
+            own = {"worker": told["worker"], "device": told["device"]}
+            for kind in ("peak", "reserved", "used", "total"):
+                if (size := told.get(f"{kind}_bytes")) is not None:
+                    self._set("miles_worker_memory_bytes", size, kind=kind, **own)
+
+    def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
+        """Findings that are no longer there are 0."""
+        if record["is_learning"] is not None:
+            self._set("miles_learning", float(record["is_learning"]), **who)
+        for labels in self._values.get("miles_finding", {}):
+            if dict(labels).get("adapter") == who.get("adapter"):
+                self._values["miles_finding"][labels] = 0.0
+        for name in record["findings"]:
+            self._set("miles_finding", 1.0, finding=name, **who)
+
+    def _state(self, state: str, who: Mapping[str, str]) -> None:
+        states = self._values.setdefault("miles_run_state", {})
+        for labels in [key for key in states if who.items() == dict(key).items() - _state_of(key)]:
+            states[labels] = 0.0
+        self._set("miles_run_state", 1.0, state=state, **who)
+
+    def _set(self, family: str, value: float, **labels: str) -> None:
+        self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = float(value)
+
+    def _add(self, family: str, value: float, **labels: str) -> None:
+        values, key = self._values.setdefault(family, {}), tuple(sorted(labels.items()))
+        values[key] = values.get(key, 0.0) + float(value)
+
+    def _shown(self, family: Family) -> Collected:
+        from prometheus_client.metrics_core import Metric as Collected
+
+        # the client writes the `_total` of a counter's name itself
+        name = family.name.removesuffix("_total")
+        collected = Collected(name, family.about, family.kind)
+        for labels, value in self._values[family.name].items():
+            collected.add_sample(family.name, {**self._labels, **dict(labels)}, value)
+        return collected
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What the client's writer takes: something that collects."""
+
+    made: Sequence[Collected]
+
+    def collect(self) -> Sequence[Collected]:
+        return self.made
+
+
+def _state_of(labels: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+    return {pair for pair in labels if pair[0] == "state"}

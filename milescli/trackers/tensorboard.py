@@ -1,0 +1,50 @@
+"""Scalars for `tensorboard --logdir runs`, in the run's folder."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.checkpoint.integrity import free_bytes
+from milescli.trackers.base import TrackedRun
+
+FOLDER = "tensorboard"
+_NEEDS = 2**20
+"""Bytes that are free before scalars are handed to it."""
+
+
+class TensorBoard:
+    """See Tracker."""
+
+    def __init__(self, *, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = run.folder / FOLDER
+        goes_on = run.first_step > 0
+        self._writer: Any = SummaryWriter(
+            str(self._folder),
+            flush_secs=10,
+            # steps that the checkpoint did not have are done again
+            purge_step=run.first_step + 1 if goes_on else None,
+        )
+        if not goes_on:
+            lines = (f"    {key}: {json.dumps(value)}" for key, value in run.recipe.items())
+            self._writer.add_text("recipe", "\n".join(lines), 0)
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """See Tracker. Raises OSError where the disk is full."""
+        if free_bytes(self._folder) < _NEEDS:
+            # its writer is a thread that a failed write ends for good
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """See Tracker. It shows numbers alone."""
+
+    def close(self, outcome: str) -> None:
+        """See Tracker."""
+        self._writer.close()

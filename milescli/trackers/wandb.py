@@ -1,0 +1,86 @@
+"""Weights & Biases. The key is read from the environment by wandb itself, never by us; with
+WANDB_MODE=offline it writes into the run's folder alone, for `wandb sync`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.core.errors import RecipeError
+from milescli.trackers.base import KEY, TrackedRun, require_package
+
+_INIT_S = 30.0
+"""For the service to answer."""
+_WITHOUT_KEY = ("offline", "disabled", "dryrun")
+_OPEN = set[str]()
+"""Ids of runs that are not closed: all have one process of wandb in common."""
+_CHANGING = threading.Lock()
+
+
+class WeightsAndBiases:
+    """See Tracker."""
+
+    def __init__(self, *, run: TrackedRun) -> None:
+        import wandb
+
+        self._id = run.id
+        with _CHANGING:
+            _OPEN.add(run.id)
+        # what it would say, and record of this process's output, is on the user's screen
+        settings = wandb.Settings(silent=True, console="off", init_timeout=_INIT_S)
+        try:
+            wandb.setup(settings)  # else it speaks before `init` has read them
+            self._run: Any = wandb.init(
+                project=run.project,
+                name=run.name,
+                id=run.id,
+                dir=str(run.folder),
+                config=dict(run.recipe),
+                resume="allow",
+                reinit="create_new",  # several adapters in one process have a run each
+                settings=settings,
+            )
+            self._run.define_metric("*", step_metric="step")
+        except BaseException:
+            _leave(run.id)
+            raise
+
+    @staticmethod
+    def require() -> None:
+        """See TrackerFactory."""
+        require_package("wandb", tracker="wandb")
+        if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") not in _WITHOUT_KEY:
+            raise RecipeError(
+                "wandb has no key",
+                why=f"`{KEY}` names wandb, and WANDB_API_KEY is not in the environment",
+                fix=["export WANDB_API_KEY=...", "export WANDB_MODE=offline"],
+            )
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """See Tracker."""
+        self._run.log({**scalars, "step": step})
+
+    def event(self, record: Mapping[str, Any]) -> None:
+        """See Tracker. It shows numbers alone."""
+
+    def close(self, outcome: str) -> None:
+        """See Tracker."""
+        try:
+            self._run.summary["outcome"] = outcome
+            self._run.finish(exit_code=0 if outcome == "done" else 1)
+        finally:
+            _leave(self._id)
+
+
+def _leave(run_id: str) -> None:
+    """With the last run wandb's process ends: it counts as one of the run's, which are ended, and
+    wandb would complain of that when this process exits."""
+    import wandb
+
+    with _CHANGING:
+        _OPEN.discard(run_id)
+        is_last = not _OPEN
+    if is_last:
+        wandb.teardown()

@@ -1,0 +1,206 @@
+"""The routes of the page's server: each hands a question to one plain function, in a thread, and
+sends what comes back. Who may ask is `gate`'s business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from milescli.web import columns, evaluations, memory, records, samples, timeline, told
+from milescli.web.asked import Asked, Json
+from milescli.web.find_samples import find_samples
+from milescli.web.gate import Gate, Gated, refuse
+from milescli.web.histories import Histories
+from milescli.web.live import LiveStreams, Stream
+from milescli.web.logs import Logs, attempts
+from milescli.web.question import Question
+from milescli.web.refusals import NotFound, Refusal
+from milescli.web.responses import Body, body_of, to_json
+from milescli.web.shown import ShownRuns
+from milescli.web.states import States
+from milescli.web.static import static_file
+from milescli.web.summary import summary
+from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
+
+Endpoint = Callable[[Asked], Json]
+READS: dict[str, Endpoint] = {
+    "summary": summary,
+    "names": columns.names,
+    "columns": columns.columns,
+    "told": told.told,
+    "timeline": timeline.timeline,
+    "memory": memory.memory,
+    "recipe": records.recipe,
+    "plan": records.plan,
+    "manifest": records.manifest,
+    "sample-steps": samples.steps,
+    "samples": samples.samples,
+    "evaluations": evaluations.evaluations,
+    "logs": attempts,
+}
+"""Last part of the URL -> what replies."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Site:
+    """One server's state, of one event loop."""
+
+    shown: ShownRuns
+    fault: Callable[[str], None]
+    """Is told, in one sentence, of a fault of ours."""
+    histories: Histories = field(default_factory=Histories)
+    states: States = field(default_factory=States)
+    streams: LiveStreams = field(default_factory=LiveStreams)
+    readers: Threads = field(
+        default_factory=lambda: Threads(NUM_READERS, what="read the files of a run")
+    )
+    searches: Threads = field(
+        default_factory=lambda: Threads(NUM_SEARCHES, what="search through text", wait_s=10.0)
+    )
+    logs: Logs = field(default_factory=Logs)
+    evaluation_samples: evaluations.EvaluationSamples = field(
+        default_factory=evaluations.EvaluationSamples
+    )
+
+    def asked(self, request: Request) -> Asked:
+        """Raises NotFound for a run that is not shown."""
+        return Asked(
+            shown=self.shown.find(request.path_params["id"]),
+            histories=self.histories,
+            question=question_of(request),
+            names=request.path_params,
+        )
+
+    async def reply(
+        self, request: Request, call: Callable[[], object], *, threads: Threads | None = None
+    ) -> Response:
+        """What a call returns, as JSON, made in a thread."""
+
+        def body() -> Body:
+            return body_of(to_json(call()), may_pack=_may_pack(request))
+
+        return send(request, await (threads or self.readers).run(body), "application/json")
+
+
+def make_app(site: Site, gate: Gate) -> ASGIApp:
+    """The application."""
+
+    def reading(endpoint: Endpoint) -> Callable[[Request], object]:
+        async def respond(request: Request) -> Response:
+            return await site.reply(request, lambda: endpoint(site.asked(request)))
+
+        return respond
+
+    def searching(endpoint: Endpoint) -> Callable[[Request], object]:
+        async def respond(request: Request) -> Response:
+            is_search = bool(request.query_params.get("q"))
+            threads = site.searches if is_search else site.readers
+            call = lambda: endpoint(site.asked(request))  # noqa: E731
+            return await site.reply(request, call, threads=threads)
+
+        return respond
+
+    async def runs(request: Request) -> Response:
+        return await site.reply(request, lambda: _runs(site))
+
+    async def live(request: Request) -> Stream | Response:
+        if request.method == "HEAD":  # which has no body that could end
+            return Response(media_type="text/event-stream")
+        asked = await site.readers.run(lambda: _live(site.asked(request), request))
+        return site.streams.open(asked, site.readers.run)
+
+    async def file(request: Request) -> Response:
+        name = request.path_params.get("file", "index.html")
+
+        def read() -> tuple[Body, str]:
+            data, media_type = static_file(name)
+            return body_of(data, may_pack=_may_pack(request)), media_type
+
+        return send(request, *await site.readers.run(read))
+
+    of_run = "/api/runs/{id}"
+    routes = [
+        Route("/", file),
+        Route("/static/{file:path}", file),
+        Route("/api/runs", runs),
+        Route(f"{of_run}/live", live),
+        Route(f"{of_run}/find-samples", searching(find_samples)),
+        Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", searching(site.logs.lines)),
+        Route(f"{of_run}/evaluation-samples", reading(site.evaluation_samples.samples)),
+        *(Route(f"{of_run}/{name}", reading(endpoint)) for name, endpoint in READS.items()),
+    ]
+
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal), error
+        return refuse(error, path=request.url.path)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        return refuse(_no_page(request.url.path), path=request.url.path)
+
+    async def fault(request: Request, error: Exception) -> Response:
+        site.fault(f"{request.url.path}: {type(error).__name__}: {error}")
+        return refuse(_our_fault(error), path=request.url.path)
+
+    handlers = {Refusal: refused, HTTPException: unknown, OSError: fault, Exception: fault}
+    return Gated(Starlette(routes=routes, exception_handlers=handlers), gate)
+
+
+def question_of(request: Request) -> Question:
+    """Behind the `?`."""
+    return Question(tuple(request.query_params.multi_items()))
+
+
+def send(request: Request, body: Body, media_type: str) -> Response:
+    """Nothing but `not changed` where the page has it."""
+    headers = {"etag": body.etag, "cache-control": "private, no-cache", "vary": "accept-encoding"}
+    if body.etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    if body.is_packed:
+        headers["content-encoding"] = "gzip"
+    return Response(body.data, headers=headers, media_type=media_type)
+
+
+def _runs(site: Site) -> Json:
+    return {"runs": [site.states.of(run) for run in site.shown.all()]}
+
+
+def _live(asked: Asked, request: Request) -> Asked:
+    """A page that comes again says what it saw last."""
+    last = request.headers.get("last-event-id", "")
+    if not last.isdecimal():
+        return asked
+    pairs = (*asked.question.pairs, ("told", last))
+    return Asked(shown=asked.shown, histories=asked.histories, question=Question(pairs))
+
+
+def _may_pack(request: Request) -> bool:
+    return "gzip" in request.headers.get("accept-encoding", "")
+
+
+def _no_page(path: str) -> NotFound:
+    return NotFound(
+        f"there is no page `{path[:200]}`",
+        why="the server has no such URL",
+        fix="open /, or ask for /api/runs",
+    )
+
+
+class _OurFault(Refusal):
+    """Ours."""
+
+    status = 500
+
+
+def _our_fault(error: Exception) -> Refusal:
+    return _OurFault(
+        "the server of the page failed in a way that is its own fault",
+        why=f"{type(error).__name__}: {error}",
+        fix="please report it",
+    )

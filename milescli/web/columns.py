@@ -1,0 +1,115 @@
+"""`names` and `columns`: the figures of a run's steps as a chart draws them, thinned where there
+are more steps than points."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+from milescli.insight.columns import Columns
+from milescli.web.asked import Asked, Json
+from milescli.web.refusals import BadRequest
+
+MAX_NAMES = 64
+"""Columns of one response."""
+MAX_POINTS = 20_000
+MAX_STEP = 2**53
+
+
+def names(asked: Asked) -> Json:
+    """Every column that the run has, in its order of appearance."""
+    with asked.history() as history:
+        return {
+            "columns": [
+                {
+                    "name": name,
+                    "section": name.partition("/")[0],
+                    "unit": unit_of(name),
+                    "about": "",
+                }
+                for name in history.columns
+            ]
+        }
+
+
+def columns(asked: Asked) -> Json:
+    """Those that are named, at the same steps. One that no step has is all null."""
+    wanted = asked.question.texts("name")
+    if len(wanted) > MAX_NAMES:
+        raise BadRequest(
+            f"{len(wanted)} columns are too many at once",
+            why=f"a response has {MAX_NAMES} at most",
+            fix="ask for some, and then for the others",
+        )
+    points = asked.question.count("points", 2000, low=2, high=MAX_POINTS)
+    first = asked.question.number("first", None, high=MAX_STEP)
+    last = asked.question.number("last", None, high=MAX_STEP)
+    with asked.history() as history:
+        held = history.columns
+        begin, end = _range(held, first=first, last=last)
+        values = {name: held.get(name)[begin:end].tolist() for name in wanted}
+        steps, times = held.steps[begin:end].tolist(), held.times[begin:end].tolist()
+    if len(steps) > points:
+        kept = thinned([*values.values()], length=len(steps), points=points)
+        steps, times = [steps[at] for at in kept], [times[at] for at in kept]
+        values = {name: [column[at] for at in kept] for name, column in values.items()}
+    return {
+        "first": steps[0] if steps else None,
+        "last": steps[-1] if steps else None,
+        "num_steps": end - begin,
+        "steps": steps,
+        "times": times,
+        "columns": values,
+    }
+
+
+def thinned(columns: Sequence[Sequence[float]], *, length: int, points: int) -> list[int]:
+    """Places to draw, ascending, at most `points` where that is possible: the first, the last, and
+    of each stretch between them the smallest and the largest figure of every column. With so many
+    columns that not even one stretch has room, one stretch."""
+    stretches = max(1, (points - 2) // max(1, 2 * len(columns)))
+    kept = {0, length - 1} if length else set()
+    for number in range(stretches):
+        begin, end = number * length // stretches, (number + 1) * length // stretches
+        kept.update(_extremes(columns, range(begin, end)))
+    return sorted(kept)
+
+
+def unit_of(name: str) -> str:
+    """As the name says it."""
+    last = name.rpartition("/")[2]
+    for ending, unit in _UNITS.items():
+        if last.endswith(ending):
+            return unit
+    return ""
+
+
+_UNITS = {
+    "tokens_per_s": "tokens/s",
+    "_per_s": "1/s",
+    "_s": "s",
+    "_bytes": "B",
+    "_fraction": "share",
+    "_rate": "share",
+    "tokens": "tokens",
+    "tokens_mean": "tokens",
+    "tokens_max": "tokens",
+}
+"""Ending of a name -> its unit."""
+
+
+def _range(held: Columns, *, first: int | None, last: int | None) -> tuple[int, int]:
+    begin = 0 if first is None else bisect_left(held.steps, first)
+    end = len(held) if last is None else bisect_right(held.steps, last)
+    return begin, max(begin, end)
+
+
+def _extremes(columns: Sequence[Sequence[float]], stretch: range) -> list[int]:
+    if not columns:
+        return [stretch.start] if stretch else []
+    kept = list[int]()
+    for column in columns:
+        if figures := [at for at in stretch if math.isfinite(column[at])]:
+            kept += [min(figures, key=column.__getitem__), max(figures, key=column.__getitem__)]
+    return kept

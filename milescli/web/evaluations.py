@@ -1,0 +1,87 @@
+"""`evaluations` and `evaluation-samples`: what was measured of a run, during it and by `miles
+eval`, and the samples behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import orjson
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.web.asked import Asked, Json
+from milescli.web.line_index import LineIndexes
+from milescli.web.paths import file_within, readable
+from milescli.web.refusals import NotFound
+
+MAX_LIMIT = 500
+MAX_RESULTS = 5000
+"""Files of results that are read."""
+MAX_BYTES = 16 * 2**20
+"""Of one such file."""
+NOT_SHOWN = ("prompt_ids", "response_ids")
+"""Of a sample: long, and nothing to read."""
+
+
+def evaluations(asked: Asked) -> Json:
+    """Of the run itself, over held-out rows, and of `miles eval` on sets, by step."""
+    with asked.history() as history:
+        own = [asdict(one) for one in history.evaluations]
+        validations = [asdict(one) for one in history.validations]
+    return {
+        "evaluations": own,
+        "validations": validations,
+        "sets": _results(asked.run),
+    }
+
+
+class EvaluationSamples:
+    """Samples of evaluations; keeps where the lines of each file begin."""
+
+    def __init__(self) -> None:
+        self._indexes = LineIndexes()
+
+    def samples(self, asked: Asked) -> Json:
+        """Rows of one file below `eval/`, by their order."""
+        ask = asked.question
+        offset, limit = ask.count("offset", 0), ask.count("limit", 50, high=MAX_LIMIT)
+        name = ask.text("path").removeprefix("eval/")
+        file = file_within(asked.run.path, f"eval/{name}")
+        if file.suffix != ".jsonl":
+            raise NotFound(
+                f"`{name}` holds no samples",
+                why="samples of evaluations are .jsonl",
+                fix="ask for a path that evaluations lists",
+            )
+        index = self._indexes.of(file)
+        with index.lock, readable(file):
+            index.count()
+            lines = index.lines(offset, limit)
+        rows = [row for line in lines if (row := _object(line)) is not None]
+        shown = [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in rows]
+        return {"total": index.num_lines, "samples": shown}
+
+
+def _results(run: RunDir) -> list[Json]:
+    """What can be read, by set and step; rewards of single prompts left out."""
+    results, root = list[Json](), run.path.resolve()
+    for file in sorted(run.eval_dir.rglob("step_*.json"))[:MAX_RESULTS]:
+        try:
+            is_shown = root in file.resolve().parents and file.stat().st_size <= MAX_BYTES
+            result = _object(file.read_bytes()) if is_shown else None
+        except (OSError, RuntimeError):
+            continue
+        if result is not None and "accuracy" in result and "step" in result:
+            results.append({name: value for name, value in result.items() if name != "rewards"})
+    return sorted(results, key=lambda one: (str(one.get("set")), str(one["step"]).zfill(12)))
+
+
+def _object(line: bytes) -> Json | None:
+    try:
+        told = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        try:
+            told = json.loads(line)  # knows NaN
+        except ValueError:
+            return None
+    return told if isinstance(told, dict) else None

@@ -1,0 +1,203 @@
+"""Who is let in: whoever has the key, by a name that is ours, to read. Stands before every route
+and puts on every response what a browser is to keep. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from milescli.web.refusals import BadRequest, Forbidden, Refusal, WrongMethod
+from milescli.web.responses import to_json
+
+KEY_BYTES = 16
+"""128 bits."""
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+"""A browser runs nothing but our files, tells nobody where it was, and shows us in no frame."""
+
+
+def new_key() -> str:
+    """For one server."""
+    return secrets.token_urlsafe(KEY_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What one server lets in."""
+
+    key: str = field(repr=False)
+    host: str
+    """That it listens at, as it was told."""
+    port: int
+
+    @property
+    def cookie(self) -> str:
+        """Its name: browsers share cookies between the ports of a host."""
+        return f"miles_ui_{self.port}"
+
+    def knows_host(self, header: str | None) -> bool:
+        """Whether a `Host:` names this server. A page of somebody else's, whose name was made to
+        point here (DNS rebinding), has its own name there."""
+        name = _name_of(header or "")
+        if name is None:
+            return False
+        if name == "localhost" or _is_loopback(name):
+            return True
+        if is_any(self.host):
+            return _is_address(name) or name in _own_names()
+        return name == self.host.lower()
+
+    def is_key(self, given: str) -> bool:
+        """In a time that says nothing of how much of it is right."""
+        return hmac.compare_digest(given.encode(), self.key.encode())
+
+    def has_key(self, headers: Headers, pairs: Iterable[tuple[str, str]]) -> bool:
+        """By the URL, the cookie, or `Authorization: Bearer`, which scrapers can send."""
+        given = [value for name, value in pairs if name == "key"]
+        try:
+            if (kept := SimpleCookie(headers.get("cookie", "")).get(self.cookie)) is not None:
+                given.append(kept.value)
+        except CookieError:
+            pass
+        scheme, _, value = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given.append(value.strip())
+        return any(self.is_key(one) for one in given)
+
+
+class Gated:
+    """An ASGI application behind a gate."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self.app, self.gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # nothing else is spoken here: a WebSocket that nobody accepts is refused
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        response = self._response(scope)
+        await (response or self.app)(scope, receive, send_with_headers)
+
+    def _response(self, scope: Scope) -> Response | None:
+        """None: let through."""
+        headers = Headers(scope=scope)
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if scope["method"] not in ("GET", "HEAD"):
+            refused = refuse(_WRONG_METHOD, path=scope["path"])
+            refused.headers["allow"] = "GET, HEAD"
+            return refused
+        if not self.gate.knows_host(headers.get("host")):
+            return refuse(self._foreign_name(headers.get("host")), path=scope["path"])
+        if not self.gate.has_key(headers, pairs):
+            return refuse(_NO_KEY, path=scope["path"])
+        is_given = any(name == "key" for name, _ in pairs)
+        return self._with_cookie(headers, pairs) if scope["path"] == "/" and is_given else None
+
+    def _with_cookie(self, headers: Headers, pairs: list[tuple[str, str]]) -> Response | None:
+        """The browser keeps the key as a cookie, and goes where the URL has none."""
+        rest = urlencode([(name, value) for name, value in pairs if name != "key"])
+        response = Response(status_code=303, headers={"location": f"/?{rest}" if rest else "/"})
+        if headers.get("sec-fetch-site") == "cross-site":
+            # a link in somebody's chat: it would not send a strict cookie where it is sent on to
+            response = Response(_STEP_IN, media_type="text/html")
+        response.set_cookie(
+            self.gate.cookie, self.gate.key, httponly=True, samesite="strict", path="/"
+        )
+        return response
+
+    def _foreign_name(self, host: str | None) -> Refusal:
+        return BadRequest(
+            f"this server is not called `{(host or '')[:100]}`",
+            why="a page of somebody else's may have sent your browser here under a name of its own",
+            fix=f"open the URL that `miles ui` printed, at {self.gate.host}",
+        )
+
+
+_STEP_IN = '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">\n'
+_WRONG_METHOD = WrongMethod(
+    "nothing can be changed here",
+    why="the page only reads: GET and HEAD are all it knows",
+    fix="ask with GET",
+)
+_NO_KEY = Forbidden(
+    "this page needs its key",
+    why="the key is missing or wrong: each `miles ui` makes a new one when it starts",
+    fix="open the URL that `miles ui` printed, from ?key= on",
+)
+
+
+def refuse(refusal: Refusal, *, path: str) -> Response:
+    """As JSON to the page, as plain text to people."""
+    if path.startswith("/api/"):
+        data = to_json(refusal.as_json())
+        return Response(data, status_code=refusal.status, media_type="application/json")
+    told = refusal.as_json()
+    text = f"{told['what']}\nwhy: {told['why']}\nfix: {told['fix']}\n"
+    return PlainTextResponse(text, status_code=refusal.status)
+
+
+def is_any(host: str) -> bool:
+    """Whether it stands for all addresses of this computer."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host == ""
+
+
+def _is_loopback(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names() -> set[str]:
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+def _name_of(header: str) -> str | None:
+    """`[::1]:80` -> `::1`; None for what is no host."""
+    if header.startswith("["):
+        name, _, port = header[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        name, _, port = header.partition(":")
+    if not name or (port and not port.isdecimal()):
+        return None
+    return name.lower().rstrip(".")

@@ -1,0 +1,95 @@
+"""What runs have told, read once for all requests and kept up to date; forgotten when nobody asks
+for long. Called from threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.history import History
+from milescli.insight.reader import RunReader
+from milescli.web.refusals import Busy, Forbidden
+
+NUM_HELD = 16
+"""Histories in memory; the one that was not asked for the longest goes first."""
+FORGET_S = 600.0
+"""After so long without a question."""
+READ_S = 60.0
+"""Longest that one waits while another reads the same run."""
+
+
+@dataclass(slots=True)
+class _Held:
+    reader: RunReader
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    asked_s: float = 0.0
+
+
+class Histories:
+    """Of all runs of a server."""
+
+    def __init__(self) -> None:
+        self._held = dict[str, _Held]()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @contextmanager
+    def reading(self, run: RunDir) -> Iterator[History]:
+        """With all that is new. Nobody else reads or changes it within. Raises Forbidden where its
+        events are not ours to read, Busy where another reads too long."""
+        held = self._of(run)
+        if not held.lock.acquire(timeout=READ_S):
+            raise Busy(
+                f"run `{run.name}` was not read within {READ_S:g} s",
+                why="another request reads its events, and has not ended",
+                fix=f"ls -l {run.events_file}   # is it huge, or its disk away?",
+            )
+        try:
+            require_readable(run)
+            held.reader.update()
+            held.asked_s = time.monotonic()
+            yield held.reader.history
+        finally:
+            held.lock.release()
+
+    def forget_unused(self) -> None:
+        """Those that nobody asked for."""
+        with self._lock:
+            oldest = sorted(self._held.items(), key=lambda item: -item[1].asked_s)
+            now = time.monotonic()
+            self._held = {
+                path: held
+                for place, (path, held) in enumerate(oldest)
+                if held.lock.locked() or (place < NUM_HELD and now - held.asked_s < FORGET_S)
+            }
+
+    def _of(self, run: RunDir) -> _Held:
+        self.forget_unused()
+        with self._lock:
+            held = self._held.get(str(run.path))
+            if held is None:
+                held = self._held[str(run.path)] = _Held(RunReader(run))
+            held.asked_s = time.monotonic()
+            return held
+
+
+def require_readable(run: RunDir) -> None:
+    """Raises Forbidden where it has events that are not ours to read."""
+    try:
+        with open(run.events_file, "rb"):
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise Forbidden(
+            f"the events of run `{run.name}` cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"ls -l {run.events_file}   # whose is it? you are {os.getuid()}",
+        ) from None

@@ -1,0 +1,166 @@
+"""`live`: what a run tells as it happens, as server-sent events, for as long as the page is open. A
+page that lost the connection goes on behind what it saw last (`Last-Event-ID`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+from starlette.types import Message, Receive, Scope, Send
+
+from milescli.insight.history import History
+from milescli.insight.summary import state_of
+from milescli.web.asked import Asked
+from milescli.web.refusals import Busy
+from milescli.web.responses import to_json
+
+POLL_S = 0.5
+"""Between looks at the file."""
+HEARTBEAT_S = 10.0
+"""After which something is sent in any case."""
+SEND_S = 30.0
+"""Longest that a page may take to receive what was sent to it."""
+MAX_STREAMS = 64
+"""Open at once."""
+MAX_TOLD = 500
+"""Of a backlog, the newest."""
+ENDED = ("done", "stopped", "failed", "killed")
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What a page was sent."""
+
+    history: History | None = None
+    """The one that it is of: another object where the file began anew."""
+    told: int | None = None
+    """Entries of its list; None: it has yet to be seen how many there are."""
+    step: tuple[int, int | None] | None = None
+    """Step and number of steps."""
+    outcome: str | None = None
+
+
+def changes(history: History, state: str, seen: Seen) -> list[bytes]:
+    """The events that a page is to be sent, which it then has seen. At first only where the run is:
+    what it told before is asked for as `told`."""
+    events = list[bytes]()
+    if seen.history is not history:
+        if seen.history is not None:
+            events.append(_event("reset", {"why": "the run's events began anew"}))
+            seen.told, seen.step, seen.outcome = 0, None, None
+        seen.history = history
+    if seen.told is None or seen.told > len(history.told):
+        seen.told = len(history.told)
+    for number in range(max(seen.told, len(history.told) - MAX_TOLD), len(history.told)):
+        events.append(_event("told", asdict(history.told[number]), number=number + 1))
+    seen.told = len(history.told)
+    if (step := (history.step, history.num_steps)) != seen.step:
+        seen.step = step
+        events.append(_event("step", {"step": step[0], "num_steps": step[1]}, number=seen.told))
+    outcome = state if state in ENDED else None
+    if outcome != seen.outcome:
+        seen.outcome = outcome
+        if outcome is not None:
+            events.append(_event("end", {"outcome": outcome}, number=seen.told))
+    return events
+
+
+class LiveStreams:
+    """All that are open at a server."""
+
+    def __init__(self) -> None:
+        self._num_open = 0
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """All of them end."""
+        self._closing.set()
+
+    def open(self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]]) -> Stream:
+        """`look`: calls a function in a thread. Raises Busy where too many are open."""
+        if self._num_open >= MAX_STREAMS:
+            raise Busy(
+                "too many pages follow runs of this server",
+                why=f"{MAX_STREAMS} streams are open, one for each page",
+                fix="close some pages",
+            )
+        return Stream(asked, look, self)
+
+    @contextlib.contextmanager
+    def counted(self):  # type: ignore[no-untyped-def]
+        """One more within."""
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    async def closes_within(self, seconds: float) -> bool:
+        """Waits."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+        return self._closing.is_set()
+
+
+class Stream:
+    """One response: an ASGI application."""
+
+    def __init__(
+        self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]], streams: LiveStreams
+    ) -> None:
+        self._asked, self._look, self._streams = asked, look, streams
+        self._seen = Seen(told=asked.question.number("told"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the page leaves, or the server ends."""
+        with self._streams.counted():
+            sending = asyncio.ensure_future(self._send(_bounded(send)))
+            leaving = asyncio.ensure_future(_left(receive))
+            try:
+                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                leaving.cancel()
+                sending.cancel()
+                await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await _body(send, b"retry: 2000\n\n")
+        silent_s = 0.0
+        while True:
+            events = await self._look(self._changes)
+            if events or silent_s >= HEARTBEAT_S:
+                await _body(send, b"".join(events) or b": alive\n\n")
+                silent_s = 0.0
+            if await self._streams.closes_within(POLL_S):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            silent_s += POLL_S
+
+    def _changes(self) -> list[bytes]:
+        with self._asked.history() as history:
+            return changes(history, state_of(self._asked.with_logs, history), self._seen)
+
+
+def _event(name: str, value: object, *, number: int = 0) -> bytes:
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), to_json(value))
+
+
+def _bounded(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        async with asyncio.timeout(SEND_S):
+            await send(message)
+
+    return sending
+
+
+async def _body(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,132 @@
+"""`logs`: the logs of a run's attempts, and lines of one of them: by number, from the end, or those
+that contain a text. Never reads more of a huge file than it must."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from milescli.web.asked import Asked, Json
+from milescli.web.line_index import LONGEST_BYTES, LineIndex, LineIndexes
+from milescli.web.paths import file_within, readable
+
+MAX_LIMIT = 5000
+MAX_FILES = 2000
+"""Listed of one attempt."""
+LONGEST_LINE = 10_000
+"""Characters that are shown of a line."""
+SEARCH_S = 3.0
+"""Longest that one search reads."""
+
+
+def attempts(asked: Asked) -> Json:
+    """Of all attempts, oldest first, and of `miles eval`."""
+    folder = asked.with_logs.path / "logs"
+    names = [attempt.name for attempt in asked.with_logs.attempts()]
+    others = (one.name for one in folder.glob("*") if one.is_dir() and not one.is_symlink())
+    names += sorted(name for name in others if name not in names)
+    return {"attempts": [{"name": name, "files": _files(folder / name)} for name in names]}
+
+
+class Logs:
+    """Lines of logs; keeps where the lines of each file begin."""
+
+    def __init__(self) -> None:
+        self._indexes = LineIndexes()
+
+    def lines(self, asked: Asked) -> Json:
+        """Of one file. `total`: all lines, or all that fit; `is_all`: False where counting or
+        searching was ended for time. `offset` counts from the start; with `tail`, from the end."""
+        name = f"logs/{asked.names['attempt']}/{asked.names['file']}"
+        file = file_within(asked.with_logs.path, name)
+        ask = asked.question
+        offset, limit = ask.count("offset", 0), ask.count("limit", 500, high=MAX_LIMIT)
+        text, is_tail = ask.text("q"), ask.count("tail", 0, high=1) == 1
+        index = self._indexes.of(file)
+        with index.lock, readable(file):
+            index.count()
+            if text:
+                lines, total, is_all = _found(index, text, offset, limit, is_tail=is_tail)
+            else:
+                total, is_all = index.num_lines, index.is_whole
+                first = max(0, total - offset - limit) if is_tail else offset
+                size = min(limit, total - offset) if is_tail else limit
+                lines = list(enumerate(index.lines(first, size), first))
+        return {
+            "total": total,
+            "is_all": is_all,
+            "lines": [{"number": number + 1, "text": _shown(line)} for number, line in lines],
+        }
+
+
+def _files(folder: Path) -> list[Json]:
+    files = list[Json]()
+    for file in sorted(folder.rglob("*"))[:MAX_FILES]:
+        try:
+            if file.is_file():
+                name = file.relative_to(folder).as_posix()
+                files.append({"name": name, "size_bytes": file.stat().st_size})
+        except OSError:
+            continue
+    return files
+
+
+def _found(
+    index: LineIndex, text: str, offset: int, limit: int, *, is_tail: bool
+) -> tuple[list[tuple[int, bytes]], int, bool]:
+    """(number and line of those that are shown, how many fit, whether all was searched)."""
+    until, total = time.monotonic() + SEARCH_S, 0
+    kept = deque[tuple[int, bytes]]()
+    for fitting in (_backwards if is_tail else _forwards)(index, text):
+        for one in fitting:
+            total += 1
+            if total > offset and len(kept) < limit:
+                (kept.appendleft if is_tail else kept.append)(one)
+        if time.monotonic() > until:
+            return list(kept), total, False
+    return list(kept), total, index.is_whole
+
+
+def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
+    number, rest = 0, b""
+    for data in index.blocks(0):
+        head, found, tail = (rest + data).rpartition(b"\n")
+        if found:
+            yield _fitting(head, text, number)
+            number += head.count(b"\n") + 1
+        rest = tail[:LONGEST_BYTES]
+    yield _fitting(rest, text, number)
+
+
+def _backwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
+    """Newest line first."""
+    rest = b""
+    for number, data in index.blocks_backwards():
+        head, found, tail = (data + rest).partition(b"\n")
+        if found:
+            yield _fitting(tail, text, number + 1)[::-1]
+        rest = head[:LONGEST_BYTES]
+    yield _fitting(rest, text, 0)
+
+
+def _fitting(data: bytes, text: str, first: int) -> list[tuple[int, bytes]]:
+    """Lines of `data`, numbered from `first`, that contain a text in any case."""
+    small = text.lower()
+    if not small.isascii():
+        return [
+            (number, line)
+            for number, line in enumerate(data.split(b"\n"), first)
+            if small in line.decode(errors="replace").lower()
+        ]
+    wanted = small.encode()
+    if wanted not in data.lower():
+        return []
+    lines = enumerate(data.split(b"\n"), first)
+    return [(number, line) for number, line in lines if wanted in line.lower()]
+
+
+def _shown(line: bytes) -> str:
+    text = line[: 4 * LONGEST_LINE].decode(errors="replace").rstrip("\r")
+    return text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]} …"

@@ -1,0 +1,128 @@
+"""Which runs a server shows, by the ids of its URLs. New ones in a runs folder show up by
+themselves."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
+from milescli.core.errors import MachineError
+from milescli.core.nearest import nearest
+from milescli.web.refusals import NotFound
+
+LOOK_EVERY_S = 1.0
+"""Seconds for which a listing of the folder holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownRun:
+    """A run, or one of a run's several adapters."""
+
+    id: str
+    """In URLs: its name, made unique; of an adapter `run:adapter`."""
+    run: RunDir
+    above: RunDir | None = None
+    """Of an adapter, the run that trains it; None: it is that run."""
+
+    @property
+    def adapters(self) -> list[str]:
+        """Ids of its adapters."""
+        names = sorted(file.parent.name for file in self.run.adapters_dir.glob(f"*/{RECIPE_FILE}"))
+        return [] if self.above else [f"{self.id}:{name}" for name in names]
+
+
+@dataclass(slots=True, kw_only=True)
+class ShownRuns:
+    """Of one server."""
+
+    folder: Path | None = None
+    """All runs in it; None: those that were named."""
+    named: Sequence[Path] = ()
+    _seen: dict[str, ShownRun] = field(default_factory=dict)
+    _until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def all(self) -> list[ShownRun]:
+        """Newest first; those that were named, in their order."""
+        return list(self._runs().values())
+
+    def find(self, run_id: str) -> ShownRun:
+        """Raises NotFound with the nearest id."""
+        runs = self._runs()
+        if run_id in runs:
+            return runs[run_id]
+        name, _, adapter = run_id.rpartition(":")
+        if name in runs and run_id in runs[name].adapters:
+            above = runs[name].run
+            return ShownRun(id=run_id, run=RunDir(above.adapters_dir / adapter), above=above)
+        guess = nearest(run_id, runs)
+        raise NotFound(
+            f"no run is called `{run_id[:100]}`",
+            why=f"{len(runs)} runs are shown" + (f", of {self.folder}" if self.folder else ""),
+            fix=f"ask for `{guess}`" if guess else "/api/runs lists them",
+        )
+
+    def _runs(self) -> dict[str, ShownRun]:
+        with self._lock:
+            if time.monotonic() >= self._until:
+                self._seen = _by_id(self.named if self.folder is None else _runs_in(self.folder))
+                self._until = time.monotonic() + LOOK_EVERY_S
+            return self._seen
+
+
+def _by_id(paths: Sequence[Path]) -> dict[str, ShownRun]:
+    runs = dict[str, ShownRun]()
+    for path in paths:
+        run, number = RunDir(path.absolute()), 1
+        run_id = run.full_name
+        while run_id in runs:
+            number += 1
+            run_id = f"{run.full_name}-{number}"
+        runs[run_id] = ShownRun(id=run_id, run=run)
+    return runs
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """Newest first. What goes away meanwhile, or is not ours to read, is left out."""
+    ages = list[tuple[float, Path]]()
+    for file in folder.glob(f"*/{RECIPE_FILE}"):
+        try:
+            ages.append((file.stat().st_mtime, file.parent))
+        except OSError:
+            continue
+    return [path for _, path in sorted(ages, key=lambda one: (-one[0], one[1].name))]
+
+
+def shown_runs(folder: Path | None, named: Sequence[Path]) -> ShownRuns:
+    """All of a folder, or those that are named. Raises MachineError where one cannot be read."""
+    for path in named:
+        _require_listing(path, what="run")
+    return ShownRuns(folder=folder, named=tuple(named))
+
+
+def readable_folder(folder: Path) -> Path:
+    """The runs folder; one that is not there yet will do. Raises MachineError where it cannot be
+    read."""
+    if folder.exists():
+        _require_listing(folder, what="runs folder")
+    return folder
+
+
+def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
+    """A folder that is not ours to read."""
+    return MachineError(
+        f"the {what} {folder} cannot be read",
+        why=f"{type(error).__name__}: {error}",
+        fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
+    )
+
+
+def _require_listing(folder: Path, *, what: str) -> None:
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise unreadable(folder, error, what=what) from None

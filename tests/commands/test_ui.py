@@ -1,0 +1,66 @@
+"""`miles ui`: what it refuses, and what it says."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from milescli.web import serve
+from tests.commands.conftest import Miles
+
+
+@pytest.fixture
+def run_dir(miles: Miles) -> Path:
+    folder = Path("runs/quickstart-1")
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("name: quickstart\n")
+    return folder
+
+
+@pytest.fixture
+def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> list[serve.Door]:
+    """Doors that were opened; nobody is let in."""
+    doors = list[serve.Door]()
+
+    def ended(door, shown, *, fault, ready) -> None:  # type: ignore[no-untyped-def]
+        doors.append(door)
+        ready()
+        door.listener.close()
+
+    monkeypatch.setattr(serve, "serve", ended)
+    return doors
+
+
+def test_a_run_that_is_not_there_is_refused(miles: Miles, run_dir: Path) -> None:
+    said = miles("ui", "quickstart-2")
+    assert (said.code, said.out) == (6, "")
+    assert "quickstart-1" in said.err
+
+
+def test_a_port_in_use_is_refused(miles: Miles, run_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = miles("ui", "--port", str(taken.getsockname()[1]))
+    assert said.code == 4 and "is in use" in said.err and "miles ui --port" in said.err
+
+
+def test_the_url_is_data(miles: Miles, run_dir: Path, ends_at_once: list[serve.Door]) -> None:
+    said = miles("ui", "quickstart-1")
+    assert (said.code, said.out) == (0, ends_at_once[0].url + "\n")
+    assert "Ctrl-C" in said.err and "warning" not in said.err
+    told = json.loads(miles("ui", "--json").out)
+    assert (told["kind"], told["url"]) == ("ui", ends_at_once[1].url)
+
+
+def test_a_folder_without_runs_is_served(miles: Miles, ends_at_once: list[serve.Door]) -> None:
+    assert miles("ui").code == 0 and len(ends_at_once) == 1
+
+
+def test_who_lets_others_in_is_told_what_it_means(
+    miles: Miles, run_dir: Path, ends_at_once: list[serve.Door]
+) -> None:
+    said = miles("ui", "--host", "0.0.0.0")
+    assert said.code == 0 and said.err.startswith("warning: 0.0.0.0 can be reached")
+    assert "not encrypted" in said.err and "ssh -L" in said.err

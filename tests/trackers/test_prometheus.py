@@ -1,0 +1,168 @@
+"""What Prometheus is shown of a run, and that names keep to its conventions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from milescli.checkpoint.run_dir import read_jsonl
+from milescli.core.events import (
+    MemorySeen,
+    Notice,
+    OfAdapter,
+    PhaseStarted,
+    RunEnded,
+    VerdictGiven,
+    WorkerLost,
+    WorkerMemory,
+    to_record,
+)
+from milescli.core.metric_names import METRICS
+from milescli.trackers.prometheus import COUNTER, PHASES, Exposition, families, family_of
+from tests.console.fake_run import events as whole_run
+from tests.console.fake_run import step_done
+from tests.trackers.running import events
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def exposition(records: Iterable[Any], **options: Any) -> Exposition:
+    made = Exposition(run="sums-1", version="0.1.0", **options)
+    for record in records:
+        made.feed(record)
+    return made
+
+
+def samples(made: Exposition) -> Samples:
+    """As a Prometheus client parses them."""
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(made.text())
+        for sample in family.samples
+    }
+
+
+def told(*happened: Any) -> Samples:
+    return samples(exposition(map(to_record, happened)))
+
+
+def test_figures_of_the_last_step_stand_beside_sums_over_all() -> None:
+    seen = told(*events(1, 2))
+    assert seen["miles_run_info", (("run", "sums-1"), ("version", "0.1.0"))] == 1.0
+    assert seen["miles_step", ()] == 2.0 and seen["miles_steps_wanted", ()] == 4.0
+    assert seen["miles_reward_mean", ()] == 0.2
+    assert seen["miles_eval_accuracy", ()] == 0.5
+    assert seen["miles_rollout_tokens_total", ()] == 2 * 9400
+    rollout = seen[PHASES, (("phase", "rollout"),)]
+    assert abs(rollout - 2 * 3.1 * 0.66) < 1e-9
+    assert seen[PHASES, (("phase", "eval"),)] == 2.2
+    assert seen["miles_checkpoint_bytes", ()] == 10.0
+    assert seen["miles_worker_restarts_total", (("worker", "engine 1"),)] == 1.0
+
+
+def test_losses_and_warnings_are_counted_and_one_state_holds() -> None:
+    lost = WorkerLost(worker='engine "1"\\', what="died", why="", step=1, restart=1)
+    seen = told(
+        PhaseStarted(phase="start"),
+        PhaseStarted(phase="train"),
+        lost,
+        lost,
+        Notice(text="slow", level="warning"),
+        Notice(text="hello"),
+        RunEnded(outcome="done", step=2, seconds=1.0),
+    )
+    assert seen["miles_worker_losses_total", (("worker", 'engine "1"\\'),)] == 2.0
+    assert seen["miles_warnings_total", ()] == 1.0
+    states = {labels[0][1]: value for (name, labels), value in seen.items() if "state" in name}
+    assert states == {"start": 0.0, "train": 0.0, "done": 1.0}
+
+
+def test_names_that_a_recipe_chose_are_labels() -> None:
+    done = step_done(1, 4, reward=0.5)
+    parts = replace(done.rollout, reward_parts={"math": 0.4}, figures={"lookups": 3.0})
+    report = replace(done.report, figures={**done.report.figures, "of_my_own": 2.0})
+    seen = told(replace(done, rollout=parts, report=report))
+    assert seen["miles_reward_part", (("name", "math"),)] == 0.4
+    assert seen["miles_agent_figure", (("name", "lookups"),)] == 3.0
+    assert seen["miles_train_figure", (("name", "of_my_own"),)] == 2.0
+    assert seen["miles_train_clip_ratio", ()] == 0.012
+
+
+def test_adapters_have_series_of_their_own() -> None:
+    both = [
+        OfAdapter(adapter=name, event=event)
+        for name, step in (("sums", 1), ("words", 3))
+        for event in (PhaseStarted(phase="train"), step_done(step, 4, reward=step / 10))
+    ]
+    seen = told(*both, PhaseStarted(phase="stop"))
+    assert seen["miles_step", (("adapter", "sums"),)] == 1.0
+    assert seen["miles_reward_mean", (("adapter", "words"),)] == 0.3
+    assert seen["miles_run_state", (("adapter", "sums"), ("state", "train"))] == 1.0
+    assert seen["miles_run_state", (("state", "stop"),)] == 1.0
+
+
+def test_memory_is_that_of_the_last_look() -> None:
+    looks = [
+        {"time": 1, "oom_kills": 0, "resident_bytes": {"7": 10, "8": 5}, "names": {"7": "driver"}},
+        {
+            "time": 2,
+            "oom_kills": 1,
+            "resident_bytes": {"7": 20, "9": 1, "10": 2},
+            "names": {"7": "driver", "9": "engine-0", "10": "engine-0"},
+        },
+    ]
+    seen = samples(exposition(looks, labels={"at": "here"}))
+    resident = {
+        dict(labels)["process"]: value for (name, labels), value in seen.items() if "res" in name
+    }
+    assert resident == {"driver": 20.0, "engine-0": 3.0}
+    assert seen["miles_oom_kills", (("at", "here"),)] == 1.0
+
+
+def test_a_run_that_is_read_from_disk_gives_what_it_gave_while_it_went_on(tmp_path: Path) -> None:
+    happened = [to_record(event) for event in whole_run(num_warmup=3, num_steps=4)]
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(f"{json.dumps({'time': 'now', **one})}\n" for one in happened))
+    from_disk = exposition(read_jsonl(log))
+    assert from_disk.text() == exposition(happened).text()
+    shown = {name for name, _ in samples(from_disk)}
+    assert shown <= set(families()) and len(shown) > 40
+    assert samples(from_disk)[PHASES, (("phase", "warmup"),)] > 0
+
+
+def test_what_it_does_not_know_is_left_out() -> None:
+    assert samples(exposition([{}, {"event": "OfTomorrow", "step": 1}])) == samples(exposition([]))
+
+
+def test_names_keep_to_the_conventions() -> None:
+    for name, family in families().items():
+        assert re.fullmatch(r"miles_[a-z][a-z0-9_]*", name), name
+        assert name.endswith("_total") == (family.kind == COUNTER), name
+        assert not re.search(r"_(s|ms|fraction|rate|percent)(_total)?$", name), name
+
+
+def test_each_number_has_a_name_and_no_two_share_one() -> None:
+    own = [family_of(metric).name for metric in METRICS]
+    twice = {name for name in own if own.count(name) > 1}
+    assert twice == {PHASES}
+
+
+def test_what_workers_hold_and_the_newest_verdict_are_shown() -> None:
+    rank = WorkerMemory(worker="trainer rank 0", device="cuda:0", peak_bytes=7, total_bytes=80)
+    flat = VerdictGiven(step=1, headline="", is_learning=False, findings={"reward-flat": "is"})
+    better = VerdictGiven(step=2, headline="", is_learning=True)
+    seen = told(MemorySeen(step=1, workers=(rank,)), flat, better)
+    own = {"device": "cuda:0", "worker": "trainer rank 0"}
+    sizes = {
+        kind: seen["miles_worker_memory_bytes", tuple(sorted({**own, "kind": kind}.items()))]
+        for kind in ("peak", "total")
+    }
+    assert sizes == {"peak": 7.0, "total": 80.0}
+    assert seen["miles_learning", ()] == 1.0
+    assert seen["miles_finding", (("finding", "reward-flat"),)] == 0.0

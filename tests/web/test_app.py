@@ -1,0 +1,116 @@
+"""The routes as a whole: what is sent, and how."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from milescli.web import app
+from milescli.web.app import READS
+from milescli.web.static import STATIC
+from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
+
+MISSING = {"samples"}
+"""Of a run that has none, not found."""
+
+
+@pytest.mark.parametrize("name", sorted({*READS} - MISSING))
+def test_every_endpoint_answers_of_a_run_in_which_nothing_has_happened(
+    run: WrittenRun, client: TestClient, name: str
+) -> None:
+    response = client.get(f"/api/runs/tiny-1/{name}")
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert isinstance(response.json(), dict)
+
+
+@pytest.mark.parametrize("name", [*sorted(READS), "live", "logs/a/b", "find-samples"])
+def test_a_run_that_is_not_shown_is_not_found(
+    run: WrittenRun, client: TestClient, name: str
+) -> None:
+    for wrong in ("tiny-2", "..", "%2e%2e", "tiny-1%2f..", "tiny-1:none"):
+        response = client.get(f"/api/runs/{wrong}/{name}")
+        assert response.status_code == 404, response.text
+        assert set(response.json()) == {"what", "why", "fix"}
+
+
+def test_what_the_browser_has_is_not_sent_again(run: WrittenRun, client: TestClient) -> None:
+    run.steps(1, 5)
+    path = "/api/runs/tiny-1/columns?name=train/loss"
+    first = client.get(path)
+    kept = {"if-none-match": first.headers["etag"]}
+    assert client.get(path, headers=kept).status_code == 304
+    assert client.get(path, headers=kept).content == b""
+    run.steps(6, 6)
+    assert client.get(path, headers=kept).status_code == 200
+
+
+def test_what_is_long_is_packed_for_who_knows_gzip(run: WrittenRun, client: TestClient) -> None:
+    run.steps(1, 300)
+    path = "/api/runs/tiny-1/columns?name=train/loss"
+    with client.stream("GET", path, headers={"accept-encoding": "gzip"}) as packed:
+        assert packed.headers["content-encoding"] == "gzip"
+        data = b"".join(packed.iter_raw())
+    plain = client.get(path, headers={"accept-encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert gzip.decompress(data) == plain.content and len(data) < len(plain.content)
+
+
+def test_json_is_strict(run: WrittenRun, client: TestClient) -> None:
+    run.tell(step_done(1, loss=float("nan"), reward=float("inf")))
+    for name in ("summary", "columns?name=train/loss&name=rollout/reward_mean", "told"):
+        text = client.get(f"/api/runs/tiny-1/{name}").text
+        json.loads(text, parse_constant=pytest.fail)
+
+
+def test_the_page_and_its_charts_are_there(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert page.content == (STATIC / "index.html").read_bytes()
+    for name, kind in (("uPlot.iife.min.js", "text/javascript"), ("uPlot.min.css", "text/css")):
+        chart = client.get(f"/static/vendored/uplot/{name}")
+        assert chart.status_code == 200 and chart.headers["content-type"].startswith(kind)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/..%2fapp.py",
+        "/static/%2e%2e/gate.py",
+        "/static/vendored/..%2f..%2fpyproject.toml",
+        "/static/vendored/uplot/LICENSE",
+        "/static/%2fetc%2fpasswd",
+        "/static/",
+        "/static/none.js",
+        "/favicon.ico",
+        "/api",
+        "/api/other",
+    ],
+)
+def test_nothing_else_of_the_disk_has_a_url(client: TestClient, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code in (403, 404)
+    assert "import" not in response.text and "root:" not in response.text
+
+
+def test_a_fault_of_ours_is_told_and_shows_no_key(
+    folder: Path, run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    site = site_of(folder)
+    site.fault = told.append
+
+    def broken() -> object:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr(app, "_runs", lambda site: broken())
+    with client_of(site) as client:
+        client._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
+        response = client.get(f"/api/runs?key={KEY}")
+    assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]
+    assert told == ["/api/runs: ZeroDivisionError: by nothing"]

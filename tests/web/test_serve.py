@@ -1,0 +1,162 @@
+"""`miles ui` as a process: its socket, its end, and that it writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from milescli.core.errors import ExitCode, MachineError
+from milescli.web.serve import is_loopback, open_door
+from tests.web.written import WrittenRun
+
+MILES = Path(sys.executable).with_name("miles")
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 120.0
+
+
+@contextmanager
+def page(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`miles ui` in a folder that has `runs/`, and its URL."""
+    environment = {**os.environ, "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [str(MILES), "--json", "ui", *words],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()  # ends with the process, too
+            assert line, process.stderr.read() if process.stderr else ""
+            yield process, json.loads(line)["url"]
+        finally:
+            process.kill()
+
+
+def state_of(folder: Path) -> dict[str, tuple[float, int]]:
+    """Every file and folder, when it was changed, and its size."""
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.slow
+def test_a_page_from_its_first_request_to_ctrl_c(run: WrittenRun, tmp_path: Path) -> None:
+    """In a run that can only be read; with a page open that follows it."""
+    run.attempt(engine_0="one\n")
+    run.steps(1, 3)
+    run.keep(3, {})
+    for path in (*run.path.rglob("*"), run.path):
+        if not path.is_symlink():
+            path.chmod(0o555 if path.is_dir() else 0o444)
+    before = state_of(tmp_path / "runs")
+    with page(tmp_path) as (process, url):
+        address, _, key = url.partition("?key=")
+        assert address.startswith("http://127.0.0.1:") and len(key) == 22
+        served = psutil.Process(process.pid)
+        listening = [one.laddr.ip for one in served.net_connections() if one.status == "LISTEN"]
+        assert listening == ["127.0.0.1"]
+        assert key not in " ".join(served.cmdline()) and key not in str(served.environ())
+        with httpx.Client(base_url=address, timeout=WAIT_S, follow_redirects=True) as client:
+            assert client.get("api/runs").status_code == 403
+            assert client.get("/", params={"key": key}).url == address
+            [listed] = client.get("api/runs").json()["runs"]
+            assert (listed["id"], listed["step"]) == ("tiny-1", 3)
+            for name in ("summary", "names", "samples", "logs/latest/engine-0.log", "evaluations"):
+                assert client.get(f"api/runs/tiny-1/{name}").status_code == 200
+            with client.stream("GET", "api/runs/tiny-1/live") as stream:
+                next(line for line in stream.iter_lines() if line == "event: step")
+                process.send_signal(signal.SIGINT)
+                assert process.wait(WAIT_S) == 0
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert "the page has ended" in told and key not in told
+    assert state_of(tmp_path / "runs") == before
+    assert key not in "".join(
+        path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
+    )
+
+
+def test_sigterm_ends_it_as_well(run: WrittenRun, tmp_path: Path) -> None:
+    with page(tmp_path, "tiny-1") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else needs root")
+def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun, folder: Path) -> None:
+    """By a process of another user; as root everything can be read."""
+    run.path.chmod(0o700)
+    for path in (folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    # imported as root, as the interpreter may lie where only root reads
+    script = (
+        "import os, sys\n"
+        "import milescli.web.serve, milescli.web.browser, milescli.recipe.load, httpx\n"
+        "from milescli.commands.app import main\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(main(['ui', sys.argv[1]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(run.path)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == ExitCode.NOT_READY, done.stderr
+    assert "cannot be read" in done.stderr and "PermissionError" in done.stderr, done.stderr
+
+
+def test_a_port_in_use_is_refused_with_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match="is in use") as refused:
+            open_door(host="127.0.0.1", port=port)
+    assert f"miles ui --port {port + 1}" in refused.value.fixes
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "2001:db8::1"])
+def test_an_address_of_somebody_else_is_refused(host: str) -> None:
+    with pytest.raises(MachineError, match="cannot be served"):
+        open_door(host=host, port=0)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        ("127.0.0.1", True),
+        ("127.3.2.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("node-1", False),
+    ],
+)
+def test_what_only_this_computer_can_reach(host: str, is_ours: bool) -> None:
+    assert is_loopback(host) is is_ours
+
+
+def test_each_door_has_its_own_key() -> None:
+    doors = [open_door(host="127.0.0.1", port=0) for _ in range(3)]
+    assert len({door.gate.key for door in doors}) == 3
+    for door in doors:
+        door.listener.close()
+        assert door.url.startswith(f"http://127.0.0.1:{door.gate.port}/?key=")
