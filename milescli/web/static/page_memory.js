@@ -43,7 +43,8 @@ function plans(answer, plan) {
       { class: "card", "aria-label": "What the plan expects" },
       h("h2", {}, "What the plan expects"),
       reason
-        ? [h("p", { class: "big" }, reason.value), h("p", { class: "muted" }, withCode(reason.reason))]
+        ? [h("p", { class: "big" }, reason.value),
+          h("p", { class: "muted" }, withCode(reason.reason))]
         : h("p", { class: "muted" }, "This plan forecasts no memory."),
     );
   }
@@ -79,11 +80,14 @@ function devices({ measured }) {
   if (!measured.length) {
     return h("section", { class: "card", "aria-label": "What was measured" },
       h("h2", {}, "What was measured"),
-      h("p", { class: "muted" }, "No process told of the memory of a device. On a CPU all is in main "
-        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run goes on."));
+      h("p", { class: "muted" },
+        "No process told of the memory of a device. On a CPU all is in main "
+        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run "
+        + "goes on."));
   }
   const names = [...new Set(measured.flatMap((one) => Object.keys(one)))].filter(
-    (name) => name !== "worker" && measured.some((one) => one[name] !== null && one[name] !== undefined));
+    (name) => name !== "worker" && measured.some((one) => one[name] !== null
+      && one[name] !== undefined));
   const say = (name, value) => (name.endsWith("_bytes") ? bytes(value) : String(value ?? ""));
   return h(
     "section",
