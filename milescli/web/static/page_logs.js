@@ -39,7 +39,9 @@ class LogsPage {
     const withFiles = this.attempts.filter((one) => one.files.length);
     const attempt = this.attempts.find((one) => one.name === view.get("attempt"))
       ?? withFiles.at(-1);
-    const file = attempt?.files.find((one) => one.name === view.get("file")) ?? attempt?.files[0];
+    const files = attempt?.files ?? [];
+    const trainer = files.find((one) => one.name.startsWith("trainer"));
+    const file = files.find((one) => one.name === view.get("file")) ?? trainer ?? files[0];
     return { attempt, file };
   }
 
