@@ -5,7 +5,7 @@ nothing heavy. Called by the store, by ranks that write, and by whoever tells of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,19 +24,23 @@ def free_bytes(folder: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def sha256_of_files(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Name -> SHA-256 of files of a folder, several at once. Raises OSError."""
+def sha256_of_files(
+    folder: Path, names: Iterable[str], *, progress: Callable[[int], None] | None = None
+) -> dict[str, str]:
+    """Name -> SHA-256 of files of a folder, several at once. `progress` is told, from any thread,
+    how many more bytes were read. Raises OSError."""
     listed = list(names)
     with ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as threads:
-        return dict(
-            zip(listed, threads.map(lambda name: sha256_of(folder / name), listed), strict=True)
-        )
+        digests = threads.map(lambda name: sha256_of(folder / name, progress=progress), listed)
+        return dict(zip(listed, digests, strict=True))
 
 
-def changed_file(folder: Path, sha256: Mapping[str, str]) -> tuple[str, str] | None:
+def changed_file(
+    folder: Path, sha256: Mapping[str, str], *, progress: Callable[[int], None] | None = None
+) -> tuple[str, str] | None:
     """(name, SHA-256 now) of the first file that is not what `sha256` says; None where all are.
-    Raises OSError."""
-    now = sha256_of_files(folder, sha256)
+    `progress`: see `sha256_of_files`. Raises OSError."""
+    now = sha256_of_files(folder, sha256, progress=progress)
     return next(((name, now[name]) for name in sha256 if now[name] != sha256[name]), None)
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,8 @@ from milescli.core.errors import CheckpointError
 
 PREFIX = "step_"
 _STEP = re.compile(rf"^{PREFIX}(\d+)$")
+Watch = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
+"""(step, bytes that are read) -> what is told how many more were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +39,18 @@ class CheckpointStore:
     """The `checkpoints/` folder of a run. Never removes anything outside it. One process writes;
     others may read."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, protect: set[int] | None = None) -> None:
-        """`keep` of the newest stay; steps in `protect` always do, and do not count."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        protect: set[int] | None = None,
+        watch: Watch = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
+    ) -> None:
+        """`keep` of the newest stay; steps in `protect` always do, and do not count. `watch`: sees
+        how far the reading of a checkpoint that is looked for is."""
         self.folder, self.keep, self.protect = folder, keep, protect or set()
+        self._watch = watch
 
     def path(self, step: int) -> Path:
         """The folder of a step, whether or not it is there."""
@@ -193,7 +204,8 @@ class CheckpointStore:
                     fix=fix,
                 )
         try:
-            changed = changed_file(path, manifest.sha256)
+            with self._watch(step, sum(manifest.files.values())) as progress:
+                changed = changed_file(path, manifest.sha256, progress=progress)
         except OSError as error:
             raise CheckpointError(what, why=f"a file cannot be read: {error}", fix=fix) from error
         if changed is not None:

@@ -31,6 +31,7 @@ from milescli.commands import (
     plugins,
     profile,
     recipes,
+    report,
     resume,
     runs,
     status,
@@ -57,6 +58,7 @@ miles {version}: post-train language models with reinforcement learning
   miles runs                          what was trained
   miles status RUN --watch            is it learning, where is the time?
   miles ui                            a live page of it, in your browser
+  miles report RUN --to FILE.html     one file to show around; of two runs: compared
   miles why RUN                       what ended it
   miles profile RUN                   where its time goes, while it runs
   miles resume RUN --steps 80         go on
@@ -91,7 +93,7 @@ app = typer.Typer(
 for module in (
     *(launch, resume, evaluate, export, convert),
     *(data, models, recipes, algorithms, environments, env, plugins),
-    *(runs, status, ui, why, profile, doctor, help),
+    *(runs, status, ui, report, why, profile, doctor, help),
 ):
     module.register(app)
 

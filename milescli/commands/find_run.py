@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.core.errors import CheckpointError
+from milescli.core.errors import CheckpointError, MachineError
 from milescli.core.nearest import nearest
 
 
@@ -30,10 +30,11 @@ def run_names(folder: Path) -> list[str]:
 
 
 def find_run(run: str, *, folder: Path | None = None) -> Path:
-    """The directory of a run. Raises CheckpointError with the nearest names where there is none."""
+    """The directory of a run. Raises CheckpointError with the nearest names where there is none,
+    MachineError where it may not be read."""
     folder = folder or runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
     for candidate in (Path(run).expanduser(), folder / run):
-        if run and (candidate / RECIPE_FILE).is_file():
+        if run and _is_run(candidate):
             return candidate
     names = run_names(folder)
     guess = nearest(Path(run).name, names)
@@ -49,6 +50,17 @@ def find_run(run: str, *, folder: Path | None = None) -> Path:
         fix=([f"use `{guess}`"] if guess else [])
         + (["miles runs"] if names else ["miles launch --recipe quickstart"]),
     )
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return (folder / RECIPE_FILE).is_file()
+    except PermissionError as error:
+        raise MachineError(
+            f"the run {folder} may not be read",
+            why=f"{error.strerror}: {error.filename}; a run can be read by its owner alone",
+            fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
+        ) from error
 
 
 def newest_run(run: str | None) -> Path:

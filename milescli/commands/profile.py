@@ -16,7 +16,7 @@ EXAMPLES = [
     "miles profile quickstart-1 --steps 2 --ranks 0,1 --engines 0",
     "miles profile quickstart-1 --memory --json",
 ]
-StepsToTrace = Annotated[int, typer.Option("--steps", min=1, max=20, help="Steps to look at.")]
+StepsToTrace = Annotated[int, typer.Option("--steps", min=1, max=10, help="Steps to look at.")]
 Ranks = Annotated[
     str, typer.Option("--ranks", metavar="N,N", help="Trainer ranks to trace; '' for none.")
 ]
@@ -65,8 +65,9 @@ def profile(
     )
     state = wait.profiled(opened, wanted, tell=output.note)
     told = summary.summarise(opened, wanted, state)
-    for error in told.errors:
-        output.warn(error)
+    told.require_some()
+    for warning in told.warnings:
+        output.warn(warning)
     output.json("profile", asdict(told))
     output.text("\n".join(told.lines()))
 

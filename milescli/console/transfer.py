@@ -1,45 +1,49 @@
-"""Bytes as they are moved: a bar on a terminal, now and then a line in a log, one event a line with
---json. Made by the runtime."""
+"""Long work as it is done: a bar on a terminal, now and then a line in a log, one event a line with
+--json; nothing with --quiet. With rate and time left, of bytes or of whatever is counted. Made by
+the runtime. Not while a run draws its panel: of two that draw, neither would be readable."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress, ProgressColumn, Task
+from rich.text import Text
 
+from milescli.console import theme
 from milescli.console.output import Mode, Output
-from milescli.core.units import format_bytes, format_duration
+from milescli.core.units import format_bytes, format_count, format_duration
 
 LINE_EVERY_S = 10.0
 """A log gets a line so often."""
 EVENT_EVERY_S = 1.0
-"""A program that reads JSON gets an event so often."""
+"""A program that reads JSON gets an event so often, and one at the end."""
+BYTES = "bytes"
+_LEAST_BAR, _MOST_BAR, _DONE = 6, 24, "━"
 
 
 class Transfer:
-    """Call it with bytes as they are done; from any thread. A context manager."""
+    """Call it with how many more are done; from any thread. A context manager."""
 
     def __init__(
-        self, output: Output, *, label: str, total_bytes: int, done_bytes: int = 0
+        self,
+        output: Output,
+        *,
+        label: str,
+        total: int,
+        done: int = 0,
+        unit: str = BYTES,
+        tells_quick: bool = True,
     ) -> None:
-        """`done_bytes`: of an earlier attempt; they do not count for the speed."""
-        self.output, self.label, self.total_bytes, self.done_bytes = (
-            output,
-            label,
-            total_bytes,
-            done_bytes,
-        )
-        self._before, self._began = done_bytes, time.monotonic()
+        """`unit`: BYTES, or a plural: samples. `done`: of an earlier attempt; they do not count for
+        the speed. `tells_quick`: a program hears of work that is done within EVENT_EVERY_S too."""
+        self.output, self.label, self.unit = output, label, unit
+        self.total, self.done = total, done
+        self._before, self._began = done, time.monotonic()
         self._last_shown = self._began
+        self._tells_quick = tells_quick
         self._lock = threading.Lock()
         self._bar: Progress | None = None
 
@@ -47,17 +51,11 @@ class Transfer:
         self._began = self._last_shown = time.monotonic()
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
+                _Line(self.said, width=self.output.narration.width),
                 console=self.output.narration,
                 transient=True,
             )
-            self._task = self._bar.add_task(
-                self.label, total=self.total_bytes, completed=self.done_bytes
-            )
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done)
             self._bar.start()
         return self
 
@@ -69,15 +67,17 @@ class Transfer:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif kind is None and self.output.mode is Mode.JSON:
+            return
+        is_told = self._tells_quick or self.seconds >= EVENT_EVERY_S
+        if kind is None and self.output.mode is Mode.JSON and is_told:
             self._event()
 
-    def __call__(self, num_bytes: int) -> None:
+    def __call__(self, num: int) -> None:
         """So many more are done."""
         with self._lock:
-            self.done_bytes += num_bytes
+            self.done += num
             if self._bar is not None:
-                self._bar.advance(self._task, num_bytes)
+                self._bar.advance(self._task, num)
                 return
             now = time.monotonic()
             if self.output.mode is Mode.JSON and now - self._last_shown >= EVENT_EVERY_S:
@@ -85,12 +85,23 @@ class Transfer:
                 self._event()
             elif self.output.mode is Mode.HUMAN and now - self._last_shown >= LINE_EVERY_S:
                 self._last_shown = now
-                left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
-                self.output.note(
-                    f"{self.label}: {format_bytes(self.done_bytes)} of "
-                    f"{format_bytes(self.total_bytes)}, "
-                    f"{format_bytes(self.bytes_per_s)}/s{left}"
-                )
+                self.output.note(f"{self.label}: {self.said()}")
+
+    def reached(self, num: int) -> None:
+        """So many are done altogether; less than were done before is nothing new."""
+        if num > self.done:
+            self(num - self.done)
+
+    def said(self) -> str:
+        """50.0 MiB of 100.0 MiB, 1.0 MiB/s, 50.0 s left"""
+        left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
+        if self.unit == BYTES:
+            return (
+                f"{format_bytes(self.done)} of {format_bytes(self.total)}, "
+                f"{format_bytes(self.per_s)}/s{left}"
+            )
+        speed = f"{self.per_s:.1f}" if self.per_s < 1000 else format_count(self.per_s)
+        return f"{self.done:,} of {self.total:,} {self.unit}, {speed}/s{left}"
 
     @property
     def seconds(self) -> float:
@@ -98,24 +109,60 @@ class Transfer:
         return time.monotonic() - self._began
 
     @property
-    def bytes_per_s(self) -> float:
-        """Of this attempt."""
-        return (self.done_bytes - self._before) / max(self.seconds, 1e-6)
+    def per_s(self) -> float:
+        """Of this attempt, in its unit."""
+        return (self.done - self._before) / max(self.seconds, 1e-6)
 
     @property
     def eta_s(self) -> float | None:
         """Until the end at this speed."""
-        speed = self.bytes_per_s
-        return (self.total_bytes - self.done_bytes) / speed if speed else None
+        return max(0, self.total - self.done) / self.per_s if self.per_s else None
 
     def _event(self) -> None:
-        self.output.json(
-            "progress",
-            {
-                "label": self.label,
-                "done_bytes": self.done_bytes,
-                "total_bytes": self.total_bytes,
-                "bytes_per_s": self.bytes_per_s,
-                "eta_s": self.eta_s,
-            },
+        told: dict[str, object] = {
+            "label": self.label,
+            "unit": self.unit,
+            "done": self.done,
+            "total": self.total,
+            "per_s": self.per_s,
+            "eta_s": self.eta_s,
+        }
+        if self.unit == BYTES:
+            told |= {
+                "done_bytes": self.done,
+                "total_bytes": self.total,
+                "bytes_per_s": self.per_s,
+            }
+        self.output.json("progress", told)
+
+
+class _Line(ProgressColumn):
+    """What, a bar, and how far, how fast, how long still: as of now, while nothing comes too. On a
+    narrow terminal the bar goes first, then the end of the label; figures stay."""
+
+    def __init__(self, said: Callable[[], str], *, width: int) -> None:
+        super().__init__()
+        self._say, self._width = said, width
+
+    def render(self, task: Task) -> Text:
+        """See rich."""
+        return bar_line(
+            task.description, self._say(), share=(task.percentage or 0) / 100, width=self._width
         )
+
+
+def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
+    """Of `width` characters at most, but for the figures, which are there always."""
+    room = width - len(said) - 2
+    if len(label) > room - _LEAST_BAR - 1:
+        return Text.assemble(label[: max(0, room)], " ", (said, theme.QUIET), no_wrap=True)
+    bar = min(_MOST_BAR, room - len(label) - 1)
+    done = round(min(1.0, max(0.0, share)) * bar)
+    return Text.assemble(
+        f"{label} ",
+        (_DONE * done, theme.ACCENT),
+        (_DONE * (bar - done), theme.BORDER),
+        " ",
+        (said, theme.QUIET),
+        no_wrap=True,
+    )

@@ -59,7 +59,7 @@ def convert(
                     "from an earlier attempt"
                 )
             with Transfer(
-                output, label="converting", total_bytes=plan.size_bytes, done_bytes=resumed
+                output, label="converting", total=plan.size_bytes, done=resumed
             ) as transfer:
                 write_files(part, plan.files, progress=transfer)
             with completing(part):
@@ -76,7 +76,7 @@ def convert(
             num_parameters=plan.table.num_parameters,
             size_bytes=plan.size_bytes,
             seconds=time.monotonic() - began,
-            bytes_per_s=transfer.bytes_per_s,
+            bytes_per_s=transfer.per_s,
             resumed_bytes=resumed,
             proof=proof,
             notes=plan.notes,

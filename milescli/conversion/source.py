@@ -14,7 +14,8 @@ from milescli.backends.hub.outline import outline_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.record import RECORD_NAME
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
-from milescli.checkpoint.store import PREFIX, CheckpointStore
+from milescli.checkpoint.store import PREFIX
+from milescli.conversion.watching import store_of
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 
@@ -71,10 +72,16 @@ def find_model(
 
 
 def find_checkpoint(
-    source: Path, *, model: Path | None, step: int | None, model_option: str
+    source: Path,
+    *,
+    model: Path | None,
+    step: int | None,
+    model_option: str,
+    output: Output | None = None,
 ) -> CheckpointSource:
     """The checkpoint that SRC is or has. `model`: the folder of its config, which the user may name
-    with `model_option`; None: SRC knows. `step`: None: the newest. Raises CheckpointError."""
+    with `model_option`; None: SRC knows. `step`: None: the newest. `output`: shows how far the
+    reading of all its bytes is. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
@@ -85,7 +92,7 @@ def find_checkpoint(
     for run_path, chosen in ((source, step), (source.parent.parent, _step_of(source))):
         if (run_path / RECIPE_FILE).is_file() and (run_path is source or chosen is not None):
             run = open_run(run_path)
-            stored = CheckpointStore(run.checkpoints).find(chosen)
+            stored = store_of(run.checkpoints, output=output).find(chosen)
             return CheckpointSource(
                 tensors=stored.path,
                 model_dir=_with_config(model or _model_of(run, model_option=model_option)),

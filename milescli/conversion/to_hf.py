@@ -45,7 +45,11 @@ class ToHf:
         if self.model is not None:
             model = find_model(self.model, revision=None, output=output)
         checkpoint = find_checkpoint(
-            Path(self.source), model=model, step=self.step, model_option="--model"
+            Path(self.source),
+            model=model,
+            step=self.step,
+            model_option="--model",
+            output=output,
         )
         output.note(f"{checkpoint.what}, with the config of {checkpoint.model_dir}")
         options = {

@@ -1,21 +1,33 @@
 """A `torch_dist` checkpoint as a Hugging Face folder for engines and trainers, which read no other.
-Part of a run, and not the verb: it says nothing, and computes no logits. Called by the runtime."""
+Part of a run, and not the verb: it computes no logits. Called by the runtime."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from milescli.checkpoint.journal import PartFolder
 from milescli.checkpoint.megatron_to_hf import plan_hf
 from milescli.conversion.base import fingerprint
+from milescli.conversion.watching import writing
 from milescli.conversion.writing import write_files
 from milescli.export.trained_adapter import read_trained_adapter, write_merged
 
+if TYPE_CHECKING:
+    from milescli.console.output import Output
 
-def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool = True) -> None:
+
+def unpack(
+    checkpoint: Path,
+    target: Path,
+    *,
+    model_dir: Path,
+    read_back: bool = True,
+    output: Output | None = None,
+) -> None:
     """Write `target`, which must not exist or be empty; an adapter within its base. `model_dir`:
     the folder of config, tokenizer and what Megatron has no place for. `read_back`: compare what
-    lies on the disk.
+    lies on the disk. `output`: shows how far it is.
 
     Raises CheckpointError where the checkpoint is torn or of another model, or the disk is full.
     What Ctrl-C leaves is gone on with by the next call.
@@ -26,6 +38,7 @@ def unpack(checkpoint: Path, target: Path, *, model_dir: Path, read_back: bool =
     with plan_hf(checkpoint, model_dir, dtype=None, shard_bytes=None) as plan:
         mark = fingerprint(checkpoint, {"to": "hf", "model": fingerprint(model_dir, {})})
         with PartFolder(target, fingerprint=mark, read_back=read_back) as part:
-            write_files(part, plan.files, progress=lambda num_bytes: None)
+            with writing(output, size_bytes=plan.size_bytes) as progress:
+                write_files(part, plan.files, progress=progress)
             plan.write_rest(part.path, dtype=None)
             part.complete()

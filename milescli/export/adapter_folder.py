@@ -12,9 +12,10 @@ import torch
 import yaml
 
 from milescli.core.errors import CheckpointError
+from milescli.core.private import without_private
 from milescli.core.units import format_count
 from milescli.export.adapter import Adapter, read_adapter, write_adapter
-from milescli.export.card import CARD_NAME, without_private
+from milescli.export.card import CARD_NAME
 from milescli.export.story import HUB_NAME
 
 _PEFT = """

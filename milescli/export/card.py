@@ -4,18 +4,18 @@ beside it."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
 from milescli import __version__
+from milescli.core.private import without_private
 from milescli.core.units import format_bytes, format_count
-from milescli.export.curve import reward_curve
 from milescli.export.folder import Folder
 from milescli.export.story import Story
 from milescli.models.base import WeightTable, read_config
+from milescli.pictures.lines import reward_curve
 from milescli.recipe.schema import Recipe
 
 CARD_NAME, CURVE_NAME = "README.md", "reward.svg"
@@ -31,9 +31,6 @@ _FORMATS = {
     "float32 scale for each tensor",
     "mxfp4": "MXFP4: e2m1 with an E8M0 scale for each 32 numbers of a row",
 }
-_SECRETS = re.compile(
-    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,})\b"
-)
 
 
 def model_card(
@@ -58,11 +55,6 @@ def model_card(
     ]
     files[CARD_NAME] = without_private("\n\n".join(parts) + "\n")
     return files
-
-
-def without_private(text: str) -> str:
-    """The text without anything that looks like a token, or like a place within the user's home."""
-    return _SECRETS.sub("[removed]", text).replace(str(Path.home()) + "/", "~/")
 
 
 def _front_matter(

@@ -16,7 +16,7 @@ from milescli.checkpoint.run_dir import RunDir, write_json
 from milescli.core.errors import MachineError, MilesError
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
-MOST_STEPS = 20
+MOST_STEPS = 10
 """Of one profile: a trace of a step may have a million events."""
 
 
@@ -78,9 +78,11 @@ def ask(run: RunDir, wanted: Request) -> Path:
     folder = folder_of(run, wanted.number)
     try:
         folder.mkdir(mode=0o700, parents=True)
-        descriptor = os.open(request_file(run), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        written = folder / REQUEST
+        descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(json.dumps(asdict(wanted)) + "\n")
+        _place(written, request_file(run))
     except FileExistsError:
         raise MilesError(
             "another profile of this run waits to begin",
@@ -94,6 +96,18 @@ def ask(run: RunDir, wanted: Request) -> Path:
             fix=f"ls -ld {run.profiles_dir}   # whose is it?",
         ) from error
     return folder
+
+
+def _place(written: Path, target: Path) -> None:
+    """Whole from the first moment on. Raises FileExistsError where there is one."""
+    try:
+        os.link(written, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(target):
+            raise FileExistsError(target) from None
+        written.replace(target)
 
 
 def next_number(run: RunDir) -> int:
@@ -127,7 +141,9 @@ def take(run: RunDir) -> Request | None:
         text = file.read_text(encoding="utf-8") if own else ""
         file.unlink()
         wanted = Request(**json.loads(text))
-        sound = 0 < wanted.steps <= MOST_STEPS and folder_of(run, int(wanted.number)).is_dir()
+        numbers = [wanted.number, wanted.steps, *wanted.ranks, *wanted.engines]
+        sound = all(type(number) is int for number in numbers)
+        sound = sound and 0 < wanted.steps <= MOST_STEPS and folder_of(run, wanted.number).is_dir()
     except (OSError, ValueError, TypeError):
         return None
     return wanted if sound and not is_cancelled(run, wanted.number) else None

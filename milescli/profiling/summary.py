@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, write_json
+from milescli.core.errors import MilesError
 from milescli.core.units import format_bytes, format_duration
 from milescli.platform.memory_record import last_look
 from milescli.profiling import samples, traces
@@ -34,6 +35,8 @@ class Part:
     """Why there is nothing to see."""
     tensors: list[dict[str, Any]] = field(default_factory=list)
     """With --memory: the largest, by what they are, shape and type."""
+    memory_error: str | None = None
+    """Why nothing is told of its memory, or not all."""
     snapshot: str | None = None
     """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
 
@@ -66,6 +69,21 @@ class Summary:
     def errors(self) -> list[str]:
         """Of what could not be looked at."""
         return [part.words() for part in self.parts if part.error is not None]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Those, and of memory that could not be looked at."""
+        parts = [part for part in self.parts if part.memory_error is not None]
+        return [*self.errors, *(f"memory of {part.name}: {part.memory_error}" for part in parts)]
+
+    def require_some(self) -> None:
+        """Raises MilesError where nothing could be looked at."""
+        if self.parts and len(self.errors) == len(self.parts):
+            raise MilesError(
+                "the profile shows nothing",
+                why="; ".join(self.errors),
+                fix=["ask again", f"ls {self.folder}"],
+            )
 
     def lines(self) -> list[str]:
         """For people."""
@@ -123,10 +141,11 @@ def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
         largest={
             kind: f"{own.largest[0]} {own.largest[1]:.2g} s"
             for kind, own in traced.kinds.items()
-            if own.operations and kind != traces.PYTHON
+            if own.operations and not own.largest[0].startswith(traces.OURS)
         },
         file=told["file"],
         tensors=memory.get("tensors", []),
+        memory_error=memory.get("error"),
         snapshot=memory.get("snapshot"),
     )
 

@@ -22,6 +22,8 @@ LEAST_BOUND_S = 300.0
 """Without any word of the run: an evaluation or a save may take so long."""
 STEPS_OF_SILENCE = 5.0
 """Or so many times its last step."""
+SPARE_STEPS = 3
+"""More than were to be waited for: then the driver does not heed the request."""
 TAIL_BYTES = 2**16
 
 
@@ -99,8 +101,8 @@ def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> St
 
 
 def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
-    began, told = time.monotonic(), None
-    tell(f"asked {run.name} for {wanted.steps} steps; {pace(run).told()}")
+    began, told, at_first = time.monotonic(), None, pace(run)
+    tell(f"asked {run.name} for {wanted.steps} steps; {at_first.told()}")
     while True:
         is_alive = is_locked(run)  # looked at first: what a driver wrote last is there by then
         state = files.read_state(run, wanted.number)
@@ -116,6 +118,9 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
         if state is not None and told is None:
             told = f"profiling from step {state.first_step} on"
             tell(told)
+        due = (at_first.step or 0) if state is None else state.first_step + wanted.steps
+        if not run.adapters_dir.exists() and (now.step or 0) > due + SPARE_STEPS:
+            raise _passed_over(run, now.step or 0)
         silent_s = min(now.silent_s, time.monotonic() - began)
         if silent_s > now.bound_s:
             raise WaitTimeout(
@@ -125,6 +130,19 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
                 fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
             )
         time.sleep(POLL_S)
+
+
+def _passed_over(run: RunDir, step: int) -> MilesError:
+    """Steps are done, and nobody takes the request, or ends what it began."""
+    return MilesError(
+        f"the driver of `{run.name}` takes no profile",
+        why=f"it is at step {step}, and did not heed the request: it is of an older miles, "
+        "belongs to another user, or cannot write to its disk",
+        fix=[
+            f"ls -l {run.profiles_dir}   # whose is the run?",
+            f"Ctrl-C, then miles resume {run.shown}   # by this version",
+        ],
+    )
 
 
 def pace(run: RunDir) -> Pace:

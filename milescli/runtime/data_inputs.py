@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.hub.datasets import fetch_data
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.recipe.data import Data, MixSource
@@ -34,7 +35,6 @@ from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tasks import is_held_out_by_us, is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.rollout.waiting import Waiting
 from milescli.runtime.scorers import rollout_of_source
 from milescli.train.objectives import load_objective
 
@@ -230,8 +230,9 @@ def near_leaks_told(
     if (names := names_in(named)) and all(map(is_held_out_by_us, names)):
         return None
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
-    tick = Waiting(output.note, "comparing with the held-out prompts")
-    leaks = near_leaks(compared, prompts, tick=tick)
+    label, total = "comparing with the held-out prompts", min(NEAR_ROWS, len(prompts))
+    with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as seen:
+        leaks = near_leaks(compared, prompts, tick=seen.reached)
     if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
         output.note(
             f"{len(compared):,} of {len(graded):,} held-out prompts were compared with "

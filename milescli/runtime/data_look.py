@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
-from milescli.recipe.data_files import names_in
+from milescli.recipe.data_files import DataFile, names_in
 from milescli.rollout.chats import demonstrated
 from milescli.rollout.mapped import FileRows, evenly
 from milescli.rollout.roles import conversation_of, role_demonstrations
@@ -23,7 +24,6 @@ from milescli.rollout.tables import Table, check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import unsampled
-from milescli.rollout.waiting import Waiting
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -99,8 +99,7 @@ def look_at(
         check_file(path, field=field)
         table = open_table(path)
         names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
-        tick = Waiting(output.note, f"looking at {file.spelled()}")
-        scan = scan_rows(table, form, start=file.start, stop=file.stop, most=0, tick=tick)
+        scan = _scanned(table, form, file, output=output)
         look = _look(scan, table, form, path=file.spelled(), names=names)
         if look.problem is None:
             rows = _rows(scan, table, form, start=file.start, spelled=file.spelled())
@@ -111,6 +110,20 @@ def look_at(
                 look.lengths = sorted(len(row.text) for row in sample if row.messages)
         looks.append(look)
     return looks
+
+
+def _scanned(table: Table, form: RowForm, file: DataFile, *, output: Output) -> Scan:
+    size_bytes = table.path.stat().st_size
+    label = f"looking at {file.spelled()}"
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
+        return scan_rows(
+            table,
+            form,
+            start=file.start,
+            stop=file.stop,
+            most=0,
+            tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
+        )
 
 
 def _look(scan: Scan, table: Table, form: RowForm, *, path: str, names: list[str]) -> FileLook:

@@ -8,6 +8,8 @@ from functools import partial
 from statistics import fmean
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
 from milescli.core.concurrency import in_thread
 from milescli.core.events import EvalDone
 from milescli.core.types import Group
@@ -26,15 +28,21 @@ from milescli.runtime.evaluator import Evaluator
 
 
 async def measured(
-    one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, step: int = 0
+    one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, output: Output, step: int = 0
 ) -> SetResult:
-    """Put a set to whoever `episodes` asks. Raises what the evaluator raises."""
+    """Put a set to whoever `episodes` asks, and show how far it is. Raises what the evaluator
+    raises."""
+
+    def watch(total: int) -> Transfer:
+        return Transfer(output, label=f"asking {one.set.name}", total=total, unit="samples")
+
     evaluator = Evaluator(
         recipe=one.set.recipe,
         prompts=one.prompts,
         episodes=episodes,
         folder=run.eval_dir,
         set_name=one.set.folder,
+        watch=watch,
     )
     done, groups = await evaluator.measure(step)
     return await in_thread(partial(result_of, one, done, groups, model=model, run=run))

@@ -81,8 +81,8 @@ def evaluate_run(
     measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
     from milescli.checkpoint.run_dir import lock, open_run
-    from milescli.checkpoint.store import CheckpointStore
     from milescli.cluster.nodes import find_nodes
+    from milescli.conversion.watching import store_of
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.check_rows import check_rows
     from milescli.recipe.load import override
@@ -102,7 +102,8 @@ def evaluate_run(
     sets = sets_of(untaught(loaded.recipe), wish)
     recipe = without_speculation(asking_reward_model(sets))
     reward_facts(recipe)
-    checkpoints = chosen_checkpoints(CheckpointStore(run.checkpoints), steps)
+    store = store_of(run.checkpoints, output=output)
+    checkpoints = chosen_checkpoints(store, steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
     plan = Plan.from_json(run.plan_file.read_text())
@@ -182,7 +183,7 @@ def unpacked(
     for checkpoint in checkpoints:
         folder = into / checkpoint.path.name
         output.note(f"reading checkpoint step {checkpoint.step}")
-        unpack(checkpoint.path, folder, model_dir=model_dir, read_back=False)
+        unpack(checkpoint.path, folder, model_dir=model_dir, read_back=False, output=output)
         yield checkpoint.step, folder
         if checkpoint is not checkpoints[0]:
             shutil.rmtree(folder)
@@ -266,7 +267,9 @@ async def _all_sets(
         recipe = one.set.recipe
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
         episodes = episodes_of(spec, recipe, engines, output=output)
-        results.append(await measured(one, episodes, run=spec.run, model=name, step=step))
+        results.append(
+            await measured(one, episodes, run=spec.run, model=name, step=step, output=output)
+        )
     return results
 
 

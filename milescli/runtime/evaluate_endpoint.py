@@ -141,7 +141,8 @@ def _evaluate(
                 kept=kept,
             )
             try:
-                results.append(await measured(one, episodes, run=run, model=f"{model} at {url}"))
+                named = f"{model} at {url}"
+                results.append(await measured(one, episodes, run=run, model=named, output=output))
             except BaseException:
                 output.note(f"{len(kept)} replies are kept: the same command asks for the others")
                 raise

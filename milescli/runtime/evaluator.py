@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from milescli.rollout.stats import mean_figures, mean_parts
 from milescli.runtime.eval_records import write_lines
 from milescli.runtime.side_files import SideFiles
 
+Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Samples that will be asked for -> what is told how many more are done."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Evaluator:
@@ -36,6 +40,8 @@ class Evaluator:
     """Where samples are written; the run's `eval/`."""
     set_name: str = ""
     """Of the prompts: a folder in `folder`; empty: the run's own held-out ones, in `folder`."""
+    watch: Watch = lambda total: nullcontext(lambda num: None)
+    """Sees how many samples are done."""
     side: SideFiles | None = None
     """Where the samples may be missing if the disk is full; None: that is an error."""
     _evaluate: EvaluationFn = field(init=False)
@@ -51,7 +57,9 @@ class Evaluator:
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
         """The same, with what was sampled."""
         began, settings = time.monotonic(), self.recipe.eval
-        groups = await self._play()
+        count = len(self.prompts) * settings.samples_per_prompt
+        with self.watch(count) as progress:
+            groups = await self._play(progress)
         samples = [sample for group in groups for sample in group.samples]
         path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
@@ -73,7 +81,7 @@ class Evaluator:
         )
         return done, groups
 
-    async def _play(self) -> list[Group]:
+    async def _play(self, progress: Callable[[int], None]) -> list[Group]:
         """One for each prompt, in order, all samples scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
         begun, done = list[int](), list[int]()
@@ -84,6 +92,7 @@ class Evaluator:
             seed = self._seed(prompt, index)
             sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
             done.append(place)
+            progress(1)
             if not bound.expired():
                 bound.reschedule(loop.time() + bound_s)
             return sample

@@ -153,9 +153,7 @@ def _export_model(
         return {**made, **_own_template(weights.story, output)}
 
     def watch(total_bytes: int) -> Transfer:
-        return Transfer(
-            output, label=f"writing and reading back {to.name}", total_bytes=total_bytes
-        )
+        return Transfer(output, label=f"writing and reading back {to.name}", total=total_bytes)
 
     with ExitStack() as open_files:
         chosen = format or PLAIN_OF[facts.dtype]
@@ -244,11 +242,11 @@ def _find(path: Path, *, step: int | None, base: Path | None, output: Output) ->
         return _of_adapter(path, base=base, output=output)
     if not is_checkpoint and (path / CONFIG_NAME).is_file():
         return _of_folder(path)
-    return _of_checkpoint(path, step=step, base=base)
+    return _of_checkpoint(path, step=step, base=base, output=output)
 
 
-def _of_checkpoint(path: Path, *, step: int | None, base: Path | None) -> _Weights:
-    checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base")
+def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
+    checkpoint = find_checkpoint(path, model=base, step=step, model_option="--base", output=output)
     weights = _Weights(
         base=checkpoint.model_dir,
         open=lambda _: lambda table: read_hf_tensors(checkpoint.tensors, table),
@@ -306,7 +304,7 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     name = str(base or adapter.base_model)
     folder = Path(name).expanduser()
     if is_converted(folder):
-        below = _of_checkpoint(folder, step=None, base=None)
+        below = _of_checkpoint(folder, step=None, base=None, output=output)
     else:
         below = _of_folder(find_model(name, revision=None, output=output).absolute())
 

@@ -71,7 +71,8 @@ class HeldModelPath:
                 from milescli.conversion.unpack import unpack
 
                 checkpoint = checkpoint_of(folder, self.step)
-                unpack(checkpoint.tensors, target, model_dir=checkpoint.model_dir)
+                model_dir = checkpoint.model_dir
+                unpack(checkpoint.tensors, target, model_dir=model_dir, output=output)
             return target.absolute()
         if folder.is_dir():
             return folder.absolute()

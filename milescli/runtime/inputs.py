@@ -362,7 +362,7 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
         return run.own_model_dir
     folder = Path(model.path or "").expanduser()
     if is_checkpoint(folder):
-        return _unpacked(folder, run)
+        return _unpacked(folder, run, output=output)
     return (
         folder.absolute()
         if folder.is_dir()
@@ -370,14 +370,15 @@ def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> 
     )
 
 
-def _unpacked(folder: Path, run: RunDir) -> Path:
+def _unpacked(folder: Path, run: RunDir, *, output: Output | None) -> Path:
     """Another run, or a converted model, as a Hugging Face folder within the run, made once: the
     engines read no other."""
     if not (run.own_model_dir / CONFIG_NAME).exists():
         from milescli.conversion.unpack import unpack
 
         checkpoint = checkpoint_of(folder)
-        unpack(checkpoint.tensors, run.own_model_dir, model_dir=checkpoint.model_dir)
+        model_dir = checkpoint.model_dir
+        unpack(checkpoint.tensors, run.own_model_dir, model_dir=model_dir, output=output)
     return run.own_model_dir
 
 

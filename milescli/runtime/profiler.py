@@ -54,11 +54,12 @@ class Profiler:
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
-        """A request that was left before is nobody's any more."""
+        """A request that was left before is not taken: whoever waits for it learns that."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
-        if files.is_asked(run):
-            files.take(run)
+        if files.is_asked(run) and (old := files.take(run)) is not None:
+            ended = State(progress=Progress.ENDED, first_step=0, last_step=0)
+            files.write_state(run, old.number, ended)
 
     async def between(self, step: int, *, loop: object = None) -> None:
         """`step` steps are done, and the next one has not begun. `loop`: who says so."""
@@ -93,7 +94,9 @@ class Profiler:
             request=wanted, state=state, loop=loop, began=time.monotonic()
         )
         errors = await self._ask("start_profile", wanted.ranks, str(folder), wanted.memory)
-        active.state.ranks.update({n: {"error": e} for n, e in errors.items() if e})
+        missing = {str(rank): "the run has no such rank" for rank in wanted.ranks}
+        failed = {number: error for number, error in (missing | errors).items() if error}
+        active.state.ranks.update({number: {"error": error} for number, error in failed.items()})
         for number in wanted.engines:
             await self._begin_record(active, number, folder)
         files.write_state(self._run, wanted.number, active.state)
@@ -136,12 +139,12 @@ class Profiler:
         self._tell(f"profile {number} is in {files.folder_of(self._run, number)}")
 
     async def _ask(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
-        """Of these trainer ranks, what each says."""
+        """Of these trainer ranks, what each says that there is."""
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}
         told = await trainer.ask(Call(method, (ranks, *args)))
-        return dict(zip(map(str, ranks), told, strict=True))
+        return {str(rank): said for rank, said in told.items()}
 
     def _tell(self, text: str) -> None:
         self._bus.emit(Notice(text=text))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, lock, open_run
-from milescli.checkpoint.store import CheckpointStore
 from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.conversion.watching import store_of
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.adapter import read_shape
@@ -134,7 +134,7 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
     """The newest one that is whole; None where none was ever complete. Raises CheckpointError where
     none is whole any more."""
-    store = CheckpointStore(run.checkpoints)
+    store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:
         output.warn(f"run {run.name} has no complete checkpoint: it begins again from the start")

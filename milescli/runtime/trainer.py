@@ -22,6 +22,8 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.base import Stepped, TrainBatch
 
 CHECK_EVERY_S = 0.2
+TRACE_TIMEOUT_S = 600.0
+"""For a rank to write a trace of many events."""
 DEATH_GRACE_S = 5.0
 """A process's death is the cause of what others say; so long it is looked for."""
 
@@ -107,18 +109,21 @@ class RankGroup:
 
     async def start_profile(
         self, ranks: Sequence[int], folder: str, with_memory: bool
-    ) -> list[str | None]:
-        """Some ranks begin a trace. [len(ranks)] why one does not."""
+    ) -> dict[int, str | None]:
+        """Of these ranks, those that there are begin a trace: why one does not."""
         return await self._some(ranks, "start_profile", folder, with_memory)
 
-    async def stop_profile(self, ranks: Sequence[int]) -> list[dict[str, Any]]:
+    async def stop_profile(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """They end it, and write it into that folder."""
         return await self._some(ranks, "stop_profile")
 
-    async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> list[Any]:
+    async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> dict[int, Any]:
+        there = [rank for rank in ranks if 0 <= rank < len(self.ranks)]
+        timeout_s = max(self.step_timeout_s, TRACE_TIMEOUT_S)
         async with self._turn:
-            own = [self.ranks[rank] for rank in ranks]
-            return await run_all(own, method, *args, timeout_s=self.step_timeout_s)
+            own = [self.ranks[rank] for rank in there]
+            told = await run_all(own, method, *args, timeout_s=timeout_s)
+        return dict(zip(there, told, strict=True))
 
     async def start_critic(self) -> None:
         """See Trainer."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
 from milescli.core.scalars import Record, scalars_in
@@ -92,6 +92,23 @@ _OF_EVENTS = (
         kind=GAUGE,
         about="memory of each process of the run on this computer",
         labels=("process",),
+    ),
+    Family(
+        name="miles_worker_memory_bytes",
+        kind=GAUGE,
+        about="of each rank, engine and device at the last step: peak, reserved, used, total",
+        labels=("worker", "device", "kind"),
+    ),
+    Family(
+        name="miles_learning",
+        kind=GAUGE,
+        about="1: the verdict says that it is learning; 0: that it is not; none: too early to say",
+    ),
+    Family(
+        name="miles_finding",
+        kind=GAUGE,
+        about="1 of each diagnosis that the newest verdict has, by name: docs/verdict.md",
+        labels=("finding",),
     ),
     Family(name="miles_oom_kills", kind=GAUGE, about="processes that the kernel ended for memory"),
 )
@@ -185,6 +202,10 @@ class Exposition:
             )
         elif kind == "Notice" and record["level"] == "warning":
             self._add("miles_warnings_total", 1, **who)
+        elif kind == "MemorySeen":
+            self._workers(record["workers"])
+        elif kind == "VerdictGiven":
+            self._verdict(record, who)
         if (phase := _PHASE_OF.get(kind)) is not None:
             seconds = record["step_s"] if kind == "WarmupStepDone" else record["seconds"]
             self._add(PHASES, seconds, phase=phase, **who)
@@ -211,6 +232,23 @@ class Exposition:
             self._add("miles_process_resident_bytes", size, process=name)
         if record.get("oom_kills") is not None:
             self._set("miles_oom_kills", record["oom_kills"])
+
+    def _workers(self, workers: Sequence[Mapping[str, Any]]) -> None:
+        for told in workers:
+            own = {"worker": told["worker"], "device": told["device"]}
+            for kind in ("peak", "reserved", "used", "total"):
+                if (size := told.get(f"{kind}_bytes")) is not None:
+                    self._set("miles_worker_memory_bytes", size, kind=kind, **own)
+
+    def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
+        """Findings that are no longer there are 0."""
+        if record["is_learning"] is not None:
+            self._set("miles_learning", float(record["is_learning"]), **who)
+        for labels in self._values.get("miles_finding", {}):
+            if dict(labels).get("adapter") == who.get("adapter"):
+                self._values["miles_finding"][labels] = 0.0
+        for name in record["findings"]:
+            self._set("miles_finding", 1.0, finding=name, **who)
 
     def _state(self, state: str, who: Mapping[str, str]) -> None:
         states = self._values.setdefault("miles_run_state", {})

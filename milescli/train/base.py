@@ -208,7 +208,7 @@ class Trainer(Protocol):
     ) -> Stepped:
         """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
         learning rate given, and as many of the critic, where there is one. `lr` None: the policy
-        stays as it is."""
+        stays as it is. Tells of the sequences that `pack` was asked about."""
 
     async def start_critic(self) -> None:
         """The critic begins from the policy's current weights, but for its head."""

@@ -15,17 +15,8 @@ from milescli.core.errors import FitError, Stopped
 from tests.commands.conftest import Miles, Replace
 
 VERBS = (
-    "launch",
-    "resume",
-    "evaluate",
-    "export",
-    "doctor",
-    "recipes",
-    "runs",
-    "ui",
-    "why",
-    "profile",
-    "help",
+    *("launch", "resume", "evaluate", "export", "doctor", "recipes"),
+    *("runs", "status", "ui", "report", "why", "profile", "help"),
 )
 
 

@@ -21,7 +21,7 @@ def test_a_run_that_has_ended_is_refused_with_the_way_to_go_on(miles: Miles) -> 
 
 def test_numbers_that_are_none_are_usage_errors(miles: Miles) -> None:
     make_run("one", outcome="done", steps=3)
-    for words in (("--ranks", "0,a"), ("--engines", "-1"), ("--steps", "0"), ("--steps", "21")):
+    for words in (("--ranks", "0,a"), ("--engines", "-1"), ("--steps", "0"), ("--steps", "11")):
         said = miles("profile", "one", *words)
         assert said.code == 2, (words, said)
     assert miles("profile", "two").code == 6

@@ -17,7 +17,7 @@ from milescli.core.metric_names import ANY, METRICS, by_name, metric_of
 from milescli.core.scalars import scalars_in
 from milescli.recipe.keys import keys, sections
 
-SIMPLE: dict[Any, Any] = {int: 3, float: 0.5, str: "text"}
+SIMPLE: dict[Any, Any] = {int: 3, float: 0.5, str: "text", bool: True}
 EVENTS = [kind for kind in get_args(events.Event) if kind is not OfAdapter]
 
 
@@ -34,6 +34,8 @@ def _value(hint: Any) -> Any:
         return _value(next(arg for arg in get_args(hint) if arg is not type(None)))
     if typing.get_origin(hint) in (dict, Mapping):
         return {}
+    if typing.get_origin(hint) is tuple:
+        return (_value(get_args(hint)[0]),)
     return SIMPLE[hint]
 
 

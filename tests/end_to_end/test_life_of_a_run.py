@@ -28,10 +28,9 @@ WARMUP_FIGURES = (
     (5.888902664, 2.836176418),
     (5.661943913, 2.290540719),
 )
-"""(loss, gradient norm) of each warm-up step of this recipe, as the trainer gave them before
-objectives and agents were pieces of their own, with today's learning rates of the warm-up."""
+"""(loss, gradient norm) of each warm-up step of this recipe, as an early version had them."""
 RL_FIGURES = ((0.664215385, 0.610672767), (0.672416432, 0.623424404))
-"""(mean reward, gradient norm) of the first RL steps, from the same run of that version."""
+"""(mean reward, gradient norm) of the first RL steps of the same run."""
 
 
 @pytest.fixture(scope="module")
@@ -117,16 +116,26 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
 
 
 def test_a_run_is_on_one_screen_with_its_verdict(workplace: Workplace, whole) -> None:
-    said = workplace.miles("status", "whole", "--json")
+    told = json.loads(workplace.miles("status", "whole", "--json").out)
+    assert (told["state"], told["step"], told["checkpoint_step"]) == ("done", 6, 6)
+    assert told["reward"]["first"] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
+    assert {phase["name"] for phase in told["phases"]} >= {"rollout", "train"}
+    assert told["verdict"]["headline"].startswith("Too early to say: reward 0.66")
+
+
+def test_a_run_is_one_file_that_tells_no_place_of_the_machine(workplace: Workplace, whole) -> None:
+    said = workplace.miles("report", "whole", "--to", "whole.html", "--json")
     assert said.code == 0, said
     told = json.loads(said.out)
-    assert (told["state"], told["step"], told["num_steps"]) == ("done", 6, 6)
-    assert told["reward"]["first"] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
-    assert told["accuracy"]["last_step"] == 6 and told["checkpoint_step"] == 6
-    assert {phase["name"] for phase in told["phases"]} >= {"rollout", "train"}
-    assert any(one["worker"].startswith("trainer") for one in told["memory"])
-    assert not [one for one in told["verdict"]["findings"] if one["level"] != "hint"]
-    assert told["verdict"]["headline"].startswith("Too early to say: reward 0.66")
+    assert told["curve"]["steps"] == [1, 2, 3, 4, 5, 6]
+    assert told["curve"]["values"][0] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
+    assert [one["step"] for one in told["samples"]] == [1, 4, 6]
+    assert told["evaluations"][-1]["interval"] is not None
+    page = (workplace.folder / "whole.html").read_text()
+    assert str(workplace.folder) not in page and "Versions and machine" in page
+    same = workplace.miles("report", "whole", "whole")
+    assert same.code == 0, same
+    assert "no difference that the data can show" in same.out and "are alike" in same.out
 
 
 def test_evaluations_on_an_engine_of_their_own_say_the_same(workplace: Workplace, whole) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,19 @@ def test_two_requests_do_not_wait_at_once(run: RunDir) -> None:
     assert files.take(run) == first
 
 
+def test_a_file_system_without_hard_links_does(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(source: Path, target: Path) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    made = _ask(run)
+    with pytest.raises(MilesError, match="another profile"):
+        _ask(run)
+    assert files.take(run) == made
+
+
 def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir) -> None:
     first = _ask(run)
     files.take_back(run, first.number)
@@ -65,6 +80,8 @@ def test_one_that_was_taken_back_is_not_begun_and_no_other_is_harmed(run: RunDir
         '{"number": 1, "steps": 2, "command": "rm"}',
         '{"number": "../..", "steps": 2}',
         '{"number": 1, "steps": "two"}',
+        '{"number": 1, "steps": 2, "ranks": ["0"]}',
+        '{"number": 1, "steps": 2, "ranks": 0}',
     ],
 )
 def test_what_is_no_request_is_thrown_away(run: RunDir, text: str) -> None:

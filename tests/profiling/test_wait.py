@@ -92,6 +92,17 @@ def test_a_driver_that_says_nothing_is_named_with_the_bound(
     assert not files.is_asked(running)
 
 
+def test_a_driver_that_goes_on_without_heeding_the_request_is_an_error(running: RunDir) -> None:
+    def steps_are_done(text: str) -> None:
+        with running.events_file.open("a") as events:
+            for step in range(3, 4 + wait.SPARE_STEPS):
+                events.write(json.dumps({"event": "StepDone", "step": step}) + "\n")
+
+    with pytest.raises(MilesError, match="takes no profile") as refused:
+        wait.profiled(running, _wanted(running), tell=steps_are_done)
+    assert refused.value.exit_code == 1 and not files.is_asked(running)
+
+
 def test_ctrl_c_takes_the_request_back(running: RunDir) -> None:
     wanted = _wanted(running)
 

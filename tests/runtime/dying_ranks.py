@@ -68,16 +68,15 @@ class Ranks:
 
     async def start_profile(
         self, ranks: list[int], folder: str, with_memory: bool
-    ) -> list[str | None]:
+    ) -> dict[int, str | None]:
         self._called("start_profile")
-        self.traced = ranks
-        return [None] * len(ranks)
+        self.traced = [rank for rank in ranks if rank < 2]
+        return dict.fromkeys(self.traced)
 
-    async def stop_profile(self, ranks: list[int]) -> list[dict[str, object]]:
+    async def stop_profile(self, ranks: list[int]) -> dict[int, dict[str, object]]:
         self._called("stop_profile")
-        is_traced = self.traced == ranks
-        told = {"file": "rank_0.json.gz", "seconds": 1.0} if is_traced else {"error": "replaced"}
-        return [dict(told) for _ in ranks]
+        told = {"file": "rank_0.json.gz", "seconds": 1.0} if self.traced else {"error": "replaced"}
+        return {rank: dict(told) for rank in ranks if rank < 2}
 
     async def save(self, folder: Path) -> None:
         (folder / "torn").write_text("half")

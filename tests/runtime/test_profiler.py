@@ -59,13 +59,14 @@ def test_a_profile_is_of_whole_steps_that_come_after_the_request(tmp_path: Path)
 
     async def work() -> None:
         await made.steps(1)
-        number = made.ask(engines=[5])
+        number = made.ask(ranks=[0, 7], engines=[5])
         await made.steps(2, 3)
         assert made.state(number).progress is Progress.BEGUN
         await made.steps(4)
         state = made.state(number)
         assert (state.progress, state.first_step, state.last_step) == (Progress.DONE, 2, 3)
         assert state.ranks["0"]["file"] == "rank_0.json.gz"
+        assert state.ranks["7"] == {"error": "the run has no such rank"}
         assert state.engines["5"] == {"error": "the run has no such engine"}
 
     _run(work())
@@ -76,7 +77,7 @@ def test_one_that_is_taken_back_ends_with_the_step(tmp_path: Path) -> None:
     made = Profiled(tmp_path)
 
     async def work() -> None:
-        number = made.ask(steps=20)
+        number = made.ask(steps=10)
         await made.steps(1)
         files.take_back(made.run, number)
         await made.steps(2)
@@ -124,12 +125,13 @@ def test_ranks_that_die_while_they_are_profiled_are_replaced(tmp_path: Path, die
     assert made.rig.kinds == [WorkerLost, WorkerReplaced]
 
 
-def test_what_was_asked_of_an_earlier_attempt_is_nobodys(tmp_path: Path) -> None:
+def test_what_was_asked_of_an_earlier_attempt_ends_with_it(tmp_path: Path) -> None:
     first = Profiled(tmp_path)
     number = first.ask()
     later = Profiled(tmp_path)
     _run(later.steps(1))
-    assert files.read_state(later.run, number) is None and not files.is_asked(later.run)
+    assert later.state(number).progress is Progress.ENDED and not files.is_asked(later.run)
+    assert later.rig.ranks.traced == []
 
 
 def test_of_several_loops_the_steps_of_one_are_counted(tmp_path: Path) -> None:

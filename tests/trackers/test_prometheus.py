@@ -12,7 +12,17 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from milescli.checkpoint.run_dir import read_jsonl
-from milescli.core.events import Notice, OfAdapter, PhaseStarted, RunEnded, WorkerLost, to_record
+from milescli.core.events import (
+    MemorySeen,
+    Notice,
+    OfAdapter,
+    PhaseStarted,
+    RunEnded,
+    VerdictGiven,
+    WorkerLost,
+    WorkerMemory,
+    to_record,
+)
 from milescli.core.metric_names import METRICS
 from milescli.trackers.prometheus import COUNTER, PHASES, Exposition, families, family_of
 from tests.console.fake_run import events as whole_run
@@ -141,3 +151,18 @@ def test_each_number_has_a_name_and_no_two_share_one() -> None:
     own = [family_of(metric).name for metric in METRICS]
     twice = {name for name in own if own.count(name) > 1}
     assert twice == {PHASES}
+
+
+def test_what_workers_hold_and_the_newest_verdict_are_shown() -> None:
+    rank = WorkerMemory(worker="trainer rank 0", device="cuda:0", peak_bytes=7, total_bytes=80)
+    flat = VerdictGiven(step=1, headline="", is_learning=False, findings={"reward-flat": "is"})
+    better = VerdictGiven(step=2, headline="", is_learning=True)
+    seen = told(MemorySeen(step=1, workers=(rank,)), flat, better)
+    own = {"device": "cuda:0", "worker": "trainer rank 0"}
+    sizes = {
+        kind: seen["miles_worker_memory_bytes", tuple(sorted({**own, "kind": kind}.items()))]
+        for kind in ("peak", "total")
+    }
+    assert sizes == {"peak": 7.0, "total": 80.0}
+    assert seen["miles_learning", ()] == 1.0
+    assert seen["miles_finding", (("finding", "reward-flat"),)] == 0.0

@@ -118,12 +118,10 @@ def _progress(repo: Repo, size_bytes: int, *, output: Output | None) -> Iterator
     from milescli.console.transfer import Transfer
 
     before, done = _bytes_on_disk(repo), threading.Event()
-    with silent(), Transfer(output, label=repo.name, total_bytes=size_bytes) as transfer:
+    with silent(), Transfer(output, label=repo.name, total=size_bytes) as transfer:
 
         def feed() -> None:
-            now = min(_bytes_on_disk(repo) - before, size_bytes)
-            if now > transfer.done_bytes:
-                transfer(now - transfer.done_bytes)
+            transfer.reached(min(_bytes_on_disk(repo) - before, size_bytes))
 
         def watch() -> None:
             while not done.wait(POLL_S):

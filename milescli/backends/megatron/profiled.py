@@ -64,10 +64,10 @@ class Profiled:
             trace.profiler.stop()
             file.touch(mode=0o600)
             trace.profiler.export_chrome_trace(str(file))
-            told = {"file": file.name, "seconds": seconds}
-            return told | ({"memory": self._memory(trace.folder)} if trace.with_memory else {})
         except Exception as error:  # a full disk, or of torch: the run goes on
             return {"error": f"{type(error).__name__}: {error}"}
+        told = {"file": file.name, "seconds": seconds}
+        return told | ({"memory": self._memory(trace.folder)} if trace.with_memory else {})
 
     def drop_profile(self: Any) -> None:
         """End one that nobody waits for any more."""
@@ -100,13 +100,19 @@ class Profiled:
         )
 
     def _memory(self: Any, folder: Path) -> dict[str, Any]:
-        told: dict[str, Any] = {"tensors": largest_tensors(names_of(self.policy))}
-        if self.device.type == "cuda":
-            file = folder / f"rank_{self.rank}.memory.pickle"
-            file.touch(mode=0o600)
-            torch.cuda.memory._dump_snapshot(str(file))
-            torch.cuda.memory._record_memory_history(enabled=None)
-            told["snapshot"] = file.name
+        told: dict[str, Any] = {}
+        try:
+            told["tensors"] = largest_tensors(names_of(self.policy))
+            if self.device.type == "cuda":
+                file = folder / f"rank_{self.rank}.memory.pickle"
+                file.touch(mode=0o600)
+                torch.cuda.memory._dump_snapshot(str(file))
+                told["snapshot"] = file.name
+        except Exception as error:  # as above: the trace is there
+            told["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.memory._record_memory_history(enabled=None)
         return told
 
 

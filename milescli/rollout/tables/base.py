@@ -72,6 +72,11 @@ class Table(Protocol):
         ...
 
     @property
+    def share_read(self) -> float:
+        """Of the file, that `records` has gone through: 0 to 1."""
+        ...
+
+    @property
     def sha256(self) -> str:
         """Of the file's bytes, 64 hex digits."""
         ...

@@ -27,16 +27,20 @@ class ColumnarTable:
         self.path = path
         self._stamp = Stamp(path)
         self._kept: pa.Table | None = None
+        self._share = 0.0
+        self._num_rows = 0
+        """Of a parquet file; 0: not known."""
 
     def records(self) -> Iterator[Record]:
         """See `Table`."""
-        number = 0
+        number, self._share = 0, 0.0
         for batch in self._batches(None):
             with self._explained():
                 rows = batch.to_pylist()
             for row in rows:
                 number += 1
                 yield number, row
+            self._share = self._share_of(number)
         self._stamp.require_same()
 
     def keep(self, columns: Sequence[str], *, folder: Path) -> None:
@@ -75,6 +79,15 @@ class ColumnarTable:
         return sum(groups.row_group(n).total_byte_size for n in range(groups.num_row_groups))
 
     @property
+    def share_read(self) -> float:
+        """See `Table`."""
+        return self._share
+
+    def _share_of(self, num_rows: int) -> float:
+        """Of an arrow file, which does not say how many rows it has, 0 until its end."""
+        return min(1.0, num_rows / self._num_rows) if self._num_rows else 0.0
+
+    @property
     def sha256(self) -> str:
         """See `Table`."""
         return sha256_of(self.path)
@@ -99,6 +112,7 @@ class ColumnarTable:
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self.path, memory_map=True) as file:
+            self._num_rows = file.metadata.num_rows
             yield from file.iter_batches(BATCH_ROWS, columns=columns)
 
     def _arrow(self, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

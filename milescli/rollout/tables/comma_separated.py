@@ -26,13 +26,21 @@ class CsvTable:
         """[num_rows + 1] where each row begins, in bytes; [num_rows] and on which line."""
         self._names: list[str] = []
         self._sha256: str | None = None
+        self._num_read = 0
+        """Bytes."""
 
     def records(self) -> Iterator[Record]:
         """See `Table`. Blank lines are no rows."""
         self._starts, self._lines, digest = array("q"), array("q"), hashlib.sha256()
         csv.field_size_limit(MAX_LINE_BYTES)
+        self._num_read = 0
+
+        def take_in(chunk: bytes) -> None:
+            digest.update(chunk)
+            self._num_read += len(chunk)
+
         with self.path.open("rb", buffering=0) as file:
-            lines = _Lines(file, digest.update)
+            lines = _Lines(file, take_in)
             rows = _rows_of(lines)
             self._names = self._header(next(rows, None))
             for start, line, fields in rows:
@@ -63,6 +71,11 @@ class CsvTable:
     def size_bytes(self) -> int:
         """See `Table`."""
         return self.path.stat().st_size
+
+    @property
+    def share_read(self) -> float:
+        """See `Table`."""
+        return min(1.0, self._num_read / max(1, self.size_bytes))
 
     @property
     def sha256(self) -> str:

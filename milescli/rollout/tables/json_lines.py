@@ -30,13 +30,20 @@ class JsonLinesTable:
         self._starts = array("q")
         """[num_rows + 1] where each line begins, and where the last one ends."""
         self._sha256: str | None = None
+        self._num_read = 0
+        """Bytes."""
 
     def records(self) -> Iterator[Record]:
         """See `Table`. Blank lines at the end are no rows."""
         starts, digest = array("q"), hashlib.sha256()
-        number, num_blank, end = 0, 0, 0
+        number, num_blank, end, self._num_read = 0, 0, 0, 0
+
+        def take_in(chunk: bytes) -> None:
+            digest.update(chunk)
+            self._num_read += len(chunk)
+
         with self.path.open("rb", buffering=0) as file:
-            for start, line in read_lines(file, digest.update):
+            for start, line in read_lines(file, take_in):
                 if line is not None and (not line or line.isspace()):
                     num_blank += 1
                     continue
@@ -71,6 +78,11 @@ class JsonLinesTable:
     def size_bytes(self) -> int:
         """See `Table`."""
         return self.path.stat().st_size
+
+    @property
+    def share_read(self) -> float:
+        """See `Table`."""
+        return min(1.0, self._num_read / max(1, self.size_bytes))
 
     @property
     def sha256(self) -> str:

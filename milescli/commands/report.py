@@ -1,0 +1,74 @@
+"""`miles report`: a run as one file to show around, or two runs compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milescli.commands import suggest
+from milescli.commands.find_run import find_run
+from milescli.commands.options import RunArgument, verb
+from milescli.console.output import Output
+
+EXAMPLES = [
+    "miles report quickstart-1 --to report.html",
+    "miles report quickstart-1 --to report.md",
+    "miles report before after --to difference.html",
+    "miles report quickstart-1 | gh pr comment 12 --body-file -",
+]
+_STDOUT = "-"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    verb(app, "report", examples=EXAMPLES)(report)
+
+
+def report(
+    context: typer.Context,
+    run: RunArgument,
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN2",
+            help="Another run, to compare with.",
+            autocompletion=suggest.runs,
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="FILE", help="FILE.html, FILE.md, or - (as without): stdout."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over a file that is no report.")
+    ] = False,
+) -> None:
+    """Write a run as one file: verdict, curves, time, samples, recipe. Or hold two against each
+    other."""
+    from milescli.report import write
+    from milescli.report.make import Reported, compare_runs, report_run
+
+    output: Output = context.obj
+    file = None if to in (None, _STDOUT) else Path(str(to)).expanduser()
+    if file is not None:
+        if file.suffix.lower() not in (*write.HTML, *write.MARKDOWN):
+            raise typer.BadParameter(f"`{file}` ends neither with .html nor with .md")
+        write.require_writable(file, force=force)
+    folders = [find_run(name) for name in (run, other) if name is not None]
+    html = file is not None and write.is_html(file)
+    made: Reported = (
+        report_run(folders[0], html=html)
+        if other is None
+        else compare_runs(folders[0], folders[1], html=html)
+    )
+    output.json("report", {"path": None if file is None else str(file), **made.figures})
+    if file is None:
+        output.text(made.text)
+        return
+    write.write(file, made.text, force=force)
+    output.success(f"{file}, {len(made.text.encode(errors='replace')) / 1000:.0f} kB")
+    output.note(made.sentence)

@@ -1,0 +1,53 @@
+"""What is nobody's business, taken out of texts that go to others: tokens, places of this machine,
+and the values of recipe keys that are secrets. Knows texts alone; used by model cards and reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from milescli.core.secret_names import is_secret
+
+REMOVED = "[removed]"
+_TOKENS = re.compile(
+    r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[0-9A-Z]{12,}"
+    r"|github_pat_\w{20,}|xox[abp]-[A-Za-z0-9-]{10,})\b"
+)
+_LOGIN = re.compile(r"(?<=://)[^/\s:@]+(:[^/\s@]*)?@")
+_HOMES = re.compile(r"(?<![\w/.])/(?:home|Users)/[\w.-]+(?=/|\b)")
+_PATH = re.compile(r"(?<![\w./:~…-])~?(?:/[\w.@+%=,-]+){2,}/?|(?<![\w./:~…-])/root\b")
+_NOT_SECRET = ("prompt_key", "label_key", "response_key")
+"""Columns of data, which a recipe's keys name."""
+
+
+def without_private(text: str) -> str:
+    """The text without anything that looks like a token or a login of a URL, or like a place within
+    a user's home."""
+    text = _LOGIN.sub("", _TOKENS.sub(REMOVED, text))
+    return _HOMES.sub("~", text.replace(str(Path.home()) + "/", "~/"))
+
+
+def without_paths(text: str) -> str:
+    """The same, and of each absolute path only its last part, behind an ellipsis: where it lies on
+    this machine helps nobody elsewhere."""
+    return _PATH.sub(_last_part, without_private(text))
+
+
+def without_secrets_in(value: object, *, name: str = "") -> object:
+    """A value of a recipe, `name` its key, as it may be shown: `[removed]` in the place of each
+    secret, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets_in(item, name=str(key)) for key, item in value.items()}
+    last = name.rpartition(".")[2].replace("-", "_")
+    if value is not None and is_secret(last) and last not in _NOT_SECRET:
+        return REMOVED
+    if isinstance(value, list | tuple):
+        return [without_secrets_in(item) for item in value]
+    return without_paths(value) if isinstance(value, str) else value
+
+
+def _last_part(match: re.Match[str]) -> str:
+    parts = match[0].rstrip("/").rsplit("/", 1)
+    return f"…/{parts[-1]}"

@@ -1,0 +1,96 @@
+"""Which samples a report shows: of the first, a middle and the last step the group whose rewards
+differ most, its best and its worst."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.private import without_private
+from milescli.insight.samples import KeptSample, by_group, read_samples, sample_steps
+
+MAX_CHARACTERS = 2000
+"""Of a prompt or a response; the middle of a longer one is left out."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+"""What no page should get: it is shown as the mark of a missing letter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSample:
+    """One attempt."""
+
+    word: str
+    """best, worst, or sample where all are equal."""
+    reward: float | None
+    stop_reason: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownStep:
+    """Of one step."""
+
+    step: int
+    prompt: str
+    label: str
+    """Empty where none is known."""
+    rewards: Sequence[float]
+    """Of all samples of the group that were kept."""
+    samples: Sequence[ShownSample]
+
+
+def chosen_steps(run: RunDir) -> list[ShownStep]:
+    """Nothing where no samples were kept."""
+    steps = sample_steps(run)
+    places = sorted({0, len(steps) // 2, len(steps) - 1}) if steps else []
+    shown = (_of_step(steps[place], read_samples(run, steps[place])) for place in places)
+    return [one for one in shown if one is not None]
+
+
+def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
+    groups = list(by_group(samples).values())
+    if not groups:
+        return None
+    group = max(groups, key=_spread)
+    scored = [sample for sample in group if sample.reward is not None] or group
+    best, worst = max(scored, key=_reward), min(scored, key=_reward)
+    chosen = (
+        [("best", best), ("worst", worst)] if _reward(best) > _reward(worst) else [("sample", best)]
+    )
+    label = group[0].record.get("label")
+    return ShownStep(
+        step=step,
+        prompt=shown_text(group[0].prompt),
+        label="" if label is None else shown_text(str(label)),
+        rewards=[_reward(sample) for sample in group if sample.reward is not None],
+        samples=[
+            ShownSample(
+                word=word,
+                reward=sample.reward,
+                stop_reason=sample.stop_reason,
+                text=shown_text(sample.response),
+            )
+            for word, sample in chosen
+        ],
+    )
+
+
+def _reward(sample: KeptSample) -> float:
+    return float(sample.reward or 0.0)
+
+
+def _spread(group: Sequence[KeptSample]) -> float:
+    rewards = [_reward(sample) for sample in group]
+    return max(rewards) - min(rewards)
+
+
+def shown_text(text: str) -> str:
+    """Without tokens and homes, without control characters, and not too long."""
+    text = _CONTROL.sub("\ufffd", without_private(text))
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    half = MAX_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n[... {left_out:,} characters are left out ...]\n{text[-half:]}"

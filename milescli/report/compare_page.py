@@ -1,0 +1,203 @@
+"""Two runs compared, as HTML and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from milescli.console.theme import sparkline
+from milescli.pictures.lines import Line
+from milescli.report import markdown
+from milescli.report.charts import Chart, column, with_trend
+from milescli.report.compare import RunsCompared
+from milescli.report.frame import chart_grid, framed
+from milescli.report.markup import Markup, el, joined, table
+from milescli.report.run_page import footer
+from milescli.report.said import NOTHING, accuracy, duration, figure, per_second, steps
+from milescli.report.subject import Subject
+
+_CURVES = (
+    ("rollout/reward_mean", "Reward"),
+    ("train/loss", "Loss"),
+    ("train/entropy", "Entropy"),
+    ("rollout/response_tokens_mean", "Tokens of a response"),
+    ("train/grad_norm", "Gradient norm"),
+    ("time/step_s", "Seconds of a step"),
+)
+_SPARK = 32
+
+
+def compare_page(told: RunsCompared) -> str:
+    """A whole HTML file."""
+    charts = [chart for chart in _charts(told) if chart.is_drawable]
+    body: list[Markup | str] = [
+        el("h1", f"{told.a_name} and {told.b_name}"),
+        el("p", f"A: {_state(told.a)}. B: {_state(told.b)}.", cls="quiet"),
+        el("div", el("p", told.headline, cls="headline"), cls=_kind(told)),
+        *(el("p", sentence) for sentence in told.sentences),
+        el("p", " ".join(told.notes), cls="quiet"),
+        el("h2", "Figures"),
+        table(["", told.a_name, told.b_name], list(_figures(told))),
+        el("h2", "What differs"),
+        _differing(told),
+        el("h2", "Curves"),
+        chart_grid(charts) if charts else el("p", "No step was done yet."),
+        el("h2", "Verdicts"),
+        *(
+            el("p", el("strong", f"{name}: "), subject.verdict.headline)
+            for name, subject in _both(told)
+        ),
+        footer(told.a),
+    ]
+    return framed(body, title=f"{told.a_name} and {told.b_name}: report", charts=charts)
+
+
+def compare_markdown(told: RunsCompared) -> str:
+    """A whole Markdown file."""
+    text = markdown.text
+    rows = [[text(cell) for cell in row] for row in _figures(told)]
+    parts = [
+        markdown.MARK,
+        f"## {text(told.a_name)} and {text(told.b_name)}",
+        f"**{text(told.headline)}**",
+        *(text(sentence) for sentence in told.sentences),
+        markdown.table(["", text(told.a_name), text(told.b_name)], rows),
+        *_sparks(told),
+        markdown.table(
+            ["differs", "", text(told.a_name), text(told.b_name)],
+            [
+                (one.what, markdown.code(one.name), markdown.code(one.a), markdown.code(one.b))
+                for one in told.differing
+            ],
+        )
+        if told.differing
+        else "Recipe, data, versions, machine and plan are alike.",
+        text(" ".join(told.notes)),
+        *(f"**{text(name)}**: {text(subject.verdict.headline)}" for name, subject in _both(told)),
+        markdown.made(told.a),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def compare_figures(told: RunsCompared) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "a": told.a_name,
+        "b": told.b_name,
+        "headline": told.headline,
+        "differing": [asdict(one) for one in told.differing],
+        "curve": None if told.curve is None else asdict(told.curve),
+        "held_out": [asdict(one) for one in told.held_out],
+        "speed": None if told.speed is None else asdict(told.speed),
+        "notes": list(told.notes),
+    }
+
+
+def _kind(told: RunsCompared) -> str:
+    return "verdict good" if told.is_seen else "verdict"
+
+
+def _both(told: RunsCompared) -> Sequence[tuple[str, Subject]]:
+    return (told.a_name, told.a), (told.b_name, told.b)
+
+
+def _state(subject: Subject) -> str:
+    return f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}"
+
+
+def _figures(told: RunsCompared) -> Iterator[tuple[str, str, str]]:
+    yield ("step", *(steps(s.summary["step"], s.summary["num_steps"]) for _, s in _both(told)))
+    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
+        courses = [subject.summary[word] for _, subject in _both(told)]
+        is_shown = word != "loss" or told.a.learns_from_rows or told.b.learns_from_rows
+        if any(courses) and is_shown:
+            yield (f"{word}, last", *(said(one["last"]) if one else NOTHING for one in courses))
+            yield (f"{word}, best", *(said(one["best"]) if one else NOTHING for one in courses))
+    for one in told.held_out:
+        yield (
+            f"{one.set}, {one.difference.num_prompts:,} shared prompts",
+            f"{accuracy(one.a_accuracy)} (step {one.a_step})",
+            f"{accuracy(one.b_accuracy)} (step {one.b_step})",
+        )
+    if (curve := told.curve) is not None:
+        yield (
+            f"mean {curve.word} of {curve.num_steps:,} common steps",
+            figure(curve.a_area),
+            figure(curve.b_area),
+        )
+        if curve.level is not None:
+            yield (
+                f"step that reaches {curve.word} {figure(curve.level)}",
+                _step(curve.a_reached),
+                _step(curve.b_reached),
+            )
+    yield ("took", *(duration(subject.summary["elapsed_s"]) for _, subject in _both(told)))
+    for name in ("rollout_tokens_per_s", "train_tokens_per_s"):
+        speeds = [subject.summary[name] for _, subject in _both(told)]
+        if any(speeds):
+            yield (name.replace("_tokens_per_s", " tokens/s"), *map(per_second, speeds))
+
+
+def _step(step: int | None) -> str:
+    return NOTHING if step is None else f"{step:,}"
+
+
+def _differing(told: RunsCompared) -> Markup:
+    if not told.differing:
+        return el("p", "Recipe, data, versions, machine and plan are alike.")
+    parts = []
+    for what in dict.fromkeys(one.what for one in told.differing):
+        rows = [(one.name, one.a, one.b) for one in told.differing if one.what == what]
+        parts += [el("h3", what), table(["", told.a_name, told.b_name], rows, cls="keys")]
+    return joined(parts)
+
+
+def _charts(told: RunsCompared) -> Iterator[Chart]:
+    is_rows = told.a.learns_from_rows or told.b.learns_from_rows
+    for name, title in _CURVES:
+        lines: list[Line] = []
+        if name == "train/loss" and not is_rows:
+            continue
+        for color, (word, subject) in enumerate(_both(told)):
+            points = column(subject.history, name)
+            lines += with_trend(points, name=word, color=color) if points else []
+        yield Chart(
+            name=name.replace("/", "-").replace("_", "-"),
+            title=title,
+            about="Of each step; faint lines are the steps, full ones their trend.",
+            lines=lines,
+            from_zero=name != "train/loss",
+        )
+        if name == "rollout/reward_mean":
+            yield _accuracies(told)
+
+
+def _accuracies(told: RunsCompared) -> Chart:
+    return Chart(
+        name="held-out",
+        title="Held-out accuracy",
+        about="Of each evaluation.",
+        lines=[
+            Line(
+                name=word,
+                color=color,
+                points=[(float(one.step), one.accuracy) for one in subject.history.evaluations],
+            )
+            for color, (word, subject) in enumerate(_both(told))
+        ],
+    )
+
+
+def _sparks(told: RunsCompared) -> Iterator[str]:
+    rows = []
+    for name, title in _CURVES[:3]:
+        values = [[y for _, y in column(subject.history, name)] for _, subject in _both(told)]
+        flat = [y for one in values for y in one]
+        if any(flat) and (name != "train/loss" or told.a.learns_from_rows):
+            low, high = min(flat), max(flat)
+            drawn = (sparkline(one, _SPARK, low=low, high=high) for one in values)
+            rows.append((title, *(f"`{line}`" if line else "" for line in drawn)))
+    if rows:
+        names = (markdown.text(told.a_name), markdown.text(told.b_name))
+        yield markdown.table(["over steps", *names], rows)

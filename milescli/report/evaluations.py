@@ -1,0 +1,153 @@
+"""Evaluations of a run: accuracies with their intervals, and the rewards of each prompt, which
+another run's can be held against. Reads eval/*.jsonl and what `miles eval` wrote beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import orjson
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.history import History
+from milescli.rollout.chance import Estimate, estimated
+
+MAX_SHOWN = 12
+"""Evaluations in a table: of more, the first, the last, and some between."""
+_ROUNDING = 1e-6
+_SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.function")
+"""Recipe keys by which the same prompts are asked otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownEvaluation:
+    """One of the run's own."""
+
+    step: int
+    accuracy: float
+    interval: Estimate | None
+    """None where its samples are not there any more: `miles eval` with other settings writes its
+    own in their place."""
+    num_prompts: int
+    seconds: float
+    truncated_fraction: float | None
+    response_tokens_mean: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownSet:
+    """One result of `miles eval`."""
+
+    set: str
+    step: int
+    accuracy: float
+    num_prompts: int
+    estimates: Mapping[str, Estimate]
+    """avg@n, pass@k, maj@k"""
+
+
+def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
+    """By step, MAX_SHOWN at most."""
+    done = sorted(history.evaluations, key=lambda one: one.step)
+    if len(done) > MAX_SHOWN:
+        places = {round(n * (len(done) - 1) / (MAX_SHOWN - 1)) for n in range(MAX_SHOWN)}
+        done = [done[place] for place in sorted(places)]
+    shown = []
+    for one in done:
+        rewards = list(rewards_by_prompt(run.path / one.path).values()) if one.path else []
+        shown.append(
+            ShownEvaluation(
+                step=one.step,
+                accuracy=one.accuracy,
+                interval=estimated(rewards) if _are_of(rewards, one.accuracy) else None,
+                num_prompts=one.num_prompts,
+                seconds=one.seconds,
+                truncated_fraction=one.figures.get("truncated_fraction"),
+                response_tokens_mean=one.figures.get("response_tokens_mean"),
+            )
+        )
+    return shown
+
+
+def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
+    """The samples that are there are those that the run was told of."""
+    return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
+
+
+def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
+    """The settings of an evaluation that its figures depend on: of `miles eval` those that it
+    wrote beside the samples, else those of the run's recipe."""
+    try:
+        settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
+    except (OSError, ValueError, KeyError, TypeError):
+        settings = recipe
+    return {key: settings.get(key) for key in _SETTINGS}
+
+
+def rewards_by_prompt(file: Path) -> dict[str, float]:
+    """Digest of a prompt and its label -> mean reward of its samples, in the order of the file.
+    Nothing where there is no file, or it holds none; of a prompt that is asked twice, both."""
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError:
+        return {}
+    rewards, places = dict[str, list[float]](), dict[str, list[object]]()
+    for line in lines:
+        row = _row(line)
+        if row is None:
+            continue
+        told = json.dumps([row["prompt"], row.get("label")], default=str).encode()
+        digest = hashlib.blake2b(told, digest_size=16).hexdigest()
+        asked = places.setdefault(digest, [])
+        if row.get("index") not in asked:
+            asked.append(row.get("index"))
+        key = f"{digest}-{asked.index(row.get('index'))}"
+        rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
+    return {key: fmean(values) for key, values in rewards.items()}
+
+
+def evaluation_files(run: RunDir) -> dict[tuple[str, int], Path]:
+    """(name of the set, step) -> its samples; the set of the run's own held-out prompts has an
+    empty name."""
+    files = dict[tuple[str, int], Path]()
+    for file in sorted(run.eval_dir.glob("**/step_*.jsonl")):
+        number = file.stem.removeprefix("step_")
+        if number.isdigit():
+            name = str(file.parent.relative_to(run.eval_dir))
+            files["" if name == "." else name, int(number)] = file
+    return files
+
+
+def sets_of(run: RunDir) -> list[ShownSet]:
+    """What `miles eval` kept, by set and step. A file that cannot be read is left out."""
+    found = (_set(file) for file in sorted(run.eval_dir.glob("**/step_*.json")))
+    kept = [one for one in found if one is not None]
+    return sorted(kept, key=lambda one: (one.set, one.step))
+
+
+def _set(file: Path) -> ShownSet | None:
+    try:
+        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        estimates: Sequence[tuple[str, Mapping[str, float]]] = list(told["estimates"].items())
+        return ShownSet(
+            set=str(told["set"]),
+            step=int(told["step"]),
+            accuracy=float(told["accuracy"]),
+            num_prompts=int(told["num_prompts"]),
+            estimates={name: Estimate(**one) for name, one in estimates},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) and "prompt" in row and "reward" in row else None

@@ -1,0 +1,49 @@
+"""The figures of a report as plain data, for `--json`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from milescli.core.private import without_paths
+from milescli.report.charts import column
+from milescli.report.subject import Subject
+
+
+def run_figures(subject: Subject) -> dict[str, Any]:
+    """Everything that is counted or decided; samples and recipe keys as they are shown."""
+    name = "train/loss" if subject.learns_from_rows else "rollout/reward_mean"
+    manifest = subject.facts.manifest
+    return {
+        "run": subject.name,
+        "state": subject.state,
+        "summary": _clean(dict(subject.summary)),
+        "curve": {
+            "name": name,
+            "steps": [int(step) for step, _ in column(subject.history, name)],
+            "values": [value for _, value in column(subject.history, name)],
+        },
+        "evaluations": [asdict(one) for one in subject.evaluations],
+        "sets": [asdict(one) for one in subject.sets],
+        "samples": [asdict(one) for one in subject.samples],
+        "recipe": [asdict(key) for key in subject.keys if key.is_set],
+        "versions": subject.versions(),
+        "machine": without_paths(str(manifest.get("machine", ""))),
+        "data": {
+            name: {key: one.get(key) for key in ("num_rows", "sha256")}
+            for name, one in subject.data().items()
+        },
+        "adapters": {one.history.name: run_figures(one) for one in subject.adapters},
+    }
+
+
+def _clean(value: Any) -> Any:
+    """Without places of the machine, at any depth."""
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, Mapping):
+        return {name: _clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value

@@ -1,0 +1,130 @@
+"""The HTML file around a report: one file, whose content policy allows its own script and style by
+their hashes and nothing else, no network above all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from milescli import __version__
+from milescli.pictures.lines import line_picture
+from milescli.pictures.style import DARK, LIGHT, STYLE
+from milescli.report.charts import Chart
+from milescli.report.markup import Markup, el
+
+MARK = '<meta name="generator" content="miles report">'
+"""By which a file of ours is known."""
+_WIDE, _NARROW, _HEIGHT = 720, 480, 260
+_DIGITS = 5
+"""Of figures in charts."""
+
+
+def framed(body: Sequence[str], *, title: str, charts: Sequence[Chart]) -> str:
+    """A whole file."""
+    vendored = files("milescli") / "vendored" / "uplot"
+    style = "\n".join(
+        [
+            (vendored / "uPlot.min.css").read_text(encoding="utf-8"),
+            _own("page.css"),
+            STYLE,
+        ]
+    )
+    script = (vendored / "uPlot.iife.min.js").read_text(encoding="utf-8") + "\n" + _own("page.js")
+    assert "</" + "script" not in script.lower() and "</" + "style" not in style.lower()
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            MARK,
+            f'<meta name="miles-version" content="{escape(__version__)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            el("main", [Markup(part) for part in body]),
+            f'<script type="application/json" id="data">{_data(charts)}</script>',
+            f"<script>{script}</script>",
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def chart_grid(charts: Sequence[Chart]) -> Markup:
+    """All of them, the first over the whole width."""
+    return el(
+        "div", (_figure(chart, is_wide=not n) for n, chart in enumerate(charts)), cls="charts"
+    )
+
+
+def _figure(chart: Chart, *, is_wide: bool) -> Markup:
+    picture = line_picture(
+        chart.lines,
+        title=chart.title,
+        about=chart.about,
+        from_zero=chart.from_zero,
+        width=_WIDE if is_wide else _NARROW,
+        height=_HEIGHT,
+        is_inline=True,
+    )
+    return el(
+        "figure",
+        el("div", Markup(picture), cls="still"),
+        el("div", cls="live"),
+        el("figcaption", chart.about),
+        id=f"chart-{chart.name}",
+    )
+
+
+def _data(charts: Sequence[Chart]) -> str:
+    told: dict[str, Any] = {
+        "colors": [LIGHT, DARK],
+        "charts": [
+            {
+                "name": chart.name,
+                "title": chart.title,
+                "zero": chart.from_zero,
+                "lines": [
+                    {
+                        "name": line.name,
+                        "color": line.color,
+                        "dots": line.as_dots,
+                        "faint": line.is_faint,
+                        "x": [int(x) if x == int(x) else x for x, _ in line.points],
+                        "y": [float(f"{y:.{_DIGITS}g}") for _, y in line.points],
+                    }
+                    for line in chart.lines
+                    if line.points
+                ],
+            }
+            for chart in charts
+        ],
+    }
+    text = json.dumps(told, allow_nan=False, separators=(",", ":"))
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256-" + base64.b64encode(digest).decode()
+
+
+def _own(name: str) -> str:
+    return (files("milescli") / "report" / name).read_text(encoding="utf-8")

@@ -1,0 +1,203 @@
+"""The Markdown report of one run, short enough for a pull request: verdict, tables, sparklines as
+text, two samples. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from milescli import __version__
+from milescli.console.theme import sparkline
+from milescli.core.private import without_paths
+from milescli.insight.finding import Verdict
+from milescli.report.charts import column
+from milescli.report.chosen_samples import ShownStep
+from milescli.report.records import data_words
+from milescli.report.said import accuracy, duration, figure, moment, per_second, share, steps
+from milescli.report.subject import Subject
+
+MARK = "<!-- miles report -->"
+"""By which a file of ours is known; nobody sees it."""
+_SPARK = 32
+_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~@])")
+
+
+def run_markdown(subject: Subject) -> str:
+    """A whole file."""
+    parts = [MARK, f"## {text(subject.name)}", *verdict_lines(subject.verdict)]
+    parts += [table(["", ""], list(_figures(subject)))]
+    parts += list(_curves(subject))
+    parts += list(_adapters(subject))
+    parts += list(_time(subject))
+    parts += list(_evaluations(subject))
+    parts += _samples(subject.samples)
+    parts += list(_recipe(subject))
+    parts += [made(subject)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """The headline, and a line for each finding."""
+    lines = [f"**{text(verdict.headline)}**"]
+    if verdict.findings:
+        lines.append(
+            "\n".join(
+                f"- **{finding.level}: {text(finding.title)}.** "
+                f"{text(without_paths(finding.evidence))} "
+                f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
+                for finding in verdict.findings
+            )
+        )
+    return lines
+
+
+def made(subject: Subject) -> str:
+    """Who made it, and from what."""
+    versions = ", ".join(f"{name} {version}" for name, version in subject.versions().items())
+    machine = without_paths(str(subject.facts.manifest.get("machine", "")))
+    told = "; ".join(part for part in (machine, versions) if part)
+    return f"{text(told)}. Made by miles {__version__} at {moment(subject.made_s)}."
+
+
+def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
+    told = subject.summary
+    yield "state", f"{subject.state}, step {steps(told['step'], told['num_steps'])}"
+    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
+        course = told[word]
+        if course is not None and (word != "loss" or subject.learns_from_rows):
+            best = f", best {said(course['best'])} at step {course['best_step']}"
+            yield word, f"{said(course['first'])} → {said(course['last'])}{best}"
+    yield "took", duration(told["elapsed_s"])
+    for name in ("rollout", "train"):
+        if speed := told[f"{name}_tokens_per_s"]:
+            yield f"{name} tokens/s", per_second(speed)
+    if told["mfu"] is not None:
+        yield "MFU", share(told["mfu"])
+    if told["restarts"]:
+        yield "restarts", str(told["restarts"])
+    for name, words in data_words(subject).items():
+        yield f"data: {name}", text(words)
+
+
+def _curves(subject: Subject) -> Iterator[str]:
+    names = (
+        ("rollout/reward_mean", "reward"),
+        ("train/loss", "loss"),
+        ("train/entropy", "entropy"),
+        ("rollout/response_tokens_mean", "response tokens"),
+        ("rollout/zero_variance_fraction", "groups that teach nothing"),
+        ("time/step_s", "seconds of a step"),
+    )
+    rows = []
+    for name, word in names:
+        values = [value for _, value in column(subject.history, name)]
+        if any(values) and (word != "loss" or subject.learns_from_rows):
+            drawn = f"`{sparkline(values, _SPARK)}`"
+            rows.append((word, figure(values[0]), drawn, figure(values[-1])))
+    if rows:
+        yield table(["", "first", "over steps", "last"], rows)
+
+
+def _adapters(subject: Subject) -> Iterator[str]:
+    rows = []
+    for one in subject.adapters:
+        name = "train/loss" if one.learns_from_rows else "rollout/reward_mean"
+        values = [value for _, value in column(one.history, name)]
+        rows.append(
+            (
+                text(one.history.name),
+                steps(one.summary["step"], one.summary["num_steps"]),
+                f"`{sparkline(values, _SPARK)}`" if values else "",
+                figure(values[-1]) if values else "",
+                accuracy((one.summary["accuracy"] or {}).get("last")),
+                text(one.verdict.headline),
+            )
+        )
+    if rows:
+        yield table(["adapter", "step", "over steps", "last", "accuracy", "verdict"], rows)
+
+
+def _time(subject: Subject) -> Iterator[str]:
+    phases = subject.summary["phases"]
+    if phases:
+        head = ["a step", *(phase["name"] for phase in phases)]
+        row = [
+            duration(sum(phase["seconds"] for phase in phases)),
+            *(f"{duration(phase['seconds'])} ({phase['share']:.0%})" for phase in phases),
+        ]
+        yield table(head, [row])
+
+
+def _evaluations(subject: Subject) -> Iterator[str]:
+    rows = [
+        (
+            f"{one.step:,}",
+            accuracy(one.accuracy),
+            f"{accuracy(one.interval.low)} to {accuracy(one.interval.high)}"
+            if one.interval
+            else "",
+            f"{one.num_prompts:,}",
+        )
+        for one in subject.evaluations
+    ]
+    if rows:
+        yield table(["evaluated at step", "accuracy", "95% interval", "prompts"], rows)
+    sets = [
+        (text(one.set), f"{one.step:,}", accuracy(one.accuracy), f"{one.num_prompts:,}")
+        for one in subject.sets
+    ]
+    if sets:
+        yield table(["set", "step", "accuracy", "prompts"], sets)
+
+
+def _samples(shown: Sequence[ShownStep]) -> list[str]:
+    if not shown:
+        return []
+    last = shown[-1]
+    parts = [f"**What it says at step {last.step}**, asked:", fenced(last.prompt)]
+    for sample in last.samples:
+        parts += [f"{sample.word}, reward {figure(sample.reward)}:", fenced(sample.text)]
+    return parts
+
+
+def _recipe(subject: Subject) -> Iterator[str]:
+    chosen = [key for key in subject.keys if key.is_set]
+    if not chosen:
+        return
+    rows = [(code(key.name), code(key.value), text(key.origin)) for key in chosen]
+    yield folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
+
+
+def folded(summary: str, inside: str) -> str:
+    """Behind a click, where Markdown is shown by GitHub."""
+    return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are Markdown already."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(cell: str) -> str:
+    return " ".join(cell.split("\n"))
+
+
+def text(said: str) -> str:
+    """As it stands: no markup, no link, no mention."""
+    return _SPECIAL.sub(r"\\\1", " ".join(said.split()))
+
+
+def code(said: str) -> str:
+    """In a code span within a table, whatever is in it."""
+    said = " ".join(said.split()).replace("|", "\\|")
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", said)), default=0))
+    pad = " " if said.startswith("`") or said.endswith("`") or not said else ""
+    return f"{ticks}{pad}{said}{pad}{ticks}"
+
+
+def fenced(said: str) -> str:
+    """A block of code, whatever is in it."""
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
+    return f"{ticks}text\n{said}\n{ticks}"

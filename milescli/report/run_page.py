@@ -1,0 +1,114 @@
+"""The HTML report of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from milescli import __version__
+from milescli.pictures.lines import Line
+from milescli.report import records, sections
+from milescli.report.charts import Chart, column, learning_charts, time_charts, with_trend
+from milescli.report.frame import chart_grid, framed
+from milescli.report.markup import Markup, el, joined, table
+from milescli.report.said import accuracy, figure, moment, steps
+from milescli.report.subject import Subject
+
+
+def run_page(subject: Subject) -> str:
+    """A whole file."""
+    learn = learning_charts(subject.history)
+    spent = time_charts(subject.history)
+    together, own, further = _adapters(subject)
+    body = [
+        heading(subject.name, subject),
+        sections.verdict_card(subject.verdict),
+        records.error(subject),
+        sections.tiles(subject),
+        together or sections.learning(learn),
+        sections.where_time_goes(subject, spent),
+        own
+        if subject.adapters
+        else sections.samples(subject.samples, learns_from_rows=subject.learns_from_rows),
+        sections.evaluations(subject),
+        records.memory(subject),
+        records.recipe(subject.keys),
+        records.plan(subject),
+        records.surroundings(subject),
+        footer(subject),
+    ]
+    return framed(body, title=f"{subject.name}: report", charts=[*learn, *spent, *further])
+
+
+def heading(name: str, subject: Subject) -> Markup:
+    """Name, recipe, how far."""
+    described = next((key.value for key in subject.keys if key.name == "description"), "")
+    parts = [
+        f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}",
+        f"Last event {moment(subject.history.last_s)}",
+    ]
+    return joined(
+        [
+            el("h1", name),
+            el("p", described) if described not in ("", "null") else Markup(""),
+            el("p", ". ".join(parts) + ".", cls="quiet"),
+        ]
+    )
+
+
+def footer(subject: Subject) -> Markup:
+    """Who made it, and when."""
+    return el(
+        "footer",
+        f"Made by miles {__version__} at {moment(subject.made_s)}. One file: it loads nothing from "
+        "anywhere. Paths, logins and secrets are left out.",
+    )
+
+
+def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
+    """Of a run of several: (how each learns, what each says, all their charts)."""
+    if not subject.adapters:
+        return Markup(""), Markup(""), []
+    chart = Chart(
+        name="adapters",
+        title="Reward of each adapter",
+        about="Mean reward of the samples of each step.",
+        lines=[_line(one, place) for place, one in enumerate(subject.adapters)],
+    )
+    rows = [
+        (
+            one.history.name,
+            steps(one.summary["step"], one.summary["num_steps"]),
+            figure((one.summary["reward"] or {}).get("last")),
+            accuracy((one.summary["accuracy"] or {}).get("last")),
+            one.verdict.headline,
+        )
+        for one in subject.adapters
+    ]
+    head = ["adapter", "step", "reward", "accuracy", "verdict"]
+    charts = [chart] if chart.is_drawable else []
+    parts: list[Markup] = [el("h2", "Is it learning?"), table(head, rows)]
+    if charts:
+        parts.append(chart_grid(charts))
+    said: list[Markup] = []
+    for one in subject.adapters:
+        own = [
+            replace(drawn, name=f"{one.history.name}-{drawn.name}")
+            for drawn in learning_charts(one.history)
+        ]
+        charts += own
+        said += [
+            el("h2", f"Adapter {one.history.name}"),
+            sections.verdict_card(one.verdict),
+            chart_grid(own) if own else Markup(""),
+            sections.samples(one.samples, learns_from_rows=one.learns_from_rows),
+            sections.evaluations(one),
+        ]
+    return joined(parts), joined(said), charts
+
+
+def _line(subject: Subject, place: int) -> Line:
+    history = subject.history
+    name = "train/loss" if history.learns_from_rows else "rollout/reward_mean"
+    trend: Sequence[Line] = with_trend(column(history, name), name=history.name, color=place)
+    return trend[-1]

@@ -1,0 +1,59 @@
+"""Figures as a report says them. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from milescli.core.units import format_bytes, format_count, format_duration
+
+NOTHING = "-"
+
+
+def figure(value: float | None) -> str:
+    """0.8125 -> 0.812; 12 -> 12; 3.1e-05; - where there is none."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    if abs(value) >= 1e6 or 0 < abs(value) < 1e-3:
+        return f"{value:.2e}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3f}"
+
+
+def share(value: float | None) -> str:
+    """0.412 -> 41.2%"""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def accuracy(value: float | None) -> str:
+    """A share as one; a reward that is none as a figure."""
+    return share(value) if value is not None and 0.0 <= value <= 1.0 else figure(value)
+
+
+def duration(seconds: float | None) -> str:
+    """1 m 15 s"""
+    known = seconds is not None and math.isfinite(seconds)
+    return format_duration(seconds) if known and seconds is not None else NOTHING
+
+
+def size(size_bytes: float | None) -> str:
+    """1.5 KiB"""
+    return NOTHING if size_bytes is None else format_bytes(size_bytes)
+
+
+def per_second(value: float | None) -> str:
+    """12.3k"""
+    return NOTHING if value is None or not math.isfinite(value) else format_count(value)
+
+
+def moment(seconds: float | None) -> str:
+    """2026-11-25 22:14 UTC, of seconds since 1970"""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def steps(done: int, wanted: int | None) -> str:
+    """12 of 30"""
+    return f"{done:,} of {wanted:,}" if wanted else f"{done:,}"

@@ -1,0 +1,108 @@
+"""Everything that a report tells of one run, read off its directory. Nothing is locked or written,
+so that a run of somebody else and one that goes on can be read too."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from milescli.autopsy.memory import Memory, read_memory
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.facts import RunFacts, read_facts
+from milescli.insight.finding import Verdict
+from milescli.insight.history import History
+from milescli.insight.reader import read_history
+from milescli.insight.summary import summarize
+from milescli.report.chosen_samples import ShownStep, chosen_steps
+from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
+from milescli.report.shown_keys import ShownKey, read_keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One run, or one of several adapters."""
+
+    run: RunDir
+    state: str
+    """running, done, stopped, failed, killed, not started."""
+    history: History
+    facts: RunFacts
+    summary: Mapping[str, Any]
+    """`insight.summary.Summary`, as a dict."""
+    verdict: Verdict
+    keys: Sequence[ShownKey]
+    samples: Sequence[ShownStep]
+    """Of the first, a middle and the last step."""
+    evaluations: Sequence[ShownEvaluation]
+    """On the run's own held-out prompts, by step."""
+    sets: Sequence[ShownSet]
+    """Of `miles eval`."""
+    memory: Memory | None
+    adapters: Sequence[Subject] = field(default=())
+    made_s: float = math.nan
+    """When it was read, seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The run's."""
+        return self.run.full_name
+
+    @property
+    def learns_from_rows(self) -> bool:
+        """SFT, DPO and others without rollout."""
+        return self.history.learns_from_rows
+
+    def versions(self) -> dict[str, str]:
+        """miles, its commit and packages -> version."""
+        manifest = self.facts.manifest
+        packages = manifest.get("packages")
+        told = {
+            "miles": manifest.get("miles"),
+            "commit": manifest.get("commit"),
+            "python": manifest.get("python"),
+            **(packages if isinstance(packages, dict) else {}),
+        }
+        return {name: str(version) for name, version in told.items() if version}
+
+    def data(self) -> dict[str, dict[str, Any]]:
+        """prompts, eval, ... -> what the manifest says of the file."""
+        told = self.facts.manifest.get("data")
+        return (
+            {name: one for name, one in told.items() if isinstance(one, dict)}
+            if isinstance(told, dict)
+            else {}
+        )
+
+
+def read_subject(run: RunDir) -> Subject:
+    """All of a run; of several adapters with a subject of each."""
+    history = read_history(run)
+    whole = _subject(run, history)
+    adapters = [
+        replace(_subject(RunDir(run.adapters_dir / name), own), state=whole.state)
+        for name, own in history.adapters.items()
+    ]
+    return replace(whole, adapters=adapters)
+
+
+def _subject(run: RunDir, history: History) -> Subject:
+    facts = read_facts(run)
+    summary = summarize(run, history, facts)
+    attempts = run.attempts()
+    return Subject(
+        run=run,
+        state=summary.state,
+        history=history,
+        facts=facts,
+        summary=asdict(summary),
+        verdict=summary.verdict,
+        keys=read_keys(run.recipe_file),
+        samples=chosen_steps(run),
+        evaluations=evaluations_of(run, history),
+        sets=sets_of(run),
+        memory=read_memory(attempts[-1]) if attempts else None,
+        made_s=time.time(),
+    )

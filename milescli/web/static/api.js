@@ -1,0 +1,69 @@
+// Asks the server, and says in three parts what went wrong. Caches nothing: the server does.
+
+/** What went wrong: `what`, `why`, `fix`. */
+export class ApiError extends Error {
+  constructor({ what, why, fix, status = 0 }) {
+    super(what);
+    Object.assign(this, { what, why, fix, status });
+  }
+}
+
+const LIMIT_MS = 60_000;
+
+/** The path of a run's answers. */
+export function ofRun(id, path) {
+  return `api/runs/${encodeURIComponent(id)}/${path}`;
+}
+
+/** `path` with a query: lists are given as several values, null is left out. */
+export function withQuery(path, query) {
+  const search = new URLSearchParams();
+  for (const [name, value] of Object.entries(query ?? {})) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") search.append(name, one);
+    }
+  }
+  const told = search.toString();
+  return told ? `${path}?${told}` : path;
+}
+
+/** GET of JSON. Raises ApiError; AbortError where `signal` ended it. */
+export async function get(path, query, { signal } = {}) {
+  const limit = AbortSignal.timeout(LIMIT_MS);
+  const both = signal ? AbortSignal.any([signal, limit]) : limit;
+  let answer;
+  try {
+    answer = await fetch(withQuery(path, query), { signal: both, credentials: "same-origin" });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    if (limit.aborted) {
+      throw new ApiError({
+        what: "The server did not answer in time",
+        why: `No answer to ${path} after ${LIMIT_MS / 1000} s.`,
+        fix: "Try again; if it stays so, stop `miles ui` with Ctrl-C and start it again.",
+      });
+    }
+    throw new ApiError({
+      what: "The server does not answer",
+      why: "`miles ui` was stopped, or the connection to its machine is gone.",
+      fix: "Start `miles ui` again and open the address that it prints.",
+    });
+  }
+  return answered(answer, path);
+}
+
+async function answered(answer, path) {
+  let told = null;
+  try {
+    told = await answer.json();
+  } catch {
+    // told stays null: an answer that is no JSON
+  }
+  if (answer.ok && told !== null) return told;
+  throw new ApiError({
+    what: told?.what ?? `The server could not answer (${answer.status})`,
+    why: told?.why ?? `It was asked for ${path}.`,
+    fix: told?.fix ?? "Try again; the terminal where `miles ui` runs may say more.",
+    status: answer.status,
+  });
+}

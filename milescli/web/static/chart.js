@@ -1,0 +1,251 @@
+// One chart of lines over steps or time, on uPlot. Its legend tells the values at the cursor.
+
+import { h } from "./dom.js";
+import { number, seconds } from "./format.js";
+import { extent, nearest, positive, smoothed } from "./series.js";
+import { colour, isDark } from "./switch.js";
+
+const LIGHT = ["#2b62cf", "#c4620a", "#0b7f60", "#a83a80", "#6a52c4", "#5d6774", "#8a6d00", "#0f7c93"];
+const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", "#d8bd4a", "#5cc7de"];
+/** Distances of the lines of a grid of time, in seconds. */
+const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400,
+  172800, 604800];
+const DASHES = [[], [9, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4], [1, 4], [6, 2]];
+
+/** The colour and the dash of the run at this place of those that are compared. */
+export function lineStyle(place) {
+  const colours = isDark() ? DARK : LIGHT;
+  return { stroke: colours[place % colours.length], dash: DASHES[place % DASHES.length] };
+}
+
+/** `lines`: [{name, place, xs, ys, dots}], xs ascending. `options`: {title, unit, about, smooth,
+ * isLog, isTime, range: [low, high] of x or null, marks, at: x of the marked step, sync,
+ * onZoom(low, high), onReset(), onPick(x), remove()} */
+export class Chart {
+  constructor(parent, lines, options) {
+    Object.assign(this, { lines, options, plot: null, say: options.say ?? number,
+      sayShort: options.sayShort ?? options.say ?? ((value) => number(value, 3)) });
+    this.legend = h("ul", { class: "legend" });
+    this.place = h("div", { class: "plot", role: "img" });
+    this.box = h(
+      "section",
+      { class: "card chart", "aria-label": options.title },
+      h(
+        "div",
+        { class: "row between" },
+        h("h2", { title: options.about || options.title }, options.title,
+          options.unit && h("span", { class: "muted small" }, ` ${options.unit}`)),
+        options.remove &&
+          h("button", { class: "plain", "aria-label": `Take away ${options.title}`,
+            on: { click: options.remove } }, "×"),
+      ),
+      this.legend,
+      this.place,
+    );
+    parent.append(this.box);
+    this.draw();
+    this.observer = new ResizeObserver(() => this.fit());
+    this.observer.observe(this.place);
+  }
+
+  draw() {
+    const data = this.data();
+    this.values = [];
+    this.legend.replaceChildren(
+      ...this.lines.map((line) => {
+        const style = lineStyle(line.place);
+        const value = h("b", {}, "");
+        this.values.push(value);
+        return h(
+          "li",
+          {},
+          h("span", { class: "line-sign", style: { "border-color": style.stroke,
+            "border-top-style": style.dash.length ? "dashed" : "solid" } }),
+          line.name && h("span", { class: "muted" }, `${line.name} `),
+          value,
+        );
+      }),
+    );
+    this.place.setAttribute("aria-label", this.inWords());
+    this.plot?.destroy();
+    this.plot = new uPlot(this.settings(), data, this.place);
+    this.tell(null);
+  }
+
+  /** Other lines in the same chart, as many as before. */
+  update(lines, options) {
+    const same = lines.length === this.lines.length;
+    const old = this.options;
+    Object.assign(this, { lines, options: { ...old, ...options } });
+    const alike = ["isLog", "isTime", "smooth"].every((name) => old[name] === this.options[name]);
+    if (!same || !alike) {
+      this.draw();
+      return;
+    }
+    this.place.setAttribute("aria-label", this.inWords());
+    this.plot.setData(this.data());
+    this.tell(null);
+  }
+
+  /** Mark a step; null none. */
+  mark(x) {
+    this.options.at = x;
+    this.plot.redraw(false);
+    this.tell(null);
+  }
+
+  close() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+    this.box.remove();
+  }
+
+  fit() {
+    const width = this.place.clientWidth;
+    if (width && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+  }
+
+  /** Aligned for uPlot: raw and smoothed of each line. */
+  data() {
+    const { smooth, isLog } = this.options;
+    const tables = this.lines.map((line) => {
+      const raw = isLog ? positive(line.ys) : line.ys;
+      return line.dots ? [line.xs, raw, raw] : [line.xs, raw, smoothed(raw, smooth)];
+    });
+    if (tables.length === 1) return tables[0];
+    return uPlot.join(tables);
+  }
+
+  settings() {
+    const { options } = this;
+    const ink = colour("muted");
+    const grid = { stroke: colour("line"), width: 1 };
+    const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+    const across = options.isTime
+      ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES,
+          space: 90 }
+      : { values: (_, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) };
+    return {
+      width: this.place.clientWidth || 400,
+      height: 210,
+      padding: [8, 8, 0, 0],
+      legend: { show: false },
+      scales: {
+        x: { time: false, range: (_, low, high) => options.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
+        y: options.isLog ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
+      },
+      axes: [{ ...axis, ...across, size: 28 }, { ...axis, size: 58, values: (_, splits) => splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
+      series: [{}, ...this.lines.flatMap((line) => this.series(line))],
+      cursor: {
+        sync: { key: options.sync ?? null },
+        drag: { setScale: false, x: true, y: false },
+        points: { size: 6 },
+        bind: { dblclick: () => () => options.onReset?.() },
+      },
+      hooks: {
+        setCursor: [(plot) => this.tell(plot.cursor.idx)],
+        setSelect: [(plot) => this.zoom(plot)],
+        drawClear: [(plot) => this.under(plot)],
+        ready: [(plot) => this.listen(plot)],
+      },
+    };
+  }
+
+  series(line) {
+    const style = lineStyle(line.place);
+    if (line.dots) {
+      const points = { show: true, size: 7, fill: style.stroke, stroke: style.stroke };
+      return [{ show: false }, { ...style, width: 1.25, points, spanGaps: true }];
+    }
+    const pale = this.options.smooth > 0;
+    const few = line.xs.length <= 40;
+    return [
+      { show: pale, stroke: style.stroke, alpha: 0.3, width: 1, points: { show: false } },
+      { ...style, width: 1.75, points: { show: few, size: 4, fill: style.stroke } },
+    ];
+  }
+
+  /** Steps that a finding is about, and the marked step, below the lines. */
+  under(plot) {
+    const { marks, at } = this.options;
+    const { ctx, bbox } = plot;
+    ctx.save();
+    if (marks) {
+      const [left, right] = marks.map((x) => plot.valToPos(x, "x", true));
+      ctx.fillStyle = colour("mark");
+      ctx.globalAlpha = 0.45;
+      ctx.fillRect(left - 2, bbox.top, Math.max(4, right - left + 4), bbox.height);
+      ctx.globalAlpha = 1;
+    }
+    if (Number.isFinite(at)) {
+      const x = plot.valToPos(at, "x", true);
+      ctx.strokeStyle = colour("accent");
+      ctx.lineWidth = 1.5 * devicePixelRatio;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      if (x >= bbox.left && x <= bbox.left + bbox.width) ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  zoom(plot) {
+    const { left, width } = plot.select;
+    if (width < 6) return;
+    const [low, high] = [left, left + width].map((x) => plot.posToVal(x, "x"));
+    plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.options.onZoom?.(low, high);
+  }
+
+  listen(plot) {
+    let down = 0;
+    plot.over.addEventListener("mousedown", (event) => (down = event.clientX));
+    plot.over.addEventListener("click", (event) => {
+      if (Math.abs(event.clientX - down) > 4 || plot.cursor.idx === null) return;
+      this.options.onPick?.(plot.data[0][plot.cursor.idx]);
+    });
+  }
+
+  /** The values at a place of the cursor; without one at the marked step, else the last ones. */
+  tell(index) {
+    if (!this.plot && index === null && !this.values) return;
+    const x = index === null || index === undefined ? this.options.at : this.plot?.data[0][index];
+    this.options.onCursor?.(index === null || index === undefined ? null : x);
+    this.lines.forEach((line, place) => {
+      const at = Number.isFinite(x) ? nearest(line.xs, x) : line.ys.findLastIndex(Number.isFinite);
+      const value = line.ys[at];
+      const smooth = this.options.smooth > 0 && !line.dots && Number.isFinite(value)
+        ? ` (smooth ${number(this.smoothAt(place, at))})` : "";
+      this.values[place].textContent = `${this.say(value)}${smooth}`;
+    });
+  }
+
+  smoothAt(place, at) {
+    const line = this.lines[place];
+    if (line.kept !== this.options.smooth) {
+      line.kept = this.options.smooth;
+      line.smoothed = smoothed(line.ys, line.kept);
+    }
+    return line.smoothed[at];
+  }
+
+  inWords() {
+    const told = this.lines.map((line) => {
+      const known = extent(line.ys);
+      if (!known) return `${line.name}: no values`;
+      const { first, last, low, high } = known;
+      const name = line.name ? `${line.name}: ` : "";
+      const [from, to, least, most] = [first, last, low, high].map((value) => this.say(value));
+      return `${name}from ${from} to ${to}, between ${least} and ${most}`;
+    });
+    return `${this.options.title}. ${told.join("; ")}`;
+  }
+}
+
+/** With some room; around a line that is flat as well. */
+function padded(low, high) {
+  if (low === null) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  const room = Math.abs(low) * 0.1 || 1;
+  return [low - room, high + room];
+}

@@ -1,0 +1,83 @@
+// Figures as people read them. Pure.
+
+const NONE = "–";
+
+/** A figure in few digits: 0.7312, 12.4, 1.3e-5, 1,234. */
+export function number(value, digits = 4) {
+  if (!Number.isFinite(value)) return NONE;
+  const size = Math.abs(value);
+  if (value === 0) return "0";
+  if (size < 1e-3 || size >= 1e7) return value.toExponential(2);
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  if (Number.isInteger(value)) return String(value);
+  return String(Number(value.toPrecision(digits)));
+}
+
+/** Of a share: 71 %. */
+export function percent(share, digits = 0) {
+  if (!Number.isFinite(share)) return NONE;
+  const value = 100 * share;
+  if (value > 0 && value < 1 && digits === 0) return "< 1 %";
+  return `${value.toFixed(digits)} %`;
+}
+
+/** 42 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
+export function seconds(value) {
+  if (!Number.isFinite(value)) return NONE;
+  if (value === 0) return "0 s";
+  if (value < 1) return `${Number((1000 * value).toPrecision(2))} ms`;
+  if (value < 10) return `${Number(value.toPrecision(2))} s`;
+  const s = Math.round(value);
+  if (s < 60) return `${s} s`;
+  if (s < 600) return `${Math.floor(s / 60)} min${s % 60 ? ` ${s % 60} s` : ""}`;
+  if (s < 3600) return `${Math.round(s / 60)} min`;
+  const minutes = Math.round(s / 60);
+  if (s < 86400) return `${Math.floor(minutes / 60)} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
+  const hours = Math.round(s / 3600);
+  return `${Math.floor(hours / 24)} d${hours % 24 ? ` ${hours % 24} h` : ""}`;
+}
+
+/** 1.5 GB: of 1000, as the rest of miles tells sizes. */
+export function bytes(value) {
+  if (!Number.isFinite(value)) return NONE;
+  const names = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  let size = value;
+  while (Math.abs(size) >= 1000 && at < names.length - 1) {
+    size /= 1000;
+    at += 1;
+  }
+  return `${Number(size.toPrecision(3))} ${names[at]}`;
+}
+
+/** A moment as the clock shows it: 14:03:12; with the day where it was not today. */
+export function moment(time_s, now = new Date()) {
+  if (!Number.isFinite(time_s)) return NONE;
+  const when = new Date(1000 * time_s);
+  const clock = when.toLocaleTimeString("en-GB");
+  if (when.toDateString() === now.toDateString()) return clock;
+  return `${when.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${clock}`;
+}
+
+/** How long ago: just now, 5 min ago. */
+export function ago(time_s, now_s = Date.now() / 1000) {
+  if (!Number.isFinite(time_s)) return NONE;
+  const s = now_s - time_s;
+  return s < 5 ? "just now" : `${seconds(s)} ago`;
+}
+
+/** A value of a recipe or plan as YAML would show it, on one line. */
+export function plain(value) {
+  if (value === null || value === undefined) return NONE;
+  return typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** `count` things by their name: 1 step, 3 steps. */
+export function counted(count, word) {
+  return `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+}
+
+/** `rollout/reward_mean` in words: reward mean. */
+export function words(column) {
+  return column.slice(column.indexOf("/") + 1).replaceAll("_", " ");
+}

@@ -1,0 +1,62 @@
+// The line above the pages: which run, its state, how far it is, when it will be done.
+
+import { h, show } from "./dom.js";
+import { ago, number, seconds } from "./format.js";
+
+const SILENT_S = 180;
+
+/** Draw it. `menu`: what shows the list of runs on a narrow screen. */
+export function drawHead(head, { id, run, summary, menu }) {
+  const state = summary?.state ?? run?.state ?? "";
+  const name = summary?.name || run?.name || id;
+  const button = h(
+    "button",
+    { id: "menu", "aria-expanded": "false", "aria-controls": "side", on: { click: menu } },
+    "Runs",
+  );
+  const focused = document.activeElement?.id === "menu";
+  show(
+    head,
+    button,
+    h("h1", {}, name),
+    state && h("span", { class: `pill ${state}` }, state),
+    summary?.state === "running" && summary.phase && !summary.step &&
+      h("span", { class: "muted" }, phaseText(summary)),
+    h("span", { class: "spring" }),
+    h("span", { class: "muted" }, progressText(summary)),
+  );
+  if (focused) button.focus();
+}
+
+function phaseText(summary) {
+  return summary.phase_detail ? `${summary.phase}: ${summary.phase_detail}` : summary.phase;
+}
+
+/** step 12 of 40 · 3 min to 4 min left. */
+export function progressText(summary) {
+  if (!summary) return "";
+  const parts = [];
+  if (summary.num_steps) parts.push(`step ${number(summary.step)} of ${number(summary.num_steps)}`);
+  else if (summary.step) parts.push(`step ${number(summary.step)}`);
+  if (summary.state === "running" && summary.left) parts.push(`${leftText(summary.left)} left`);
+  else if (Number.isFinite(summary.last_s)) parts.push(`last wrote ${ago(summary.last_s)}`);
+  return parts.join(" · ");
+}
+
+/** about 4 min (3 min to 6 min). */
+export function leftText(left) {
+  const [low, mean, high] = [left.low_s, left.mean_s, left.high_s].map(seconds);
+  return low === high || !Number.isFinite(left.low_s) ? mean : `${mean} (${low} to ${high})`;
+}
+
+/** What is to be said of the connection, "" when all is well. */
+export function liveText({ isConnected, summary }) {
+  if (!isConnected) {
+    return "The connection to miles ui is lost: what you see is what it told last. Trying again…";
+  }
+  if (summary?.state !== "running" || !Number.isFinite(summary.last_s)) return "";
+  const silence = Date.now() / 1000 - summary.last_s;
+  const usual = summary.step > 0 ? (20 * (summary.elapsed_s ?? 0)) / summary.step : 0;
+  if (silence < Math.max(SILENT_S, usual)) return "";
+  return `The run has written nothing for ${seconds(silence)}. miles status tells who is silent.`;
+}

@@ -1,0 +1,265 @@
+// Curves: any figures of steps, of several runs over each other.
+
+import { Chart } from "./chart.js";
+import { chooser } from "./chooser.js";
+import { h, settled, show } from "./dom.js";
+import { number } from "./format.js";
+import { fetchLines } from "./lines.js";
+import { nearest } from "./series.js";
+import { empty, Loaded, problem } from "./states.js";
+import { view } from "./view.js";
+
+const FIRST = [
+  "rollout/reward_mean",
+  "eval/accuracy",
+  "train/loss",
+  "train/entropy",
+  "train/grad_norm",
+  "rollout/response_tokens_mean",
+  "train/logprob_diff_max",
+  "time/step_s",
+];
+const NUM_FIRST = 6;
+const MOST = 24;
+
+export function open(root, context) {
+  return new Curves(root, context);
+}
+
+class Curves {
+  constructor(root, context) {
+    Object.assign(this, { root, context, charts: new Map(), columns: [], steps: [] });
+    this.tools = h("div", { class: "tools card" });
+    this.list = h("div", { class: "chooser" });
+    this.grid = h("div", { class: "charts" });
+    show(root, this.tools, h("div", { class: "curves" }, this.list, this.grid));
+    this.loaded = new Loaded(this.grid, {
+      load: (signal) => this.load(signal),
+      draw: (answer) => this.draw(answer),
+    });
+    this.later = settled(() => this.loaded.refresh(), 60);
+    this.onKey = (event) => this.key(event.detail);
+    addEventListener("page-key", this.onKey);
+    this.grid.setAttribute("aria-busy", "true");
+    this.start();
+  }
+
+  async start() {
+    try {
+      this.columns = await this.names();
+    } catch (error) {
+      this.grid.removeAttribute("aria-busy");
+      show(this.grid, problem(error, () => this.start()));
+      return;
+    }
+    this.drawTools();
+    this.drawList();
+    this.shown = this.signature();
+    this.loaded.refresh();
+  }
+
+  async names() {
+    const ids = [this.context.run, ...this.context.compared];
+    const all = await Promise.all(
+      ids.map(async (id) => {
+        const [names, told] = await Promise.all([
+          this.context.askOf(id, "names"),
+          this.context.askOf(id, "evaluations"),
+        ]);
+        const of = (list, section) =>
+          list.length ? Object.keys({ ...list[0].figures }).map((name) => `${section}/${name}`) : [];
+        const more = [
+          ...(told.evaluations.length ? ["eval/accuracy"] : []),
+          ...of(told.evaluations, "eval"),
+          ...(told.validations.length ? ["validation/loss"] : []),
+          ...of(told.validations, "validation"),
+        ];
+        const extra = more.map((name) => ({ name, section: name.split("/")[0], unit: "", about: "" }));
+        return [...names.columns, ...extra];
+      }),
+    );
+    return [...new Map(all.flat().map((column) => [column.name, column])).values()];
+  }
+
+  chosen() {
+    const asked = view.list("columns");
+    const known = new Set(this.columns.map((column) => column.name));
+    if (asked.length) return asked.filter((name) => known.has(name)).slice(0, MOST);
+    if (view.get("columns") === "-") return [];
+    return FIRST.filter((name) => known.has(name)).slice(0, NUM_FIRST);
+  }
+
+  signature() {
+    const names = ["columns", "smooth", "x", "log", "from", "to", "marks"];
+    return names.map((name) => view.get(name)).join("|");
+  }
+
+  changed() {
+    const now = this.signature();
+    if (now !== this.shown) {
+      this.shown = now;
+      this.drawTools();
+      this.drawList();
+      this.later();
+    }
+    const at = this.at();
+    for (const chart of this.charts.values()) chart.mark(at);
+    this.drawStep();
+  }
+
+  async refresh() {
+    if (this.columns.length === 0) {
+      this.start();
+      return;
+    }
+    this.loaded.refresh();
+  }
+
+  async load(signal) {
+    const names = this.chosen();
+    const [first, last] = [view.number("from"), view.number("to")];
+    const isTime = view.get("x") === "time";
+    return fetchLines(this.context, names, { first, last, isTime, signal });
+  }
+
+  draw({ lines, steps, times }) {
+    const names = this.chosen();
+    Object.assign(this, { steps, times });
+    if (!names.length) {
+      this.forget();
+      show(this.grid, this.columns.length
+        ? empty("No curve is chosen", "Tick some in the list.")
+        : empty("No figures yet", "Curves show up here with the first step that is done."));
+      return;
+    }
+    if (![...this.charts.keys()].every((name) => names.includes(name)) || !this.charts.size) {
+      this.forget();
+      show(this.grid);
+    }
+    const range = this.range();
+    for (const name of names) {
+      const options = { ...this.options(name), range };
+      const chart = this.charts.get(name);
+      if (chart) chart.update(lines.get(name), options);
+      else this.charts.set(name, new Chart(this.grid, lines.get(name), options));
+    }
+    this.drawStep();
+  }
+
+  options(name) {
+    const column = this.columns.find((one) => one.name === name);
+    const marks = view.get("marks").split("-").map(Number);
+    return {
+      title: name,
+      about: column.about,
+      unit: column.unit,
+      smooth: view.number("smooth", 0),
+      isLog: view.get("log") === "1",
+      isTime: view.get("x") === "time",
+      marks: marks.length === 2 && marks.every(Number.isFinite) ? marks.map((s) => this.toX(s)) : null,
+      at: this.at(),
+      sync: "curves",
+      onZoom: (low, high) => {
+        const [from, to] = [low, high].map((x) => this.toStep(x));
+        view.set({ from, to: to > from ? to : from + 1 });
+      },
+      onReset: () => view.set({ from: null, to: null }),
+      onPick: (x) => view.set({ step: this.toStep(x) }, { replace: true }),
+      onCursor: (x) => this.drawStep(x),
+      remove: () => this.choose(this.chosen().filter((one) => one !== name)),
+    };
+  }
+
+  /** A step as a place on the axis, and back. */
+  toX(step) {
+    return view.get("x") === "time" ? this.times[nearest(this.steps, step)] : step;
+  }
+
+  toStep(x) {
+    return view.get("x") === "time" ? this.steps[nearest(this.times, x)] : Math.round(x);
+  }
+
+  at() {
+    const step = view.number("step");
+    return step === null || !this.steps.length ? null : this.toX(step);
+  }
+
+  range() {
+    const [from, to] = [view.number("from"), view.number("to")];
+    return from === null || to === null ? null : [this.toX(from), this.toX(to)];
+  }
+
+  forget() {
+    for (const chart of this.charts.values()) chart.close();
+    this.charts.clear();
+  }
+
+  choose(names) {
+    view.set({ columns: names.length ? names : "-" }, { replace: true });
+  }
+
+  drawList() {
+    chooser(this.list, this.columns, this.chosen(), (names) => this.choose(names));
+  }
+
+  drawTools() {
+    const smooth = view.number("smooth", 0);
+    const shown = h("output", {}, number(smooth));
+    const toggle = (text, name, value) =>
+      h("button", { "aria-pressed": String(view.get(name) === value),
+        on: { click: () => view.set({ [name]: view.get(name) === value ? null : value, from: null,
+          to: null }, { replace: true }) } }, text);
+    this.step = h("span", { class: "step-link" });
+    const focused = document.activeElement?.id === "smooth";
+    const slider = h("input", { id: "smooth", type: "range", min: 0, max: 0.99, step: 0.01,
+      value: smooth, on: { input: (event) => {
+        shown.textContent = event.target.value;
+        view.set({ smooth: Number(event.target.value) || null }, { replace: true });
+      } } });
+    show(
+      this.tools,
+      h("label", {}, "Smooth", slider, shown),
+      h("span", { class: "several", role: "group", "aria-label": "Axes" },
+        toggle("Time", "x", "time"), toggle("Log y", "log", "1")),
+      view.get("from") && h("button", { on: { click: () => view.set({ from: null, to: null }) } },
+        "Whole run"),
+      view.get("marks") && h("button", { on: { click: () => view.set({ marks: null }) } },
+        "Without marks"),
+      h("span", { class: "muted small wide-only" }, "Drag to zoom, double-click for the whole run."),
+      this.step,
+    );
+    if (focused) slider.focus();
+    this.drawStep();
+  }
+
+  /** The step under the cursor, else the marked one, with the way to its samples. */
+  drawStep(x = null) {
+    if (!this.step) return;
+    const step = x === null ? view.number("step") : this.toStep(x);
+    if (step === this.told && this.step.childNodes.length) return;
+    this.told = step;
+    const rows = this.context.summary?.learns_from_rows;
+    show(
+      this.step,
+      step === null || step === undefined
+        ? h("span", { class: "muted small" }, "Click on a chart to mark a step.")
+        : [`Step ${number(step)} `, !rows && h("a", { href: view.href({ page: "samples", step }) }, "its samples")],
+    );
+  }
+
+  key(key) {
+    if (key === "Escape") view.set({ from: null, to: null });
+    const by = { j: 1, k: -1 }[key];
+    if (!by || !this.steps.length) return;
+    const marked = view.number("step");
+    const place = marked === null ? this.steps.length - 1 : nearest(this.steps, marked) + by;
+    const step = this.steps[Math.max(0, Math.min(this.steps.length - 1, place))];
+    view.set({ step }, { replace: true });
+  }
+
+  close() {
+    removeEventListener("page-key", this.onKey);
+    this.loaded.close();
+    this.forget();
+  }
+}

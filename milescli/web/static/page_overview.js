@@ -1,0 +1,224 @@
+// Overview: the verdict first, then how far it is, what it gained, and where the time goes.
+
+import { h, show } from "./dom.js";
+import { bytes, counted, number, percent, seconds } from "./format.js";
+import { leftText } from "./head.js";
+import { phaseBar } from "./phases.js";
+import { sparkline } from "./sparkline.js";
+import { empty, Loaded } from "./states.js";
+import { verdictCard } from "./verdict.js";
+import { view } from "./view.js";
+
+const POINTS = 160;
+const REWARD = "rollout/reward_mean";
+const MOST_DEVICES = 5;
+const LOSS = "train/loss";
+
+export function open(root, context) {
+  const loaded = new Loaded(root, {
+    load: async (signal) => {
+      const [summary, told, names] = await Promise.all([
+        context.summary ?? context.ask("summary", null, { signal }),
+        context.ask("evaluations", null, { signal }),
+        context.ask("names", null, { signal }),
+      ]);
+      const known = new Set(names.columns.map((column) => column.name));
+      const name = [REWARD, LOSS].filter((one) => known.has(one));
+      const columns = name.length
+        ? await context.ask("columns", { name, points: POINTS }, { signal })
+        : { steps: [], columns: {} };
+      return { summary, told, columns };
+    },
+    draw: (answer) => draw(root, answer),
+  });
+  loaded.refresh();
+  return { refresh: () => loaded.refresh(), close: () => loaded.close() };
+}
+
+function draw(root, { summary, told, columns }) {
+  // what a reader has unfolded stays so while the run goes on
+  const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
+  show(
+    root,
+    verdictCard(summary.verdict),
+    summary.step || summary.phases?.length
+      ? [gains(summary, told, columns), flow(summary)]
+      : waiting(summary),
+  );
+  for (const one of root.querySelectorAll("details")) {
+    one.open = unfolded.includes(one.dataset.name);
+  }
+}
+
+function waiting(summary) {
+  const now = summary.phase ? ` Now: ${summary.phase}` : "";
+  const detail = summary.phase_detail ? `, ${summary.phase_detail}` : "";
+  return empty("No step is done yet", `Figures show up here with the first step.${now}${detail}`);
+}
+
+// --- what it gained
+
+function gains(summary, told, columns) {
+  const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
+  const accuracies = told.evaluations.map((one) => [one.step, one.accuracy]);
+  const losses = told.validations.map((one) => [one.step, one.loss]);
+  return h(
+    "div",
+    { class: "grid" },
+    summary.reward && figure("Reward", summary.reward, of(REWARD), "mean over the samples of a step"),
+    summary.accuracy &&
+      figure("Held-out accuracy", summary.accuracy, accuracies, accuracyNote(summary), percent1),
+    summary.learns_from_rows &&
+      summary.loss &&
+      figure("Loss", summary.loss, of(LOSS), "of the rows of a step", number, "lowest"),
+    losses.length > 0 && figure("Held-out loss", ends(losses), losses, "", number, "lowest"),
+    progress(summary),
+  );
+}
+
+const percent1 = (value) => percent(value, 1);
+
+function accuracyNote(summary) {
+  const at = summary.accuracy.last_step;
+  return Number.isFinite(at) ? `measured after step ${number(at)}` : "";
+}
+
+function ends(points) {
+  const values = points.map(([, value]) => value).filter(Number.isFinite);
+  return { first: values[0], last: values.at(-1), best: Math.min(...values) };
+}
+
+function figure(title, value, points, note, say = number, best = "best") {
+  const label = `${title}: from ${say(value.first)} to ${say(value.last)}`;
+  return h(
+    "section",
+    { class: "card figure", "aria-label": title },
+    h("h2", {}, title),
+    h("p", { class: "big" }, say(value.last)),
+    h("p", { class: "muted small" }, `from ${say(value.first)} · ${best} ${say(value.best)}`),
+    sparkline(points, label) ?? h("p", { class: "muted small spark-none" }, "a line from two on"),
+    note && h("p", { class: "muted small" }, note),
+  );
+}
+
+function progress(summary) {
+  const share = summary.share_done;
+  const rows = [
+    ["state", summary.phase && summary.state === "running"
+      ? `${summary.state}, in ${summary.phase}${summary.phase_detail ? `: ${summary.phase_detail}` : ""}`
+      : summary.state],
+    ["time", seconds(summary.elapsed_s)],
+    summary.left && summary.state === "running" && ["left", leftText(summary.left)],
+    ["checkpoint", summary.checkpoint_step ? `step ${number(summary.checkpoint_step)}` : "none yet"],
+    ["restarts", number(summary.restarts)],
+  ];
+  return h(
+    "section",
+    { class: "card figure", "aria-label": "Progress" },
+    h("h2", {}, "Progress"),
+    h(
+      "p",
+      { class: "big" },
+      number(summary.step),
+      summary.num_steps && h("span", { class: "muted of" }, ` of ${counted(summary.num_steps, "step")}`),
+    ),
+    Number.isFinite(share) &&
+      h("progress", { max: 1, value: share, "aria-label": `${percent(share)} of the steps done` }),
+    pairs(rows),
+  );
+}
+
+function pairs(rows) {
+  return h(
+    "dl",
+    { class: "pairs" },
+    rows.filter(Boolean).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]),
+  );
+}
+
+// --- where the time goes
+
+function flow(summary) {
+  return h(
+    "div",
+    { class: "grid flow" },
+    h(
+      "section",
+      { class: "card wide", "aria-label": "Where the time of a step goes" },
+      h("h2", {}, "Where the time of a step goes"),
+      summary.phases?.length ? phaseBar(summary.phases) : h("p", { class: "muted" }, "Not known yet."),
+      waits(summary.waits ?? []),
+    ),
+    h(
+      "div",
+      { class: "stack" },
+      h(
+        "section",
+        { class: "card", "aria-label": "Speed" },
+        h("h2", {}, "Speed"),
+        pairs(speeds(summary)),
+      ),
+      memory(summary.memory ?? []),
+    ),
+  );
+}
+
+function speeds(summary) {
+  const perSecond = (value) => `${number(value, 3)} tokens/s`;
+  const has = Number.isFinite;
+  return [
+    has(summary.rollout_tokens_per_s) && ["rollout", perSecond(summary.rollout_tokens_per_s)],
+    has(summary.train_tokens_per_s) && ["train", perSecond(summary.train_tokens_per_s)],
+    has(summary.mfu) && ["MFU", percent(summary.mfu, 1)],
+    has(summary.staleness_mean) && [
+      "staleness",
+      `${number(summary.staleness_mean, 2)} steps (up to ${number(summary.staleness_max)})`,
+    ],
+  ];
+}
+
+function waits(list) {
+  if (!list.length) return null;
+  return h(
+    "ul",
+    { class: "waits" },
+    list.map((one) =>
+      h(
+        "li",
+        {},
+        h("b", {}, one.who),
+        ` waits for ${one.for_whom}: ${seconds(one.seconds)} a step`,
+        Number.isFinite(one.share) && h("span", { class: "muted" }, ` (${percent(one.share)})`),
+      ),
+    ),
+  );
+}
+
+function memory(list) {
+  if (!list.length) return null;
+  const shown = [...list].sort((a, b) => (b.used_bytes ?? 0) - (a.used_bytes ?? 0)).slice(0, MOST_DEVICES);
+  return h(
+    "section",
+    { class: "card", "aria-label": "Memory" },
+    h("h2", {}, "Memory"),
+    h("ul", { class: "devices" }, shown.map(device)),
+    list.length > shown.length &&
+      h("p", { class: "small" }, h("a", { href: view.href({ page: "memory" }) },
+        `and ${list.length - shown.length} more`)),
+  );
+}
+
+/** A bar where it is known of how much. */
+function device(one) {
+  const whole = one.total_bytes ?? one.planned_bytes;
+  const of = one.total_bytes ? ` of ${bytes(one.total_bytes)}` : "";
+  const planned = one.planned_bytes ? `, planned ${bytes(one.planned_bytes)}` : "";
+  return h(
+    "li",
+    {},
+    h("span", {}, one.worker),
+    h("span", {}, h("b", {}, bytes(one.used_bytes)), h("span", { class: "muted" }, of, planned)),
+    whole && h("progress", { max: whole, value: one.used_bytes ?? 0,
+      "aria-label": `${one.worker}: ${bytes(one.used_bytes)} of ${bytes(whole)}` }),
+  );
+}

@@ -1,0 +1,129 @@
+// Recipe & plan: what was asked for with the origin of each key, what was decided and why, the
+// layout, and what the run was made with.
+
+import { h, show } from "./dom.js";
+import { plain } from "./format.js";
+import { layout } from "./layout.js";
+import { Loaded, empty } from "./states.js";
+import { withCode } from "./verdict.js";
+import { view } from "./view.js";
+import { visible } from "./visible.js";
+import { highlighted } from "./token_view.js";
+
+export function open(root, context) {
+  const keys = h("div", {});
+  let known = [];
+  const draw = () => drawKeys(keys, known);
+  const loaded = new Loaded(root, {
+    load: (signal) => Promise.all(["recipe", "plan", "manifest"].map((name) =>
+      context.ask(name, null, { signal }))),
+    draw: ([recipe, plan, manifest]) => {
+      known = recipe.keys;
+      show(root, planCard(plan), decisions(plan), recipeCard(keys, known), alternatives(plan),
+        manifestCard(manifest));
+      draw();
+    },
+  });
+  loaded.refresh();
+  return { changed: draw, close: () => loaded.close() };
+}
+
+function planCard(plan) {
+  if (!plan.slots.length && !plan.decisions.length) {
+    return empty("No plan yet", "It is written when the run has looked at the machine.");
+  }
+  return h("section", { class: "card", "aria-label": "Layout" }, h("h2", {}, "Layout"), layout(plan));
+}
+
+function decisions(plan) {
+  if (!plan.decisions.length) return null;
+  return h(
+    "section",
+    { class: "card", "aria-label": "Decisions" },
+    h("h2", {}, "What the plan decided, and why"),
+    h("dl", { class: "decisions" }, plan.decisions.map((one) =>
+      h("div", {},
+        h("dt", {}, h("code", {}, one.key)),
+        h("dd", {}, h("b", {}, plain(one.value)), h("p", { class: "muted small" },
+          withCode(String(one.reason ?? ""))))))),
+  );
+}
+
+function recipeCard(root, known) {
+  const set = (changes) => view.set(changes, { replace: true });
+  return h(
+    "section",
+    { class: "card", "aria-label": "Recipe" },
+    h("div", { class: "row between" },
+      h("h2", {}, "Recipe"),
+      h("div", { class: "tools" },
+        h("label", {}, h("input", { type: "checkbox", prop: { checked: view.get("keys") !== "all" },
+          on: { change: (event) => set({ keys: event.target.checked ? null : "all" }) } }),
+          "Only what was set"),
+        h("input", { type: "search", value: view.get("key"), placeholder: "Search keys",
+          "aria-label": "Search keys", on: { input: (event) => set({ key: event.target.value }) } }))),
+    known.length ? root : h("p", { class: "muted" }, "The recipe of this run cannot be read."),
+  );
+}
+
+/** Was it left as it is by default? */
+const isDefault = (one) => one.origin === "default";
+
+function drawKeys(root, known) {
+  const wanted = view.get("key").toLowerCase();
+  const shown = known.filter((one) => {
+    if (view.get("keys") !== "all" && !wanted && isDefault(one)) return false;
+    return `${one.key} ${plain(one.value)} ${one.origin}`.toLowerCase().includes(wanted);
+  });
+  if (!shown.length) {
+    show(root, h("p", { class: "muted" }, "No key fits."));
+    return;
+  }
+  const mark = (text) => visible(text).flatMap((node) =>
+    typeof node === "string" ? highlighted(node, wanted) : [node]);
+  show(
+    root,
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Keys of the recipe" },
+      h("table", { class: "recipe" },
+        h("thead", {}, h("tr", {}, ["Key", "Value", "Origin"].map((one) => h("th", { scope: "col" }, one)))),
+        h("tbody", {}, shown.map((one) =>
+          h("tr", { class: isDefault(one) ? "" : "was-set" },
+            h("td", { class: "mono" }, mark(one.key)),
+            h("td", { class: "mono value" }, mark(plain(one.value))),
+            h("td", { class: "muted small" }, mark(one.origin ?? ""))))))),
+  );
+}
+
+function alternatives(plan) {
+  if (!plan.alternatives?.length) return null;
+  const names = Object.keys(plan.alternatives[0]);
+  return h(
+    "section",
+    { class: "card", "aria-label": "Other layouts" },
+    h("h2", {}, "Layouts that were not chosen"),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Other layouts, table" },
+      h("table", {},
+        h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, plan.alternatives.map((one) =>
+          h("tr", {}, names.map((name) => h("td", {}, plain(one[name])))))))),
+  );
+}
+
+function manifestCard(manifest) {
+  const entries = Object.entries(manifest);
+  if (!entries.length) return null;
+  const { packages, ...rest } = manifest;
+  return h(
+    "section",
+    { class: "card", "aria-label": "Manifest" },
+    h("h2", {}, "Made with"),
+    h("dl", { class: "pairs" }, Object.entries(rest).filter(([name]) => name !== "data").map(
+      ([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", { class: "mono" },
+        visible(plain(value)))])),
+    packages && h("details", {}, h("summary", {}, "Packages"), h("dl", { class: "pairs" },
+      Object.entries(packages).map(([name, value]) => [h("dt", {}, name),
+        h("dd", { class: "mono" }, plain(value))]))),
+    manifest.data && h("details", {}, h("summary", {}, "Data"),
+      h("pre", { class: "raw", tabindex: 0 }, visible(JSON.stringify(manifest.data, null, 2)).flat())),
+  );
+}

@@ -1,0 +1,244 @@
+// Samples: what the model said at a step, the samples of a group side by side. One step is held.
+
+import { h, settled, show } from "./dom.js";
+import { counted, number } from "./format.js";
+import { found } from "./found.js";
+import { groupList, isRight, midpoint } from "./groups.js";
+import { sampleCard } from "./sample_card.js";
+import { legend, MODES } from "./scales.js";
+import { nearest } from "./series.js";
+import { empty, Loaded, problem } from "./states.js";
+import { view } from "./view.js";
+import { visible } from "./visible.js";
+
+const ONLY = [["", "All"], ["right", "Only right"], ["wrong", "Only wrong"]];
+
+export function open(root, context) {
+  return new Samples(root, context);
+}
+
+class Samples {
+  constructor(root, context) {
+    Object.assign(this, { root, context, steps: [], step: null, groups: [], views: [] });
+    this.tools = h("div", { class: "tools card" });
+    this.list = h("div", { class: "groups" });
+    this.main = h("div", { class: "stack group" });
+    this.readout = h("output", { class: "readout", "aria-live": "off" });
+    this.content = h("div", { class: "samples" }, this.list, this.main);
+    this.results = h("div", {});
+    show(root, this.tools, this.results, this.content, this.readout);
+    this.loaded = new Loaded(this.content, {
+      load: (signal) => context.ask("samples", { step: this.wantedStep() }, { signal }),
+      draw: (answer) => this.take(answer),
+    });
+    this.later = settled(() => this.loaded.refresh(), 80);
+    this.onKey = (event) => this.key(event.detail);
+    addEventListener("page-key", this.onKey);
+    this.content.setAttribute("aria-busy", "true");
+    this.start();
+  }
+
+  async start() {
+    try {
+      await this.loadSteps();
+    } catch (error) {
+      this.content.removeAttribute("aria-busy");
+      show(this.content, problem(error, () => this.start()));
+      return;
+    }
+    if (!this.steps.length) {
+      const rows = this.context.summary?.learns_from_rows;
+      this.tools.hidden = true;
+      this.content.removeAttribute("aria-busy");
+      show(this.content, rows
+        ? empty("No samples", "This run learns from rows of a file: the model says nothing in it.")
+        : empty("No samples yet", "With the first step that is done, what the model said shows up "
+          + "here. The key logging.samples_per_step of the recipe says how many groups are kept."));
+      return;
+    }
+    this.tools.hidden = false;
+    this.drawTools();
+    this.loaded.refresh();
+  }
+
+  async loadSteps() {
+    this.steps = (await this.context.ask("sample-steps")).steps;
+  }
+
+  wantedStep() {
+    const wanted = view.number("step");
+    if (!this.steps.length) return wanted;
+    return wanted === null ? this.steps.at(-1) : this.steps[nearest(this.steps, wanted)];
+  }
+
+  async refresh() {
+    const was = this.steps.length;
+    try {
+      await this.loadSteps();
+    } catch {
+      return; // the banner tells of a lost connection
+    }
+    if (was === 0) this.start();
+    else if (this.steps.length !== was) {
+      this.drawTools();
+      if (view.number("step") === null) this.loaded.refresh();
+    }
+  }
+
+  changed() {
+    if (!this.steps.length) return;
+    this.drawTools();
+    if (this.wantedStep() !== this.step) this.later();
+    else if (this.signature() !== this.drawn) this.draw();
+  }
+
+  signature() {
+    return ["group", "only", "q"].map((name) => view.get(name)).join("|") + this.mode();
+  }
+
+  mode() {
+    const mode = view.get("colour");
+    return MODES.some(([name]) => name === mode) ? mode : "logprob";
+  }
+
+  take({ step, groups }) {
+    this.step = step;
+    this.groups = groups;
+    this.middle = midpoint(groups);
+    if (!this.content.contains(this.list)) show(this.content, this.list, this.main);
+    this.draw();
+  }
+
+  /** Groups with at least one sample that the filter and the search let through. */
+  shownGroups() {
+    const [only, wanted] = [view.get("only"), view.get("q").toLowerCase()];
+    const passes = (sample, group) => {
+      if (only && isRight(sample, this.middle) !== (only === "right")) return false;
+      if (!wanted) return true;
+      const texts = [sample.response, group.prompt, ...(sample.lines ?? []).map((line) => line.text)];
+      return texts.some((text) => String(text ?? "").toLowerCase().includes(wanted));
+    };
+    return this.groups
+      .map((group) => ({ ...group, shown: group.samples.map((sample, at) => ({ sample, place: at + 1 }))
+        .filter(({ sample }) => passes(sample, group)) }))
+      .filter((group) => group.shown.length > 0);
+  }
+
+  draw() {
+    this.drawn = this.signature();
+    const groups = this.shownGroups();
+    const wanted = view.get("group");
+    const current = groups.find((group) => String(group.prompt_index) === wanted) ?? groups[0];
+    this.current = current;
+    this.inOrder = groups;
+    groupList(this.list, groups, current, this.middle);
+    this.views = [];
+    this.readout.textContent = "";
+    if (!current) {
+      show(this.main, empty("No sample fits", this.groups.length
+        ? "No sample of this step passes the filter and the search."
+        : `Nothing was kept of step ${number(this.step)}.`));
+      return;
+    }
+    const cards = current.shown.map(({ sample, place }) => {
+      const card = sampleCard(sample, { place, mode: this.mode(), wanted: view.get("q"),
+        isRight: isRight(sample, this.middle), tell: (text) => (this.readout.textContent = text) });
+      this.views.push(...card.views);
+      return card.element;
+    });
+    show(this.main, this.prompt(current), this.scale(), h("div", { class: "side-by-side" }, cards));
+  }
+
+  prompt(group) {
+    const label = group.label;
+    return h(
+      "section",
+      { class: "card prompt", "aria-label": "Prompt" },
+      h("div", { class: "row" }, h("h2", {}, `Prompt ${number(group.prompt_index)}`),
+        h("span", { class: "muted small" }, counted(group.samples.length, "sample"),
+          group.shown.length < group.samples.length ? `, ${group.shown.length} shown` : "")),
+      h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
+        visible(String(group.prompt))),
+      label !== null && label !== undefined && label !== "" &&
+        h("p", { class: "small" }, h("span", { class: "muted" }, "label "), visible(String(label))),
+    );
+  }
+
+  scale() {
+    const tokens = this.views.flatMap((one) => one.tokens ?? []);
+    if (!tokens.length) {
+      return h("p", { class: "muted small" },
+        "These samples were kept as text alone, without figures of their tokens.");
+    }
+    const mode = this.mode();
+    if (mode === "difference" && !tokens.some((token) => token.trainer !== null)) {
+      return h("p", { class: "muted small" }, "The trainer's log-probs were not kept with this step.");
+    }
+    const versions = new Set(tokens.map((token) => token.version).filter((one) => one !== null));
+    return legend(mode, [...versions].sort((a, b) => a - b));
+  }
+
+  drawTools() {
+    const step = this.wantedStep();
+    const at = nearest(this.steps, step);
+    const focused = this.tools.contains(document.activeElement) ? document.activeElement.id : "";
+    const field = this.tools.querySelector("input[type=search]");
+    const caret = field === document.activeElement ? field?.selectionStart : null;
+    const go = (place) => this.go(place);
+    const several = (label, name, list, current) =>
+      h("span", { class: "several", role: "group", "aria-label": label }, list.map(([value, text]) =>
+        h("button", { id: `${name}-${value}`, "aria-pressed": String(value === current),
+          on: { click: () => view.set({ [name]: value }, { replace: true }) } }, text)));
+    show(
+      this.tools,
+      h("div", { class: "row step-picker" },
+        h("button", { id: "step-before", disabled: at <= 0, "aria-label": "Step before",
+          on: { click: () => go(at - 1) } }, "‹"),
+        h("label", { class: "grow" }, h("span", {}, "Step ", h("b", {}, number(step))),
+          h("input", { id: "step-slider", type: "range", min: 0, max: this.steps.length - 1, value: at,
+            "aria-valuetext": `step ${step}`,
+            on: { input: (event) => go(Number(event.target.value)) } })),
+        h("button", { id: "step-after", disabled: at >= this.steps.length - 1, "aria-label": "Next step",
+          on: { click: () => go(at + 1) } }, "›"),
+        h("button", { id: "step-last", disabled: view.number("step") === null,
+          title: "Follow the run: always the newest step",
+          on: { click: () => view.set({ step: null }) } }, "Newest")),
+      several("Which samples", "only", ONLY, view.get("only")),
+      several("Colour of tokens", "colour", MODES, this.mode()),
+      h("form", { class: "row grow", role: "search", on: { submit: (event) => {
+        event.preventDefault();
+        const wanted = event.target.querySelector("input").value;
+        view.set({ q: wanted }, { replace: true });
+        found(this.results, this.context, wanted);
+      } } },
+        h("input", { id: "sample-search", type: "search", value: view.get("q"), class: "grow",
+          placeholder: "Search this step", "aria-label": "Search samples",
+          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }), 200) } }),
+        h("button", {}, "All steps")),
+    );
+    if (!focused) return;
+    const again = document.getElementById(focused);
+    again?.focus();
+    if (caret !== null) again?.setSelectionRange(caret, caret);
+  }
+
+  go(place) {
+    const step = this.steps[Math.max(0, Math.min(this.steps.length - 1, place))];
+    view.set({ step }, { replace: true });
+  }
+
+  key(key) {
+    const step = { j: 1, k: -1 }[key];
+    if (step && this.steps.length) this.go(nearest(this.steps, this.wantedStep()) + step);
+    const by = { n: 1, p: -1 }[key];
+    if (by && this.current) {
+      const at = this.inOrder.indexOf(this.current) + by;
+      if (this.inOrder[at]) view.set({ group: this.inOrder[at].prompt_index }, { replace: true });
+    }
+  }
+
+  close() {
+    removeEventListener("page-key", this.onKey);
+    this.loaded.close();
+  }
+}

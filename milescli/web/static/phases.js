@@ -1,0 +1,57 @@
+// Phases of a step: their order, colours and words, the same on all pages.
+
+import { h } from "./dom.js";
+import { percent, seconds } from "./format.js";
+
+const COLOURS = {
+  rollout: "rollout",
+  train: "train",
+  publish: "publish",
+  pack: "pack",
+  save: "save",
+  eval: "eval",
+  checkpoint: "save",
+  lost: "lost",
+  silent: "lost",
+};
+
+/** The name of the CSS variable of a phase's colour. */
+export function phaseColour(name) {
+  return COLOURS[name] ?? "other";
+}
+
+export function swatch(name) {
+  return h("span", { class: "swatch", style: { background: `var(--${phaseColour(name)})` } });
+}
+
+/** One bar of shares and the same in words. `phases`: [{name, share, seconds}]. */
+export function phaseBar(phases) {
+  const shown = phases.filter((one) => one.share > 0).sort((a, b) => b.share - a.share);
+  return [
+    h(
+      "div",
+      { class: "bar", "aria-hidden": "true" },
+      shown.map((one) =>
+        h("span", {
+          style: { "flex-grow": one.share, background: `var(--${phaseColour(one.name)})` },
+          title: `${one.name} ${percent(one.share)}`,
+        }),
+      ),
+    ),
+    h(
+      "ul",
+      { class: "keys" },
+      shown.map((one) =>
+        h(
+          "li",
+          {},
+          swatch(one.name),
+          ` ${one.name} `,
+          h("b", {}, percent(one.share)),
+          Number.isFinite(one.seconds) &&
+            h("span", { class: "muted" }, ` ${seconds(one.seconds)}`),
+        ),
+      ),
+    ),
+  ];
+}

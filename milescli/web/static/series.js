@@ -1,0 +1,46 @@
+// Lines of figures before they are drawn: smoothing, joining runs, positions. Pure.
+
+/** Exponential smoothing, without the pull of the beginning towards zero. Gaps stay gaps.
+ * `weight` of what was before: 0 changes nothing. */
+export function smoothed(values, weight) {
+  if (!(weight > 0)) return values;
+  let sum = 0;
+  let norm = 0;
+  return values.map((value) => {
+    if (!Number.isFinite(value)) return null;
+    sum = weight * sum + (1 - weight) * value;
+    norm = weight * norm + (1 - weight);
+    return sum / norm;
+  });
+}
+
+/** What a logarithm can show: only what is above zero. */
+export function positive(values) {
+  return values.map((value) => (value > 0 ? value : null));
+}
+
+/** The place of the value in `sorted` that is nearest to `wanted`; -1 of nothing. */
+export function nearest(sorted, wanted) {
+  if (sorted.length === 0) return -1;
+  let low = 0;
+  let high = sorted.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && wanted - sorted[low - 1] <= sorted[low] - wanted ? low - 1 : low;
+}
+
+/** First, last, lowest and highest of the known values; null where there are none. */
+export function extent(values) {
+  let told = null;
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    told ??= { first: value, last: value, low: value, high: value };
+    told.last = value;
+    if (value < told.low) told.low = value;
+    if (value > told.high) told.high = value;
+  }
+  return told;
+}

@@ -1,0 +1,87 @@
+// The list of runs: state, step, reward; ticks lay several over each other in the curves.
+
+import { h, show } from "./dom.js";
+import { number, percent } from "./format.js";
+import { view } from "./view.js";
+
+/** Draw the list into `side`. `runs`: as /api/runs tells them. */
+export function drawSide(side, runs, current, themeButton) {
+  const focused = document.activeElement?.id;
+  const scroll = side.scrollTop;
+  show(
+    side,
+    h("div", { class: "brand" }, h("img", { src: "static/icon.svg", alt: "" }), "miles"),
+    h("h2", { id: "runs-title" }, runs.length === 1 ? "Run" : `${runs.length} runs`),
+    h("ul", { "aria-labelledby": "runs-title" }, runs.map((run) => item(run, current, runs))),
+    runs.length > 1 &&
+      h("p", { class: "muted small side-note" }, "Tick runs to compare them in the curves."),
+    h(
+      "div",
+      { class: "row side-foot" },
+      themeButton,
+      h(
+        "button",
+        { class: "plain", id: "keys-button", on: { click: () => dispatchEvent(new Event("keys")) } },
+        "Keys ",
+        h("kbd", {}, "?"),
+      ),
+    ),
+  );
+  side.scrollTop = scroll;
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+function item(run, current, runs) {
+  const compared = view.list("with");
+  const isCurrent = run.id === current || run.adapters?.includes(current);
+  const steps = run.num_steps ? `${run.step ?? 0}/${run.num_steps}` : `${run.step ?? 0}`;
+  const gained = [
+    Number.isFinite(run.reward) && `reward ${number(run.reward, 3)}`,
+    Number.isFinite(run.accuracy) && `accuracy ${percent(run.accuracy)}`,
+  ].filter(Boolean);
+  const tick = h("input", {
+    type: "checkbox",
+    id: `with-${run.id}`,
+    "aria-label": `Compare ${run.name}`,
+    disabled: isCurrent,
+    prop: { checked: isCurrent || compared.includes(run.id) },
+    on: {
+      change: (event) => {
+        const others = compared.filter((id) => id !== run.id);
+        view.set({ with: event.target.checked ? [...others, run.id] : others });
+      },
+    },
+  });
+  return h(
+    "li",
+    { class: isCurrent ? "run current" : "run" },
+    runs.length > 1 && tick,
+    h(
+      "a",
+      {
+        id: `run-${run.id}`,
+        href: view.href({ run: run.id, with: compared.filter((id) => id !== run.id), step: null }),
+        "aria-current": run.id === current ? "true" : null,
+      },
+      h("span", { class: "name" }, run.name),
+      h(
+        "span",
+        { class: "figures" },
+        h("span", {}, h("span", { class: `dot ${run.state}` }), `${run.state} · step ${steps}`),
+        gained.length > 0 && h("span", {}, gained.join(" · ")),
+      ),
+    ),
+    run.adapters?.length > 0 && adapters(run, current),
+  );
+}
+
+/** Of a run that trains several: each has figures of its own. */
+function adapters(run, current) {
+  return h(
+    "ul",
+    { class: "adapters", "aria-label": `Adapters of ${run.name}` },
+    run.adapters.map((id) =>
+      h("li", {}, h("a", { id: `run-${id}`, href: view.href({ run: id, step: null }),
+        "aria-current": id === current ? "true" : null }, id.slice(id.lastIndexOf(":") + 1)))),
+  );
+}

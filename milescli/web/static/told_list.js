@@ -1,0 +1,109 @@
+// What a run told of itself: notices, phases, checkpoints, losses; with filters, newest first.
+
+import { h, settled, show } from "./dom.js";
+import { moment, number, seconds } from "./format.js";
+import { Loaded } from "./states.js";
+import { view } from "./view.js";
+import { visible } from "./visible.js";
+
+const LIMIT = 200;
+const KINDS = [
+  ["", "Everything"],
+  ["Notice", "Notices"],
+  ["PhaseStarted", "Phases"],
+  ["CheckpointSaved", "Checkpoints"],
+  ["WorkerSilent", "Silences"],
+  ["WorkerLost", "Losses"],
+  ["WorkerReplaced", "Replacements"],
+  ["RunEnded", "Ends"],
+];
+const LEVELS = [["", "All levels"], ["warning", "Warnings"], ["error", "Errors"]];
+
+export class ToldList {
+  constructor(root, context) {
+    Object.assign(this, { context, more: 0 });
+    this.tools = h("div", { class: "tools" });
+    this.list = h("div", {});
+    show(root, this.tools, this.list);
+    this.drawTools();
+    this.asked = this.query();
+    this.loaded = new Loaded(this.list, {
+      load: (signal) => this.load(signal),
+      draw: (answer) => this.draw(answer),
+    });
+  }
+
+  query() {
+    return JSON.stringify(["kind", "level", "told"].map((name) => view.get(name)));
+  }
+
+  /** The newest that fit, and as many before as were asked for. */
+  async load(signal) {
+    const fit = { kind: view.get("kind"), level: view.get("level"), q: view.get("told") };
+    const { total } = await this.context.ask("told", { ...fit, limit: 1 }, { signal });
+    const limit = LIMIT * (1 + this.more);
+    const offset = Math.max(0, total - limit);
+    const answer = await this.context.ask("told", { ...fit, offset, limit }, { signal });
+    return { ...answer, offset };
+  }
+
+  refresh() {
+    this.loaded.refresh();
+  }
+
+  changed() {
+    const now = this.query();
+    if (now === this.asked) return;
+    Object.assign(this, { asked: now, more: 0 });
+    this.refresh();
+  }
+
+  drawTools() {
+    const select = (name, label, list) =>
+      h("select", { "aria-label": label, on: { change: (event) =>
+        view.set({ [name]: event.target.value }, { replace: true }) } },
+        list.map(([value, text]) => h("option", { value, selected: view.get(name) === value }, text)));
+    show(
+      this.tools,
+      select("kind", "Kind", KINDS),
+      select("level", "Level", LEVELS),
+      h("span", { class: "grow" }, h("input", { type: "search", value: view.get("told"),
+        placeholder: "Search what happened", "aria-label": "Search what happened",
+        on: { input: settled((event) => view.set({ told: event.target.value }, { replace: true }), 200) } })),
+    );
+  }
+
+  draw({ total, told, offset }) {
+    if (!told.length) {
+      show(this.list, h("p", { class: "muted empty" }, this.asked === '["","",""]'
+        ? "Nothing happened yet." : "Nothing fits the filter."));
+      return;
+    }
+    show(
+      this.list,
+      h("p", { class: "muted small" }, `${number(told.length)} of ${number(total)}, newest first`),
+      h("ul", { class: "told" }, [...told].reverse().map(row)),
+      offset > 0 && h("button", { on: { click: () => {
+        this.more += 1;
+        this.refresh();
+      } } }, "Show older ones"),
+    );
+  }
+
+  close() {
+    this.loaded.close();
+  }
+}
+
+function row(one) {
+  const level = one.level === "info" ? "" : one.level;
+  return h(
+    "li",
+    { class: level },
+    h("span", { class: "muted when" }, moment(one.time_s)),
+    h("span", {}, level && [h("span", { class: `pill ${level}` }, level), " "], visible(one.text)),
+    h("span", { class: "muted small" },
+      [one.step ? `step ${one.step}` : "", one.seconds ? seconds(one.seconds) : ""]
+        .filter(Boolean).join(" · ")),
+  );
+}

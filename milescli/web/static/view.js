@@ -1,0 +1,90 @@
+// What is shown, held whole in the address behind #: page, run, columns, step. So it can be sent.
+
+/** In the order of the keys 1 to 8. */
+export const PAGES = [
+  ["overview", "Overview"],
+  ["curves", "Curves"],
+  ["samples", "Samples"],
+  ["time", "Time"],
+  ["memory", "Memory"],
+  ["evaluations", "Evaluations"],
+  ["recipe", "Recipe & plan"],
+  ["logs", "Logs"],
+];
+const ALWAYS = ["run", "page", "with", "step"];
+
+class View {
+  constructor() {
+    this.listeners = new Set();
+    this.values = new URLSearchParams(location.hash.slice(1));
+    addEventListener("hashchange", () => {
+      if (location.hash === "#main") return; // the skip link
+      this.values = new URLSearchParams(location.hash.slice(1));
+      this.tell();
+    });
+  }
+
+  /** The value of a name; "" where there is none. */
+  get(name) {
+    return this.values.get(name) ?? "";
+  }
+
+  /** As a list: its parts between commas. */
+  list(name) {
+    return this.get(name).split(",").filter(Boolean).map((one) => one.replaceAll("%2C", ","));
+  }
+
+  /** As a number; `otherwise` where it is none. */
+  number(name, otherwise = null) {
+    const value = Number.parseFloat(this.get(name));
+    return Number.isFinite(value) ? value : otherwise;
+  }
+
+  get page() {
+    const page = this.get("page");
+    return PAGES.some(([name]) => name === page) ? page : "overview";
+  }
+
+  /** A link to this view with some values changed; null takes one away. On another page what
+   * belonged to the one before is dropped. */
+  href(changes) {
+    return `./${this.fragment(changes)}`;
+  }
+
+  fragment(changes) {
+    const other = changes.page !== undefined && changes.page !== this.page;
+    const next = new URLSearchParams();
+    for (const [name, value] of this.values) {
+      if (!other || ALWAYS.includes(name)) next.set(name, value);
+    }
+    for (const [name, value] of Object.entries(changes)) {
+      const text = Array.isArray(value)
+        ? value.map((one) => one.replaceAll(",", "%2C")).join(",")
+        : value;
+      if (text === null || text === undefined || text === "") next.delete(name);
+      else next.set(name, String(text));
+    }
+    // these two need no escape behind a #, and are easier to read without
+    return `#${next.toString().replaceAll("%2F", "/").replaceAll("%2C", ",")}`;
+  }
+
+  /** Go there. `replace`: without a step back in the browser, for what changes often. */
+  set(changes, { replace = false } = {}) {
+    const fragment = this.fragment(changes);
+    if (fragment === location.hash) return;
+    history[replace ? "replaceState" : "pushState"](null, "", fragment);
+    this.values = new URLSearchParams(fragment.slice(1));
+    this.tell();
+  }
+
+  /** `f` is called at each change. */
+  onChange(f) {
+    this.listeners.add(f);
+  }
+
+  tell() {
+    for (const f of this.listeners) f();
+  }
+}
+
+export const view = new View();

@@ -1,0 +1,44 @@
+"""RUN, as a user types it, where it may not be read."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from milescli.commands.find_run import find_run
+from milescli.core.errors import ExitCode, MachineError
+
+NOBODY = 65534
+
+
+def _as_somebody_else(told: Connection, run: Path) -> None:
+    if os.getuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    try:
+        find_run(str(run), folder=run.parent)
+    except MachineError as error:
+        told.send(error)
+    told.close()
+
+
+def test_a_run_that_is_somebody_elses_is_refused_with_what_opens_it(tmp_path: Path) -> None:
+    run = tmp_path / "theirs"
+    run.mkdir()
+    (run / "recipe.yaml").write_text("")
+    run.chmod(0o700 if os.getuid() == 0 else 0o000)
+    context = multiprocessing.get_context("fork")  # who is another user could import nothing here
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_as_somebody_else, args=(theirs, run))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(30), "the other user says nothing"
+        refused = ours.recv()
+    finally:
+        process.join(30)
+        run.chmod(0o700)
+    assert "may not be read" in refused.what and "chmod -R a+rX" in refused.fixes[0]
+    assert refused.exit_code is ExitCode.NOT_READY

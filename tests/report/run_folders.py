@@ -1,0 +1,133 @@
+"""Run directories with what a run writes: events, recipe, manifest, plan, samples, evaluations. Of
+runs that are made up step by step; shared by the tests of this folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milescli.core.events import Event, PhaseStarted, RowStepDone, ValidationDone, to_record
+from tests.insight.planted import BEGAN_S, Course, Planted, report_of
+
+RECIPE = """\
+# The whole recipe of this run, with the origin of each value. It loads again: --recipe PATH
+name: "sums"  # recipe sums.yaml
+description: "Learns <b>sums</b>"  # recipe sums.yaml:1
+model:
+  path: "/data/alice/models/Qwen3"  # --set model.path=/data/alice/models/Qwen3
+train:
+  steps: 80  # recipe sums.yaml:3
+  optimizer:
+    lr: {lr}  # --set train.optimizer.lr={lr}
+rollout:
+  temperature: 1.0  # default
+  mcp: {{"servers": [{{"env": {{"SERVICE_TOKEN": "s3cret-word"}}}}]}}  # recipe sums.yaml:9
+eval:
+  endpoint:
+    api_key: "another-s3cret"  # --set eval.endpoint.api_key=another-s3cret
+"""
+MANIFEST: Mapping[str, Any] = {
+    "commit": "abc123",
+    "created": "2026-11-25T22:08:26Z",
+    "machine": "CPU of somebody",
+    "miles": "0.1.0",
+    "packages": {"torch": "2.13.0", "sglang": "0.5.20"},
+    "python": "3.11.7",
+    "seed": 0,
+    "data": {"prompts": {"path": "/data/alice/sums.jsonl", "num_rows": 8192, "sha256": "ab" * 32}},
+}
+PLAN: Mapping[str, Any] = {
+    "device_kind": "cpu",
+    "steps": 80,
+    "batch": {"updates_per_step": 1, "samples_per_prompt": 4},
+    "decisions": [{"key": "device", "value": "cpu", "reason": "no GPU is visible"}],
+}
+
+
+def make_run(
+    folder: Path,
+    events: Iterable[tuple[float, Event]] | None = None,
+    *,
+    lr: float = 1e-6,
+    manifest: Mapping[str, Any] = MANIFEST,
+) -> Path:
+    """A run's directory; without events it was never started."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(RECIPE.format(lr=lr))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "plan.json").write_text(json.dumps(PLAN))
+    if events is not None:
+        (folder / "logs" / "attempt_1").mkdir(parents=True)
+        with (folder / "events.jsonl").open("w") as file:
+            for time_s, event in events:
+                when = datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")
+                file.write(json.dumps({"time": when, **to_record(event)}) + "\n")
+    return folder
+
+
+def make_planted(folder: Path, *, lr: float = 1e-6, **planted: Any) -> Path:
+    """Of a planted run."""
+    return make_run(folder, Planted(**planted).events(), lr=lr)
+
+
+def write_samples(folder: Path, step: int, rewards: Sequence[float], response: str) -> None:
+    """A group of one prompt."""
+    (folder / "rollouts").mkdir(exist_ok=True)
+    rows = [
+        {
+            "prompt": "What is 1 + 2?",
+            "response": f"{response} ({reward:g})",
+            "reward": reward,
+            "stop_reason": "stop",
+            "prompt_index": 7,
+        }
+        for reward in rewards
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "rollouts" / f"step_{step}.jsonl").write_text(text)
+
+
+def write_evaluation(folder: Path, step: int, share: float, *, seed: int, num: int = 200) -> None:
+    """Held-out prompts, each answered once, right by chance."""
+    (folder / "eval").mkdir(exist_ok=True)
+    draw = np.random.default_rng(seed)
+    rows = [
+        {"index": n, "prompt": f"{n} + 1", "label": str(n + 1), "reward": float(right)}
+        for n, right in enumerate(draw.random(num) < share)
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "eval" / f"step_{step}.jsonl").write_text(text)
+
+
+def row_events(
+    loss: Course, held_out: Course, *, steps: int = 60, seed: int = 0
+) -> Iterator[tuple[float, Event]]:
+    """Of a run that learns from rows, with a validation every five steps."""
+    draw = np.random.default_rng(seed)
+    yield BEGAN_S, PhaseStarted(phase="start")
+    for step in range(1, steps + 1):
+        share = (step - 1) / (steps - 1)
+        told = {"grad_norm": 1.0, "lr": 1e-5, "diff_mean": 0.0, "entropy": 0.5}
+        told["loss"] = loss(share) + 0.05 * draw.standard_normal()
+        yield (
+            BEGAN_S + step,
+            RowStepDone(
+                step=step,
+                num_steps=steps,
+                epoch=3 * share,
+                report=report_of(told),
+                pack_s=0.1,
+                train_s=0.8,
+                save_s=0.0,
+                step_s=1.0,
+                tokens_per_s=3e4,
+            ),
+        )
+        if step % 5 == 0:
+            held = ValidationDone(step=step, loss=held_out(share), num_rows=100, seconds=1.0)
+            yield BEGAN_S + step, held

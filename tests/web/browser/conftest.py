@@ -1,0 +1,120 @@
+"""A browser, a run that was kept of a real `quickstart`, and the page over it. Without a Chromium
+these tests are skipped, and say so."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.web.browser.chromium import FLAGS, NAMES, VARIABLE, chromium, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+KEPT = Path(__file__).parent / "kept"
+"""Real runs of `quickstart`, without weights and with less of each log."""
+WAIT_MS = 30_000
+"""Longest for anything to show up, on a busy machine."""
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Of the tests of this folder alone: its event loop would be in the way of others."""
+    path = chromium()
+    if path is None:
+        pytest.skip(f"no Chromium here: ${VARIABLE}, or one of {', '.join(NAMES)} on PATH")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="pip install -r docker/requirements-dev.txt"
+    )
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the kept runs; tests only read it."""
+    return Path(shutil.copytree(KEPT, tmp_path_factory.mktemp("kept") / "runs"))
+
+
+@pytest.fixture(scope="package")
+def url(browser: Browser, runs: Path) -> Iterator[str]:
+    """Of the page over the kept runs, with its key."""
+    with served(folder=runs) as url:
+        yield url
+
+
+@dataclass
+class Tab:
+    """A page that is open, and what went wrong in it."""
+
+    page: Page
+    url: str
+    wrong: list[str] = field(default_factory=list)
+
+    def open(self, fragment: str = "") -> Page:
+        """Go there, with all figures drawn."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.url}#{fragment}")
+        self.settle()
+        return self.page
+
+    def settle(self) -> None:
+        """Wait until a page is drawn and nothing is being loaded."""
+        self.page.wait_for_selector("#main > section")
+        self.until("!document.querySelector('[aria-busy]') && !document.querySelector('#main > p')")
+
+    def until(self, condition: str) -> None:
+        """Wait for a condition in JavaScript. Asked from outside: the page forbids `eval`."""
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < deadline, f"not within {WAIT_MS} ms: {condition}"
+            time.sleep(0.03)
+
+    def go(self, fragment: str) -> Page:
+        """To another view of the page that is open, as a link would."""
+        self.page.evaluate("hash => { location.hash = hash }", fragment)
+        self.settle()
+        return self.page
+
+    def text(self, selector: str = "#main") -> str:
+        """What a reader sees there."""
+        return self.page.inner_text(selector)
+
+
+Opener = Callable[..., Tab]
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Opener]:
+    """Opens tabs: of a URL, a width and a colour scheme. Fails where a script failed, or where
+    the page was forbidden something."""
+    opened = []
+
+    def open_tab(url: str, *, width: int = 1440, scheme: str = "light") -> Tab:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,  # type: ignore[arg-type]
+            reduced_motion="reduce",
+        )
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        tab = Tab(page=page, url=url)
+        page.on("pageerror", lambda error: tab.wrong.append(str(error)))
+        page.on(
+            "console", lambda line: tab.wrong.append(line.text) if line.type == "error" else None
+        )
+        opened.append((context, tab))
+        return tab
+
+    yield open_tab
+    for context, tab in opened:
+        context.close()
+        assert not tab.wrong, tab.wrong

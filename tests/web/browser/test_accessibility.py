@@ -1,0 +1,52 @@
+"""Every page passes the rules of axe, in light and dark, at the widths of a phone, a tablet and a
+desk, and fits the width of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web.browser.conftest import Opener
+
+PAGES = ["overview", "curves", "samples", "time", "memory", "evaluations", "recipe", "logs"]
+RULES = {"resultTypes": ["violations"]}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 768, 1440])
+def test_no_page_violates_a_rule(url: str, tab: Opener, width: int, scheme: str) -> None:
+    axe_module = pytest.importorskip("axe_playwright_python.sync_playwright")
+    axe = axe_module.Axe()
+    told = tab(url, width=width, scheme=scheme)
+    found = []
+    page = told.open("run=quickstart-1")
+    for name in PAGES:
+        told.go(f"run=quickstart-1&page={name}")
+        for violation in axe.run(page, options=RULES).response["violations"]:
+            nodes = [node["html"][:160] for node in violation["nodes"][:3]]
+            found.append((name, violation["id"], nodes))
+        beside = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        if beside > 0:
+            found.append((name, "wider than the window", [str(beside)]))
+    assert not found, found
+
+
+def test_runs_are_folded_on_a_phone(url: str, tab: Opener) -> None:
+    page = tab(url, width=375).open("run=quickstart-1")
+    assert not page.locator("#side").is_visible()
+    page.click("#menu")
+    assert page.locator("#side").is_visible()
+    page.click("#side a:has-text('quickstart-2')")
+    page.wait_for_selector("#head h1:text-is('quickstart-2')")
+    assert not page.locator("#side").is_visible()
+    page.keyboard.press("m")
+    assert page.locator("#side").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#side").is_visible()
+
+
+def test_nothing_moves_for_those_who_want_it_still(url: str, tab: Opener) -> None:
+    page = tab(url).open("run=quickstart-1")
+    moving = page.evaluate(
+        "document.getAnimations().filter((one) => one.playState === 'running').length"
+    )
+    assert moving == 0

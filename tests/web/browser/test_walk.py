@@ -1,0 +1,203 @@
+"""A walk through all pages over a real run, by mouse and by keyboard: what a reader asks is
+answered there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.web.browser.conftest import Opener
+
+PAGES = {
+    "Overview": "Where the time of a step goes",
+    "Curves": "rollout/reward_mean",
+    "Samples": "Prompt",
+    "Time": "Timeline",
+    "Memory": "What the plan expects",
+    "Evaluations": "During the run",
+    "Recipe & plan": "What the plan decided, and why",
+    "Logs": "lines",
+}
+"""Tab -> what is to be read on its page."""
+RUN = "run=quickstart-1"
+
+
+def test_overview_says_first_whether_it_is_learning(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(RUN)
+    first = page.locator("#main section.card").first
+    assert first.get_attribute("aria-label") == "Verdict"
+    assert "learning" in first.inner_text()
+    text = told.text()
+    assert "99.5 %" in text  # held-out accuracy of this run at its end
+    for word in ("rollout", "train", "tokens/s", "restarts"):
+        assert word in text
+
+
+def test_every_page_is_reached_by_mouse(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(RUN)
+    for title, content in PAGES.items():
+        page.click(f"#pages a:text-is('{title}')")
+        page.wait_for_selector(f"#main > section[aria-label='{title}']")
+        told.settle()
+        assert content in told.text(), title
+        assert page.title().startswith(title)
+
+
+def test_every_page_is_reached_by_keys(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(RUN)
+    for number, (title, content) in reversed([*enumerate(PAGES.items(), 1)]):
+        page.keyboard.press(str(number))
+        page.wait_for_selector(f"#main > section[aria-label='{title}']")
+        told.settle()
+        assert content in told.text(), title
+    page.keyboard.press("?")
+    assert page.locator("dialog").get_by_text("next step").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+
+
+def test_first_tab_stop_leads_to_the_content(url: str, tab: Opener) -> None:
+    page = tab(url).open(RUN)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    assert "page=" not in page.url or RUN in page.url
+
+
+def test_what_it_said_at_step_12_is_found_by_keys(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=11")
+    page.keyboard.press("j")
+    told.until("location.hash.includes('step=12')")
+    told.until("document.querySelector('.step-picker b').textContent === '12'")
+    told.settle()
+    before = told.text(".prompt .text")
+    page.keyboard.press("n")
+    told.until("location.hash.includes('group=')")
+    assert told.text(".prompt .text") != before
+    page.keyboard.press("k")
+    told.until("location.hash.includes('step=11')")
+
+
+def test_the_address_holds_the_whole_view(url: str, tab: Opener) -> None:
+    first = tab(url)
+    page = first.open(f"{RUN}&page=samples&step=12")
+    page.keyboard.press("n")
+    page.click("button:text-is('Loss mask')")
+    first.until("location.hash.includes('colour=mask')")
+    first.settle()
+    second = tab(url)
+    second.open(page.url.partition("#")[2])
+    assert second.text(".prompt .text") == first.text(".prompt .text")
+    pressed = second.page.locator("button:text-is('Loss mask')").get_attribute("aria-pressed")
+    assert pressed == "true"
+
+
+def test_tokens_tell_of_themselves(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=12")
+    page.hover(".token.heat0, .token.heat1")
+    assert re.search(
+        r"token \d+: .* log-prob -?[\de.-]+ .* trainer .* version", told.text(".readout")
+    )
+    page.focus(".tokens")
+    page.keyboard.press("ArrowRight")
+    assert told.text(".readout").startswith("token 0")
+    page.click("#colour-difference")
+    page.wait_for_selector(".token[class*=cold]")
+
+
+def test_only_wrong_samples_are_shown_when_asked_for(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=1")
+    page.click("button:text-is('Only wrong')")
+    told.until("location.hash.includes('only=wrong')")
+    rewards = page.locator(".sample .pill").all_inner_texts()
+    assert rewards
+    assert not [text for text in rewards if text.startswith("✓")]
+
+
+def test_a_text_is_found_among_all_steps(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=12")
+    wanted = page.inner_text(".prompt .text").strip()
+    page.fill("#sample-search", wanted)
+    page.click("button:text-is('All steps')")
+    page.wait_for_selector(".found a")
+    assert "step 12" in told.text(".found")
+
+
+def test_curves_zoom_by_drag_and_return_by_double_click(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=curves&columns=rollout/reward_mean,train/loss")
+    assert page.locator(".chart").count() == 2
+    box = page.locator(".chart .u-over").first.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    page.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.75, middle, steps=5)
+    page.mouse.up()
+    told.until("location.hash.includes('from=')")
+    told.settle()
+    page.dblclick(".chart .u-over")
+    told.until("!location.hash.includes('from=')")
+
+
+def test_curves_lead_to_the_samples_of_a_step(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=curves")
+    page.keyboard.press("k")
+    told.until("location.hash.includes('step=')")
+    page.click(".step-link a")
+    page.wait_for_selector("#main > section[aria-label='Samples']")
+    told.settle()
+    assert "Sample 1" in told.text()
+
+
+def test_figures_are_chosen_by_search(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=curves")
+    page.keyboard.press("/")
+    page.keyboard.type("clip fraction")
+    labels = [one for one in page.locator(".column").all() if one.is_visible()]
+    assert len(labels) == 1
+    labels[0].click()
+    page.wait_for_selector(".chart[aria-label='train/clip_fraction']")
+
+
+def test_two_runs_lie_over_each_other(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=curves")
+    page.check(".run:not(.current) input")
+    told.until("location.hash.includes('with=')")
+    told.until("document.querySelectorAll('.chart .legend li').length >= 2")
+    told.settle()
+    legend = told.text(".chart .legend")
+    assert "quickstart-1" in legend
+    assert "quickstart-2" in legend
+
+
+def test_logs_show_lines_that_fit(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=logs")
+    page.fill("#log-search", "server")
+    page.wait_for_selector(".log mark")
+    lines = page.locator(".log li").all_inner_texts()
+    assert all("server" in line.lower() for line in lines)
+
+
+@pytest.mark.parametrize("page_name", ["samples", "evaluations"])
+def test_a_theme_is_kept_over_pages(url: str, tab: Opener, page_name: str) -> None:
+    page = tab(url).open(RUN)
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    page.goto(page.url.partition("#")[0] + f"#{RUN}&page={page_name}")
+    page.reload()
+    page.wait_for_selector("#main > section")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
