@@ -172,6 +172,7 @@ def test_so_many_streams_and_no_more(
 
 def test_a_run_that_is_not_there_has_no_stream(server: Serving) -> None:
     assert server.client.get("/api/runs/tiny-2/live").status_code == 404
+    assert server.client.get("/api/runs/tiny-1/live?told=x").status_code == 400
 
 
 def test_a_backlog_is_cut_to_the_newest() -> None:
