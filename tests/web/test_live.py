@@ -158,7 +158,8 @@ def test_so_many_streams_and_no_more(
     run.steps(1, 1)
     with serving(folder) as server:
         with follow(server) as stream:
-            Followed(stream.iter_lines()).next("step")
+            page = Followed(stream.iter_lines())  # held: a line reader that is gone ends the stream
+            page.next("step")
             with follow(server) as refused:
                 assert refused.status_code == 503
                 assert set(json.loads(refused.read())) == {"what", "why", "fix"}
