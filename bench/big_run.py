@@ -200,7 +200,7 @@ def write(folder: Path, *, num_steps: int) -> None:
         return
     from torch.utils.tensorboard import SummaryWriter
 
-    from milescli.insight.columns import step_figures
+    from milescli.core.scalars import scalars_of
 
     (run / "rollouts").mkdir(parents=True)
     writer = SummaryWriter(str(run / "tensorboard"))
@@ -209,7 +209,8 @@ def write(folder: Path, *, num_steps: int) -> None:
         for event, step in events_of(num_steps, rng):
             file.write(line_of(event, step))
             if isinstance(event, StepDone):
-                for name, value in step_figures(to_record(event)).items():
+                told = scalars_of(event)
+                for name, value in (told[1] if told else {}).items():
                     writer.add_scalar(name, value, step)
                 samples = "\n".join(json.dumps(one) for one in samples_of(step, rng))
                 (run / "rollouts" / f"step_{step}.jsonl").write_text(samples + "\n")

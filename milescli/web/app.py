@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, evaluations, memory, records, samples, timeline, told
 from milescli.web.asked import Asked, Json
 from milescli.web.find_samples import find_samples
@@ -20,12 +21,13 @@ from milescli.web.gate import Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
+from milescli.web.metrics import Metrics
+from milescli.web.page_files import static_file
 from milescli.web.question import Question
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
 from milescli.web.shown import ShownRuns
 from milescli.web.states import States
-from milescli.web.static import static_file
 from milescli.web.summary import summary
 from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
 
@@ -64,6 +66,7 @@ class Site:
     searches: Threads = field(
         default_factory=lambda: Threads(NUM_SEARCHES, what="search through text", wait_s=10.0)
     )
+    metrics: Metrics = field(default_factory=Metrics)
     logs: Logs = field(default_factory=Logs)
     evaluation_samples: evaluations.EvaluationSamples = field(
         default_factory=evaluations.EvaluationSamples
@@ -125,10 +128,17 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
         return send(request, *await site.readers.run(read))
 
+    async def metrics(request: Request) -> Response:
+        def read() -> Body:
+            return body_of(site.metrics.text(site.shown), may_pack=_may_pack(request))
+
+        return send(request, await site.readers.run(read), CONTENT_TYPE)
+
     of_run = "/api/runs/{id}"
     routes = [
         Route("/", file),
         Route("/static/{file:path}", file),
+        Route("/metrics", metrics),
         Route("/api/runs", runs),
         Route(f"{of_run}/live", live),
         Route(f"{of_run}/find-samples", searching(find_samples)),

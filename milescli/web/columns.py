@@ -7,6 +7,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from milescli.core.metric_names import metric_of
 from milescli.insight.columns import Columns
 from milescli.web.asked import Asked, Json
 from milescli.web.refusals import BadRequest
@@ -20,17 +21,8 @@ MAX_STEP = 2**53
 def names(asked: Asked) -> Json:
     """Every column that the run has, in its order of appearance."""
     with asked.history() as history:
-        return {
-            "columns": [
-                {
-                    "name": name,
-                    "section": name.partition("/")[0],
-                    "unit": unit_of(name),
-                    "about": "",
-                }
-                for name in history.columns
-            ]
-        }
+        known = list(history.columns)
+    return {"columns": [_described(name) for name in known]}
 
 
 def columns(asked: Asked) -> Json:
@@ -76,27 +68,14 @@ def thinned(columns: Sequence[Sequence[float]], *, length: int, points: int) -> 
     return sorted(kept)
 
 
-def unit_of(name: str) -> str:
-    """As the name says it."""
-    last = name.rpartition("/")[2]
-    for ending, unit in _UNITS.items():
-        if last.endswith(ending):
-            return unit
-    return ""
-
-
-_UNITS = {
-    "tokens_per_s": "tokens/s",
-    "_per_s": "1/s",
-    "_s": "s",
-    "_bytes": "B",
-    "_fraction": "share",
-    "_rate": "share",
-    "tokens": "tokens",
-    "tokens_mean": "tokens",
-    "tokens_max": "tokens",
-}
-"""Ending of a name -> its unit."""
+def _described(name: str) -> Json:
+    metric = metric_of(name)  # None: a figure of an objective or an agent of the user's own
+    return {
+        "name": name,
+        "section": name.partition("/")[0],
+        "unit": metric.unit if metric else "",
+        "about": metric.about if metric else "",
+    }
 
 
 def _range(held: Columns, *, first: int | None, last: int | None) -> tuple[int, int]:

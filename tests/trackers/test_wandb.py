@@ -15,6 +15,8 @@ from wandb.proto.wandb_internal_pb2 import Record
 from milescli.trackers.wandb import WeightsAndBiases
 from tests.trackers.running import events, run_in, tell
 
+pytestmark = pytest.mark.slow
+
 HEADER, BLOCK = 7, 32768
 FIRST_PART, MIDDLE, LAST = 2, 3, 4
 

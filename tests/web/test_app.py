@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from milescli.web import app
 from milescli.web.app import READS
-from milescli.web.static import STATIC
+from milescli.web.page_files import STATIC
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
 
 MISSING = {"samples"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from milescli.core.events import OfAdapter, to_record
-from milescli.web.columns import thinned, unit_of
+from milescli.web.columns import thinned
 from tests.web.written import NAN, WrittenRun, row_step_done, step_done
 
 FIGURES = st.lists(
@@ -42,6 +42,7 @@ def test_names_are_those_of_the_metrics(run: WrittenRun, client: TestClient) -> 
     by_name = {one["name"]: one for one in listed}
     assert {"train/loss", "train/entropy", "agent/turns", "time/step_s"} <= set(by_name)
     assert by_name["time/step_s"]["section"] == "time" and by_name["time/step_s"]["unit"] == "s"
+    assert by_name["train/entropy"]["about"]
 
 
 def test_a_range_of_steps(run: WrittenRun, client: TestClient) -> None:
@@ -159,20 +160,6 @@ def test_thinning_keeps_them_of_every_stretch(column: list[float]) -> None:
         stretch = range(number * length // stretches, (number + 1) * length // stretches)
         values, shown = [column[at] for at in stretch], [column[at] for at in kept if at in stretch]
         assert (min(shown), max(shown)) == (min(values), max(values))
-
-
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
-        ("time/step_s", "s"),
-        ("speed/train_tokens_per_s", "tokens/s"),
-        ("rollout/truncated_fraction", "share"),
-        ("train/loss", ""),
-        ("rollout/response_tokens_mean", "tokens"),
-    ],
-)
-def test_a_name_says_its_unit(name: str, unit: str) -> None:
-    assert unit_of(name) == unit
 
 
 def test_a_file_that_began_anew_is_read_anew(run: WrittenRun, client: TestClient) -> None:

@@ -1,0 +1,82 @@
+"""`/metrics`: what Prometheus scrapes of all runs that are shown, each sample with the label `run`.
+The records are read on from where the last scrape ended."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli import __version__
+from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.reader import LineReader
+from milescli.platform.memory_record import FILE
+from milescli.trackers.prometheus import Exposition
+from milescli.web.shown import ShownRun, ShownRuns
+
+QUIET_S = 3600.0
+"""Of a whole folder, runs that wrote nothing for so long are left out."""
+
+
+@dataclass(slots=True)
+class _Fed:
+    exposition: Exposition
+    events: LineReader
+    memory: LineReader | None = None
+    """Of the newest attempt."""
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Of one server."""
+
+    _fed: dict[Path, _Fed] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def text(self, shown: ShownRuns) -> bytes:
+        """As Prometheus reads it."""
+        runs = [one for one in shown.all() if shown.folder is None or _is_fresh(one.run)]
+        with self._lock:
+            kept = {one.run.path for one in runs}
+            self._fed = {path: fed for path, fed in self._fed.items() if path in kept}
+            return together(self._text(one) for one in runs).encode()
+
+    def _text(self, shown: ShownRun) -> str:
+        run = shown.run
+        fed = self._fed.get(run.path)
+        if fed is None:
+            fed = self._fed[run.path] = _Fed(_new(shown), LineReader(run.events_file))
+        records, is_new = fed.events.new()
+        if is_new:
+            fed.exposition, fed.memory = _new(shown), None
+        newest = next(reversed(run.attempts()), None)
+        if newest is not None and (fed.memory is None or fed.memory.file.parent != newest):
+            fed.memory = LineReader(newest / FILE)
+        for record in (*records, *(fed.memory.new()[0] if fed.memory else ())):
+            fed.exposition.feed(record)
+        return fed.exposition.text()
+
+
+def together(texts: Iterable[str]) -> str:
+    """Of several runs: what is said of a metric stands once, before all its samples."""
+    heads, samples = dict[str, str](), dict[str, str]()
+    for text in texts:
+        for block in text.split("# HELP ")[1:]:
+            name = block.split(" ", 1)[0]
+            about, kind, rest = block.split("\n", 2)
+            heads.setdefault(name, f"# HELP {about}\n{kind}\n")
+            samples[name] = samples.get(name, "") + rest
+    return "".join(head + samples[name] for name, head in heads.items())
+
+
+def _new(shown: ShownRun) -> Exposition:
+    return Exposition(run=shown.id, version=__version__, labels={"run": shown.id})
+
+
+def _is_fresh(run: RunDir) -> bool:
+    try:
+        return time.time() - run.events_file.stat().st_mtime < QUIET_S
+    except OSError:
+        return False
