@@ -12,7 +12,7 @@ from milescli.report.student import t_quantile, two_sided_p
 
 @given(t=st.floats(-50, 50), freedom=st.integers(1, 400))
 def test_chances_are_those_of_scipy(t: float, freedom: int) -> None:
-    # of the beta function, as scipy's own `t.sf` is off by 1e-9 next to 0 with one degree of freedom
+    # of the beta function: scipy's own `t.sf` is off by 1e-9 next to 0 with one degree of freedom
     share = special.betaincc(0.5, freedom / 2, t * t / (freedom + t * t))
     assert two_sided_p(t, freedom) == pytest.approx(share, abs=1e-12, rel=1e-9)
 
