@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import orjson
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.history import History
 
-BLOCK_BYTES = 8 * 2**20
+BLOCK_BYTES = 2**20
 """Read at a time."""
 
 
@@ -28,6 +29,15 @@ class LineReader:
     def new(self) -> tuple[list[dict[str, Any]], bool]:
         """(those written since the last call, whether the file began anew). Nothing where there is
         no file."""
+        found, is_new = list[dict[str, Any]](), False
+        for records, began in self.blocks():
+            found += records
+            is_new = is_new or began
+        return found, is_new
+
+    def blocks(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
+        """The same block by block, so that no huge file is in memory as a whole; only the first
+        can say that the file began anew."""
         try:
             with open(self.file, "rb") as opened:
                 seen = os.fstat(opened.fileno())
@@ -36,14 +46,16 @@ class LineReader:
                 )
                 self._at, self._inode = 0 if is_new else self._at, seen.st_ino
                 opened.seek(self._at)
-                records, rest = list[dict[str, Any]](), b""
+                rest = b""
                 while block := opened.read(BLOCK_BYTES):
                     *lines, rest = (rest + block).split(b"\n")
-                    records += [record for line in lines if (record := _object(line)) is not None]
-                self._at = opened.tell() - len(rest)
-                return records, is_new
+                    self._at = opened.tell() - len(rest)
+                    yield [one for line in lines if (one := _object(line)) is not None], is_new
+                    is_new = False
+                if is_new:
+                    yield [], True
         except OSError:
-            return [], False
+            return
 
 
 class RunReader:
@@ -57,13 +69,15 @@ class RunReader:
     def update(self) -> int:
         """Take in what is new; how many records that were. The history is another object where the
         file began anew."""
-        records, is_new = self._lines.new()
-        if is_new:
-            self.history = History(name=self.run.full_name)
-        for record in records:
-            if "event" in record:
-                self.history.feed(record)
-        return len(records)
+        count = 0
+        for records, is_new in self._lines.blocks():
+            if is_new:
+                self.history = History(name=self.run.full_name)
+            for record in records:
+                if "event" in record:
+                    self.history.feed(record)
+            count += len(records)
+        return count
 
 
 def read_history(run: RunDir) -> History:

@@ -64,7 +64,7 @@ class Gate:
         if name == "localhost" or _is_loopback(name):
             return True
         if is_any(self.host):
-            return _is_address(name) or name in _own_names()
+            return _is_address(name) or name == socket.gethostname().lower()
         return name == self.host.lower()
 
     def is_key(self, given: str) -> bool:
@@ -185,10 +185,6 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _own_names() -> set[str]:
-    return {socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
 def _name_of(header: str) -> str | None:

@@ -48,13 +48,15 @@ class Metrics:
         fed = self._fed.get(run.path)
         if fed is None:
             fed = self._fed[run.path] = _Fed(_new(shown), LineReader(run.events_file))
-        records, is_new = fed.events.new()
-        if is_new:
-            fed.exposition, fed.memory = _new(shown), None
+        for records, is_new in fed.events.blocks():
+            if is_new:
+                fed.exposition, fed.memory = _new(shown), None
+            for record in records:
+                fed.exposition.feed(record)
         newest = next(reversed(run.attempts()), None)
         if newest is not None and (fed.memory is None or fed.memory.file.parent != newest):
             fed.memory = LineReader(newest / FILE)
-        for record in (*records, *(fed.memory.new()[0] if fed.memory else ())):
+        for record in fed.memory.new()[0] if fed.memory else ():
             fed.exposition.feed(record)
         return fed.exposition.text()
 

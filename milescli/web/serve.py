@@ -21,6 +21,8 @@ from milescli.web.shown import ShownRuns
 
 STOP_S = 1
 """Longest that responses may take to end when the server does."""
+MAX_CONNECTIONS = 512
+"""Open at once, those that follow runs among them; what comes then is refused."""
 FORGET_EVERY_S = 60.0
 
 
@@ -100,6 +102,7 @@ class PageServer:
             proxy_headers=False,
             timeout_graceful_shutdown=STOP_S,
             timeout_keep_alive=30,
+            limit_concurrency=MAX_CONNECTIONS,
         )
         self._door, self._site, self._server = door, site, _Server(config)
 

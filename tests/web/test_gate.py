@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def test_a_wrong_key_sets_no_cookie(folder: Path) -> None:
         ("192.168.0.7", "192.168.0.8:8000", False),
         ("gpu-7", "GPU-7:8000", True),
         ("0.0.0.0", "192.168.0.7:8000", True),
+        ("0.0.0.0", f"{socket.gethostname()}:8000", True),
         ("0.0.0.0", "evil.example", False),
         ("::", "[fd00::1]:8000", True),
     ],

@@ -158,7 +158,8 @@ def test_so_many_streams_and_no_more(
     run.steps(1, 1)
     with serving(folder) as server:
         with follow(server) as stream:
-            Followed(stream.iter_lines()).next("step")
+            page = Followed(stream.iter_lines())  # held: a line reader that is gone ends the stream
+            page.next("step")
             with follow(server) as refused:
                 assert refused.status_code == 503
                 assert set(json.loads(refused.read())) == {"what", "why", "fix"}
@@ -172,6 +173,7 @@ def test_so_many_streams_and_no_more(
 
 def test_a_run_that_is_not_there_has_no_stream(server: Serving) -> None:
     assert server.client.get("/api/runs/tiny-2/live").status_code == 404
+    assert server.client.get("/api/runs/tiny-1/live?told=x").status_code == 400
 
 
 def test_a_backlog_is_cut_to_the_newest() -> None:
