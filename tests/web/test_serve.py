@@ -154,6 +154,16 @@ def test_what_only_this_computer_can_reach(host: str, is_ours: bool) -> None:
     assert is_loopback(host) is is_ours
 
 
+def test_no_body_waits_for_the_receipt_of_its_head() -> None:
+    door = open_door(host="127.0.0.1", port=0)
+    with (
+        door.listener,
+        socket.create_connection(door.listener.getsockname(), timeout=WAIT_S),
+        door.listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
 def test_each_door_has_its_own_key() -> None:
     doors = [open_door(host="127.0.0.1", port=0) for _ in range(3)]
     assert len({door.gate.key for door in doors}) == 3
