@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, is_locked, resume_command, step_saved
+from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, is_locked, step_done
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan
@@ -24,6 +24,8 @@ STEPS_OF_SILENCE = 5.0
 """Or so many times its last step."""
 SPARE_STEPS = 3
 """More than were to be waited for: then the driver does not heed the request."""
+MORE_STEPS = 20
+"""Of a run that has done all of its own, to see some."""
 TAIL_BYTES = 2**16
 
 
@@ -59,11 +61,12 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
     outcome = str(verdict["outcome"]) if verdict else "has not begun"
     events = list(run.events())
     totals = [int(str(e["num_steps"])) for e in events if e.get("event") in STEP_EVENTS]
-    saved, num_steps = step_saved(events), totals[-1] if totals else None
+    is_through = bool(totals) and step_done(events) >= totals[-1]
+    further = f" --steps {totals[-1] + MORE_STEPS}" if is_through else ""
     raise MilesError(
         f"run `{run.name}` is not running",
         why=f"a profile is taken of steps that are done; its last attempt: {outcome}",
-        fix=[resume_command(run.shown, step=saved, num_steps=num_steps), f"then: {asked_for}"],
+        fix=[f"miles resume {run.shown}{further}", f"{asked_for}   # meanwhile"],
     )
 
 

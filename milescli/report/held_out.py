@@ -48,7 +48,7 @@ class _Pair:
 
 def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldOut]:
     """Of each set that both have evaluated, the runs' own prompts first: at the last step at which
-    both were asked alike, else at the last that both have, else at the last of each."""
+    both were asked alike, else at the last of each."""
     sets = [{name for name, _ in evaluation_files(one.run)} for one in (a, b)]
     pairs = {name: _chosen(name, a, b) for name in sorted(sets[0] & sets[1])}
     found = (_held_out(name, pair, names=names) for name, pair in pairs.items())
@@ -60,10 +60,9 @@ def _chosen(name: str, a: Subject, b: Subject) -> _Pair:
         {step: file for (own, step), file in evaluation_files(one.run).items() if own == name}
         for one in (a, b)
     )
-    common = sorted(of_a.keys() & of_b.keys(), reverse=True)
-    pairs = [_pair(step, step, of_a, of_b, a=a, b=b) for step in common]
-    if not pairs:
-        pairs = [_pair(max(of_a), max(of_b), of_a, of_b, a=a, b=b)]
+    common = [(step, step) for step in sorted(of_a.keys() & of_b.keys(), reverse=True) if step]
+    steps = [*common, (max(of_a), max(of_b))]  # at step 0 nothing was learned
+    pairs = [_pair(*at, of_a, of_b, a=a, b=b) for at in steps]
     return next((pair for pair in pairs if not pair.asked_otherwise), pairs[0])
 
 

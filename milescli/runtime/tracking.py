@@ -72,27 +72,29 @@ class Tracking:
         factories = load_trackers(spec.recipe.run)
         specs = (spec.adapters or {None: spec}) if factories else {}
         runs = {name: tracked_run(one) for name, one in specs.items()}
-        self._trackers: Mapping[str | None, list[BackgroundTracker]] = {
+        self._by_adapter: Mapping[str | None, list[BackgroundTracker]] = {
             who: [
                 BackgroundTracker(name, partial(factory, run=run))
                 for name, factory in factories.items()
             ]
             for who, run in runs.items()
         }
-        self._everyone = [one for some in self._trackers.values() for one in some]
+        self.trackers = [one for some in self._by_adapter.values() for one in some]
 
     def __call__(self, event: Event) -> None:
         """Hand it on; say what went wrong with one before."""
-        if not self._everyone:
+        if not self.trackers:
             return
         record = as_line(event)
         who = record.get("adapter")
-        told = self._everyone if who is None else self._trackers.get(str(who), [])
+        told = self.trackers if who is None else self._by_adapter.get(str(who), [])
         is_end = record["event"] == RunEnded.__name__
         for tracker in told:
             tracker.tell(record)
             if is_end:
                 tracker.close(str(record["outcome"]))
+        if is_end:
+            return  # nothing comes after it: `close` says what is left to say
         for text in self._news():
             self._bus.emit(Notice(text=text, level="warning"))
 
@@ -105,23 +107,23 @@ class Tracking:
     def close(self) -> None:
         """All are closed, or the bound is over. Only the first call counts."""
         deadline = time.monotonic() + CLOSE_S
-        for tracker in self._everyone:
+        for tracker in self.trackers:
             tracker.close(FAILED)
         soon = time.monotonic() + _UNSAID_S
-        if slow := [one.name for one in self._everyone if not one.wait(soon - time.monotonic())]:
+        if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
             who = ", ".join(dict.fromkeys(slow))
             self._output.note(f"waiting for {who} to take in the rest, at most {CLOSE_S:g} s")
-        are_slow = [one for one in self._everyone if not one.wait(deadline - time.monotonic())]
+        are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
         self.missing += self._news() + [
             f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "
             "records are missing there; events.jsonl and metrics.jsonl have them"
             for one in are_slow
         ]
-        self._everyone = []
+        self.trackers = []
 
     def _news(self) -> list[str]:
         """Of several adapters, each thing once."""
-        return list(dict.fromkeys(text for one in self._everyone for text in one.news()))
+        return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
 
 
 def as_line(event: Event) -> Record:

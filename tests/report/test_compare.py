@@ -88,6 +88,8 @@ def test_rewards_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
 
 def test_prompts_that_only_one_was_asked_are_counted_and_left_out(tmp_path: Path) -> None:
     a, b = (make_planted(tmp_path / name) for name in ("a", "b"))
+    for run in (a, b):
+        write_evaluation(run, 0, 0.5, seed=1)
     write_evaluation(a, 40, 0.5, seed=1, num=100)
     write_evaluation(b, 60, 0.5, seed=1, num=150)
     held = compared(a, b).held_out[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from milescli.runtime.tracking import require_tracking, tracked, tracked_run, va
 from milescli.trackers.base import TrackedRun
 from tests.console.fake_run import step_done
 
+pytestmark = pytest.mark.timeout(60)
 TOLD: dict[str, list[Any]] = {}
 """By the run's id: what its tracker was told."""
 HELD = threading.Event()
@@ -136,6 +138,21 @@ def test_one_whose_server_is_gone_is_told_of_once_and_the_run_goes_on(tmp_path: 
     assert "Dead cannot be told of a step (ConnectionRefusedError: nobody is there)" in warning
     assert TOLD[spec.run.tracking_id()][-1] == "done"
     assert isinstance(said.events[-1], RunEnded), "nothing comes after the end of a run"
+
+
+def test_what_goes_wrong_at_the_end_is_said_after_it_and_is_no_event(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path / "sums", "Dead")
+    said = Said()
+    bus = EventBus([said.events.append])
+    with tracked(spec, bus=bus, output=cast(Output, said)) as tracking:
+        bus.emit(step_done(1, 9, reward=0.5))
+        [tracker] = tracking.trackers
+        while not tracker.num_lost:  # the test's own bound ends it
+            time.sleep(0.01)
+        bus.emit(END)
+    assert [type(event).__name__ for event in said.events] == ["StepDone", "RunEnded"]
+    [warning] = said.warnings
+    assert "nobody is there" in warning
 
 
 def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
