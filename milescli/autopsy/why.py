@@ -15,13 +15,13 @@ from milescli.autopsy.memory import Memory, read_memory
 from milescli.checkpoint.run_dir import (
     STEP_EVENTS,
     RunDir,
-    is_locked,
     read_jsonl,
     resume_command,
     step_done,
     step_saved,
     verdict_file,
 )
+from milescli.checkpoint.run_lock import is_locked
 from milescli.core.log_tail import last_log_lines
 
 Record = dict[str, Any]

@@ -3,20 +3,17 @@ a file of a run asks here. Knows nothing of engines or trainers."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
-from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
+from milescli.core.errors import CheckpointError, MachineError, RecipeError
 
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
@@ -284,48 +281,6 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
             continue
         if isinstance(record, dict):
             yield record
-
-
-@contextmanager
-def lock(run: RunDir) -> Iterator[None]:
-    """Only one driver works on a run: taken before anything in its directory changes. Given back at
-    the end of the process, too.
-
-    Raises MilesError where another process holds it, or it cannot be written.
-    """
-    with _opened_lock(run) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MilesError(
-                f"run `{run.name}` is in use",
-                why="another miles process works on it",
-                fix=["wait until it ends", "press Ctrl-C there: it saves, and can be resumed"],
-            ) from None
-        yield
-
-
-def is_locked(run: RunDir) -> bool:
-    """Whether a driver works on it now."""
-    try:
-        with open(run.path / ".lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
-def _opened_lock(run: RunDir) -> IO[str]:
-    try:
-        return open(run.path / ".lock", "w")
-    except OSError as error:
-        raise MachineError(
-            f"nothing can be written in the run directory {run.shown}",
-            why=f"{type(error).__name__}: {error}",
-            fix=[f"ls -ld {run.shown}   # whose is it?", f"df -h {run.shown}   # read-only, full?"],
-        ) from error
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:

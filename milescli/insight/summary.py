@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milescli.checkpoint.run_dir import RunDir, is_locked
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import is_locked
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
 from milescli.insight.finding import Verdict

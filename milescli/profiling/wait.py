@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, is_locked, step_done
+from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, step_done
+from milescli.checkpoint.run_lock import is_locked
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan

@@ -80,7 +80,8 @@ def evaluate_run(
     `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
     measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
-    from milescli.checkpoint.run_dir import lock, open_run
+    from milescli.checkpoint.run_dir import open_run
+    from milescli.checkpoint.run_lock import lock
     from milescli.cluster.nodes import find_nodes
     from milescli.conversion.watching import store_of
     from milescli.platform.torch_wheel import require_wheel

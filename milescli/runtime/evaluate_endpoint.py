@@ -57,7 +57,8 @@ def evaluate_endpoint(
     `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
     they come: who is stopped goes on where they end. Raises MilesError.
     """
-    from milescli.checkpoint.run_dir import RunDir, lock
+    from milescli.checkpoint.run_dir import RunDir
+    from milescli.checkpoint.run_lock import lock
 
     url = checked_url(url)
     loaded, sets = sets_of_model(url, wish, environ=environ)

@@ -29,7 +29,8 @@ def evaluate_model(
     """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
     `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
     One result for each set. Raises MilesError."""
-    from milescli.checkpoint.run_dir import RunDir, lock
+    from milescli.checkpoint.run_dir import RunDir
+    from milescli.checkpoint.run_lock import lock
     from milescli.cluster.nodes import find_nodes
     from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import RunDir, create, lock
+from milescli.checkpoint.run_dir import RunDir, create
+from milescli.checkpoint.run_lock import lock
 from milescli.cluster.nodes import find_nodes
 from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.checkpoint.run_dir import RunDir, create, lock
+from milescli.checkpoint.run_dir import RunDir, create
+from milescli.checkpoint.run_lock import lock
 from milescli.cluster.nodes import RunNodes
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe

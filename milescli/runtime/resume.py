@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base_mark import require_base
-from milescli.checkpoint.run_dir import RunDir, lock, open_run
+from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.run_lock import lock
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.conversion.watching import store_of
 from milescli.core.driver_pipe import say

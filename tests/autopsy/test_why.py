@@ -10,7 +10,8 @@ import pytest
 from milescli.autopsy.page import page
 from milescli.autopsy.why import find_why
 from milescli.autopsy.write import write_why
-from milescli.checkpoint.run_dir import RunDir, lock
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import Interrupted, WorkerDied
 from milescli.core.events import (
     CheckpointSaved,

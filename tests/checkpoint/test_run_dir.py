@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.run_dir import RunDir, create, lock, open_run, step_saved
+from milescli.checkpoint.run_dir import RunDir, create, open_run, step_saved
+from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import CheckpointError, ExitCode, MachineError, MilesError, RecipeError
 
 

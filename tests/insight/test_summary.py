@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.run_dir import RunDir, lock
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import lock
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.flops import mfu_of
 from milescli.insight.memory import memory_of, planned_bytes

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.run_dir import RunDir, lock, verdict_file
+from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.profiling import request as files
 from milescli.profiling import wait

@@ -1,0 +1,68 @@
+"""Who works on a run: one driver at a time. Whoever looks whether one does holds the lock for an
+instant, which a driver that begins just then waits for."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import MachineError, MilesError
+
+FILE = ".lock"
+LOOKS, LOOK_S = 10, 0.05
+"""A driver tries so often, with so many seconds between: longer than any look."""
+
+
+@contextmanager
+def lock(run: RunDir) -> Iterator[None]:
+    """Only one driver works on a run: taken before anything in its directory changes. Given back at
+    the end of the process, too.
+
+    Raises MilesError where another process holds it, or it cannot be written.
+    """
+    with _opened_lock(run) as file:
+        if not _is_taken(file):
+            raise MilesError(
+                f"run `{run.name}` is in use",
+                why="another miles process works on it",
+                fix=["wait until it ends", "press Ctrl-C there: it saves, and can be resumed"],
+            )
+        yield
+
+
+def is_locked(run: RunDir) -> bool:
+    """Whether a driver works on it now."""
+    try:
+        with open(run.path / FILE) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _is_taken(file: IO[str]) -> bool:
+    for look in range(LOOKS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            if look < LOOKS - 1:
+                time.sleep(LOOK_S)
+    return False
+
+
+def _opened_lock(run: RunDir) -> IO[str]:
+    try:
+        return open(run.path / FILE, "w")
+    except OSError as error:
+        raise MachineError(
+            f"nothing can be written in the run directory {run.shown}",
+            why=f"{type(error).__name__}: {error}",
+            fix=[f"ls -ld {run.shown}   # whose is it?", f"df -h {run.shown}   # read-only, full?"],
+        ) from error
