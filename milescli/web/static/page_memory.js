@@ -7,7 +7,7 @@ import { withCode } from "./verdict.js";
 import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;
-const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "lost", "other"];
+const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "accent"];
 
 export function open(root, context) {
   let chart = null;
@@ -21,7 +21,7 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
-      show(measured, devices(answer));
+      show(measured, devices(answer, context.summary));
       chart = drawOver(over, answer.over_time, chart);
     },
   });
@@ -60,7 +60,8 @@ function plans(answer, plan) {
 function phaseParts({ phase, parts }, whole) {
   const shown = parts.filter((part) => part.size_bytes > 0);
   const used = shown.reduce((sum, part) => sum + part.size_bytes, 0);
-  const fill = (at) => `var(--${COLOURS[at % COLOURS.length]})`;
+  const fill = (at) =>
+    `var(--${shown[at].name === "margin" ? "other" : COLOURS[at % COLOURS.length]})`;
   return h(
     "div",
     {},
@@ -76,7 +77,9 @@ function phaseParts({ phase, parts }, whole) {
   );
 }
 
-function devices({ measured }) {
+function devices({ measured: told }, summary) {
+  const planned = new Map((summary?.memory ?? []).map((one) => [one.worker, one.planned_bytes]));
+  const measured = told.map((one) => ({ ...one, planned_bytes: planned.get(one.worker) }));
   if (!measured.length) {
     return h("section", { class: "card", "aria-label": "What was measured" },
       h("h2", {}, "What was measured"),

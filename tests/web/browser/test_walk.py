@@ -191,6 +191,17 @@ def test_two_runs_lie_over_each_other(url: str, tab: Opener) -> None:
     assert "quickstart-2" in legend
 
 
+def test_samples_of_an_evaluation_are_read_in_parts(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=evaluations")
+    page.click("a[aria-label='Samples of step 0']")
+    page.wait_for_selector(".evaluated li")
+    assert page.locator(".evaluated li").count() == 20
+    page.click("button:text-is('Next')")
+    told.until("document.querySelectorAll('.evaluated li').length === 5")
+    assert "21 to 25 of 25" in told.text()
+
+
 def test_logs_show_lines_that_fit(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(f"{RUN}&page=logs&file=engine-0-server.log")
