@@ -4,6 +4,7 @@ import { h, show } from "./dom.js";
 import { ago, number, seconds } from "./format.js";
 
 const SILENT_S = 180;
+const SILENT_STEPS = 5;
 
 /** Draw it. `menu`: what shows the list of runs on a narrow screen. */
 export function drawHead(head, { id, run, summary, menu }) {
@@ -57,7 +58,7 @@ export function liveText({ isConnected, summary }) {
   }
   if (summary?.state !== "running" || !Number.isFinite(summary.last_s)) return "";
   const silence = Date.now() / 1000 - summary.last_s;
-  const usual = summary.step > 0 ? (20 * (summary.elapsed_s ?? 0)) / summary.step : 0;
-  if (silence < Math.max(SILENT_S, usual)) return "";
+  const step = (summary.phases ?? []).reduce((sum, one) => sum + one.seconds, 0);
+  if (silence < Math.max(SILENT_S, SILENT_STEPS * step)) return "";
   return `The run has written nothing for ${seconds(silence)}. miles status tells who is silent.`;
 }

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.run_lock import lock
 from milescli.core.events import PhaseStarted, RunEnded
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
@@ -44,6 +45,22 @@ def test_a_run_that_begins_later_shows_up(tmp_path: Path, browser: Browser, tab:
         run.steps(1, 2)
         told.page.wait_for_selector("#side :text('late-1')")
         told.page.wait_for_selector("#main :text('of 40 steps')")
+
+
+def test_it_tells_of_a_run_that_is_silent(tmp_path: Path, browser: Browser, tab: Opener) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "silent-1", at_s=time.time() - 7200)
+    run.attempt()
+    run.tell(PhaseStarted(phase="train", detail="steps 1 to 40"))
+    run.steps(1, 3)
+    with lock(run.run), served(folder=run.path.parent) as url:
+        told = tab(url)
+        page = told.open()
+        page.wait_for_selector("#head .pill.running")
+        assert "has written nothing for" in told.text("#banner")
+        assert "left" in told.text("#head")
+        run.at_s = time.time() - 1
+        run.steps(4, 4)
+        told.until("document.querySelector('#banner').textContent === ''")
 
 
 def test_it_says_when_the_server_is_gone(tmp_path: Path, browser: Browser, tab: Opener) -> None:
