@@ -10,7 +10,7 @@ import { empty, problem } from "./states.js";
 import { nextTheme, themeButton } from "./switch.js";
 import { PAGES, view } from "./view.js";
 
-const RUNS_EVERY_MS = 5000;
+const RUNS_EVERY_MS = 3000;
 const REFRESH_EVERY_MS = 1500;
 const at = (id) => document.getElementById(id);
 
@@ -171,7 +171,9 @@ async function loadSummary() {
   try {
     const summary = await get(ofRun(run, "summary"));
     if (run !== app.run) return;
+    const isOther = summary.state !== app.summary?.state;
     app.summary = summary;
+    if (isOther) drawSide(at("side"), runsNow(), run, themeButton());
   } catch (error) {
     if (error.status === 404) app.summary = null;
   }

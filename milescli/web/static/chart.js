@@ -5,8 +5,10 @@ import { number, seconds } from "./format.js";
 import { extent, nearest, positive, smoothed } from "./series.js";
 import { colour, isDark } from "./switch.js";
 
-const LIGHT = ["#2b62cf", "#c4620a", "#0b7f60", "#a83a80", "#6a52c4", "#5d6774", "#8a6d00", "#0f7c93"];
-const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", "#d8bd4a", "#5cc7de"];
+const LIGHT = ["#2b62cf", "#c4620a", "#0b7f60", "#a83a80", "#6a52c4", "#5d6774", "#8a6d00",
+  "#0f7c93"];
+const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", "#d8bd4a",
+  "#5cc7de"];
 /** Distances of the lines of a grid of time, in seconds. */
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400,
   172800, 604800];
@@ -33,12 +35,13 @@ export class Chart {
       h(
         "div",
         { class: "row between" },
-        h("h2", { title: options.about || options.title }, options.title,
+        h("h2", {}, options.title,
           options.unit && h("span", { class: "muted small" }, ` ${options.unit}`)),
         options.remove &&
           h("button", { class: "plain", "aria-label": `Take away ${options.title}`,
             on: { click: options.remove } }, "×"),
       ),
+      options.about && h("p", { class: "about muted small" }, options.about),
       this.legend,
       this.place,
     );
@@ -120,21 +123,26 @@ export class Chart {
     const { options } = this;
     const ink = colour("muted");
     const grid = { stroke: colour("line"), width: 1 };
-    const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 }, font: "12px system-ui, sans-serif" };
+    const axis = { stroke: ink, grid, ticks: { ...grid, size: 4 },
+      font: "12px system-ui, sans-serif" };
     const across = options.isTime
       ? { values: (_, splits) => splits.map((value) => seconds(value)), incrs: TIMES,
           space: 90 }
-      : { values: (_, splits) => splits.map((value) => (Number.isInteger(value) ? number(value) : "")) };
+      : { values: (_, splits) => splits.map((value) =>
+        (Number.isInteger(value) ? number(value) : "")) };
     return {
       width: this.place.clientWidth || 400,
       height: 210,
       padding: [8, 8, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: false, range: (_, low, high) => options.range ?? (low === high ? [low - 1, high + 1] : [low, high]) },
+        x: { time: false, range: (_, low, high) => options.range
+          ?? (low === high ? [low - 1, high + 1] : [low, high]) },
         y: options.isLog ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
       },
-      axes: [{ ...axis, ...across, size: 28 }, { ...axis, size: 58, values: (_, splits) => splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
+      axes: [{ ...axis, ...across, size: 28 },
+        { ...axis, size: 58, values: (_, splits) =>
+          splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
       series: [{}, ...this.lines.flatMap((line) => this.series(line))],
       cursor: {
         sync: { key: options.sync ?? null },

@@ -25,7 +25,8 @@ export function chooser(root, columns, chosen, choose) {
     h(
       "details",
       { class: "card all", open: wasOpen },
-      h("summary", {}, h("b", {}, "Figures"), h("span", { class: "muted" }, ` ${chosen.length} shown`)),
+      h("summary", {}, h("b", {}, "Figures"),
+        h("span", { class: "muted" }, ` ${chosen.length} shown`)),
       field,
       sections(columns).map(([name, list]) => section(name, list, chosen, choose)),
     ),

@@ -32,7 +32,8 @@ export function seconds(value) {
   if (s < 600) return `${Math.floor(s / 60)} min${s % 60 ? ` ${s % 60} s` : ""}`;
   if (s < 3600) return `${Math.round(s / 60)} min`;
   const minutes = Math.round(s / 60);
-  if (s < 86400) return `${Math.floor(minutes / 60)} h${minutes % 60 ? ` ${minutes % 60} min` : ""}`;
+  const rest = minutes % 60 ? ` ${minutes % 60} min` : "";
+  if (s < 86400) return `${Math.floor(minutes / 60)} h${rest}`;
   const hours = Math.round(s / 3600);
   return `${Math.floor(hours / 24)} d${hours % 24 ? ` ${hours % 24} h` : ""}`;
 }

@@ -24,6 +24,7 @@ export function found(root, context, wanted) {
 
 function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wanted) {
   const extent = isAll ? "" : `; the search stopped after ${counted(steps, "step")}, newest first`;
+  const count = list.length === MOST ? `The first ${MOST}` : counted(list.length, "sample");
   show(
     root,
     h(
@@ -33,7 +34,7 @@ function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wante
         "div",
         { class: "row between" },
         h("h2", { role: "status" },
-          `${list.length === MOST ? `The first ${MOST}` : counted(list.length, "sample")} with “${wanted}”${extent}`),
+          `${count} with “${wanted}”${extent}`),
         h("button", { class: "plain", on: { click: () => show(root) } }, "Close"),
       ),
       h("ul", {}, list.map((one) =>

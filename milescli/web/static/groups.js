@@ -9,7 +9,8 @@ const EXCERPT = 90;
 
 /** Between the lowest and the highest reward of a step; above it a sample counts as right. */
 export function midpoint(groups) {
-  const rewards = groups.flatMap((group) => group.samples.map((one) => one.reward)).filter(Number.isFinite);
+  const rewards = groups.flatMap((group) => group.samples.map((one) =>
+    one.reward)).filter(Number.isFinite);
   const [low, high] = [Math.min(0, ...rewards), Math.max(1, ...rewards)];
   return (low + high) / 2;
 }

@@ -28,7 +28,8 @@ export function drawHead(head, { id, run, summary, menu }) {
   if (focused) button.focus();
 }
 
-function phaseText(summary) {
+/** train: steps 1 to 40. */
+export function phaseText(summary) {
   return summary.phase_detail ? `${summary.phase}: ${summary.phase_detail}` : summary.phase;
 }
 

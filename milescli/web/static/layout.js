@@ -37,7 +37,8 @@ function words(plan) {
     plan.slots.length > 0 && ["placement", plan.colocated ? "colocated: they take turns" : "split"],
     Number.isFinite(plan.max_staleness) && ["staleness", `at most ${plan.max_staleness}`],
     batch.num_samples && ["batch", counted(batch.num_samples, "sample")],
-    plan.roles?.length > 0 && ["roles", plan.roles.map((role) => `${role.name} (${role.place})`).join(", ")],
+    plan.roles?.length > 0 && ["roles", plan.roles.map((role) =>
+      `${role.name} (${role.place})`).join(", ")],
   ];
   return told.filter((one) => one && one[1]);
 }
@@ -49,7 +50,8 @@ function slotBox(slot) {
     "li",
     { class: "slot" },
     h("span", { class: "muted small" }, `device ${slot.device}`),
-    has(slot.trainer_rank) && h("span", { class: "of-trainer" }, `trainer rank ${slot.trainer_rank}`),
+    has(slot.trainer_rank) && h("span", { class: "of-trainer" },
+      `trainer rank ${slot.trainer_rank}`),
     has(slot.engine) && h("span", { class: "of-engine" }, `engine ${slot.engine}${engineRank}`),
     has(slot.role) && h("span", {}, String(slot.role)),
   );

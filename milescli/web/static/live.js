@@ -6,7 +6,8 @@ import { ofRun } from "./api.js";
 const AGAIN_MS = 3000;
 
 export class Live {
-  /** `tell(kind, data)`: kind is step, told, end, reset, or `connection` with data true or false. */
+  /** `tell(kind, data)`: kind is step, told, end, reset; or `connection`, with data true or
+   * false. */
   constructor(tell) {
     this.tell = tell;
     this.id = null;

@@ -67,14 +67,16 @@ class Curves {
           this.context.askOf(id, "evaluations"),
         ]);
         const of = (list, section) =>
-          list.length ? Object.keys({ ...list[0].figures }).map((name) => `${section}/${name}`) : [];
+          list.length ? Object.keys({ ...list[0].figures }).map((name) => `${section}/${name}`)
+            : [];
         const more = [
           ...(told.evaluations.length ? ["eval/accuracy"] : []),
           ...of(told.evaluations, "eval"),
           ...(told.validations.length ? ["validation/loss"] : []),
           ...of(told.validations, "validation"),
         ];
-        const extra = more.map((name) => ({ name, section: name.split("/")[0], unit: "", about: "" }));
+        const extra = more.map((name) => ({ name, section: name.split("/")[0], unit: "",
+          about: "" }));
         return [...names.columns, ...extra];
       }),
     );
@@ -100,6 +102,7 @@ class Curves {
       this.shown = now;
       this.drawTools();
       this.drawList();
+      this.grid.setAttribute("aria-busy", "true");
       this.later();
     }
     const at = this.at();
@@ -156,7 +159,8 @@ class Curves {
       smooth: view.number("smooth", 0),
       isLog: view.get("log") === "1",
       isTime: view.get("x") === "time",
-      marks: marks.length === 2 && marks.every(Number.isFinite) ? marks.map((s) => this.toX(s)) : null,
+      marks: marks.length === 2 && marks.every(Number.isFinite) ? marks.map((s) => this.toX(s))
+        : null,
       at: this.at(),
       sync: "curves",
       onZoom: (low, high) => {
@@ -225,7 +229,8 @@ class Curves {
         "Whole run"),
       view.get("marks") && h("button", { on: { click: () => view.set({ marks: null }) } },
         "Without marks"),
-      h("span", { class: "muted small wide-only" }, "Drag to zoom, double-click for the whole run."),
+      h("span", { class: "muted small wide-only" },
+        "Drag to zoom, double-click for the whole run."),
       this.step,
     );
     if (focused) slider.focus();
@@ -243,7 +248,8 @@ class Curves {
       this.step,
       step === null || step === undefined
         ? h("span", { class: "muted small" }, "Click on a chart to mark a step.")
-        : [`Step ${number(step)} `, !rows && h("a", { href: view.href({ page: "samples", step }) }, "its samples")],
+        : [`Step ${number(step)} `, !rows && h("a", { href: view.href({ page: "samples", step }) },
+          "its samples")],
     );
   }
 

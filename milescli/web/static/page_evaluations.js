@@ -17,7 +17,8 @@ export function open(root, context) {
 class Evaluations {
   constructor(root, context) {
     Object.assign(this, { root, context, chart: null, path: "" });
-    [this.plot, this.tables, this.samples] = [h("div", {}), h("div", { class: "stack" }), h("div", {})];
+    [this.plot, this.tables, this.samples] = [h("div", {}), h("div", { class: "stack" }),
+      h("div", {})];
     show(root, this.plot, this.tables, this.samples);
     this.loaded = new Loaded(root, {
       load: (signal) => context.ask("evaluations", null, { signal }),
@@ -47,7 +48,8 @@ class Evaluations {
   draw({ evaluations, validations, sets }) {
     if (!evaluations.length && !validations.length && !sets.length) {
       show(this.tables, empty("Nothing was evaluated yet",
-        "With data.eval in the recipe, held-out prompts are put to the model every eval.every steps; "
+        "With data.eval in the recipe, held-out prompts are put to the model every eval.every "
+        + "steps; "
         + "`miles eval` adds results of named sets."));
       return;
     }
@@ -125,14 +127,16 @@ class Evaluations {
         h("div", { class: "row between" },
           h("h2", {}, `Samples of ${this.path}`),
           h("span", { class: "row" },
-            h("button", { disabled: offset === 0, on: { click: () => go(Math.max(0, offset - LIMIT)) } },
+            h("button", { disabled: offset === 0,
+              on: { click: () => go(Math.max(0, offset - LIMIT)) } },
               "Before"),
             h("span", { class: "muted small" },
               `${number(Math.min(offset + 1, total))} to ${number(offset + samples.length)} of `
               + counted(total, "sample")),
             h("button", { disabled: offset + samples.length >= total,
               on: { click: () => go(offset + LIMIT) } }, "Next"),
-            h("button", { class: "plain", on: { click: () => view.set({ path: null, offset: null }) } },
+            h("button", { class: "plain", on: { click: () =>
+              view.set({ path: null, offset: null }) } },
               "Close"))),
         h("ul", { class: "evaluated" }, samples.map(sampleRow)),
       ),
@@ -155,7 +159,8 @@ function sampleRow(sample) {
     h("div", { class: "row small" }, rewardPill(sample.reward, isRight),
       h("span", { class: "muted" }, `prompt ${number(sample.index)}`),
       sample.stop_reason === "length" && h("span", { class: "pill warning" }, "cut off: length"),
-      label !== null && label !== undefined && h("span", { class: "muted" }, "label ", visible(String(label)))),
+      label !== null && label !== undefined && h("span", { class: "muted" }, "label ",
+        visible(String(label)))),
     h("p", { class: "text muted" }, visible(String(sample.prompt ?? ""))),
     h("p", { class: "text mono" }, visible(String(sample.response ?? ""))),
   );

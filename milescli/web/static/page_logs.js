@@ -20,7 +20,8 @@ class LogsPage {
     Object.assign(this, { root, context, attempts: [], limit: LIMIT });
     this.tools = h("div", { class: "tools card" });
     this.note = h("p", { class: "muted small", role: "status" });
-    this.lines = h("div", { class: "log", tabindex: 0, role: "region", "aria-label": "Lines of the log" });
+    this.lines = h("div", { class: "log", tabindex: 0, role: "region",
+      "aria-label": "Lines of the log" });
     this.files = new Loaded(root, {
       load: (signal) => context.ask("logs", null, { signal }),
       draw: (answer) => this.drawFiles(answer),
@@ -36,15 +37,19 @@ class LogsPage {
   /** The attempt and the file that are shown. */
   chosen() {
     const withFiles = this.attempts.filter((one) => one.files.length);
-    const attempt = this.attempts.find((one) => one.name === view.get("attempt")) ?? withFiles.at(-1);
-    const file = attempt?.files.find((one) => one.name === view.get("file")) ?? attempt?.files[0];
+    const attempt = this.attempts.find((one) => one.name === view.get("attempt"))
+      ?? withFiles.at(-1);
+    const files = attempt?.files ?? [];
+    const trainer = files.find((one) => one.name.startsWith("trainer"));
+    const file = files.find((one) => one.name === view.get("file")) ?? trainer ?? files[0];
     return { attempt, file };
   }
 
   drawFiles({ attempts }) {
     this.attempts = attempts;
     if (!attempts.some((one) => one.files.length)) {
-      show(this.root, empty("No logs yet", "Each process of the run writes its own, from its start on."));
+      show(this.root,
+        empty("No logs yet", "Each process of the run writes its own, from its start on."));
       return;
     }
     if (!this.root.contains(this.lines)) show(this.root, this.tools, this.note, this.lines);
@@ -65,11 +70,14 @@ class LogsPage {
       select("attempt", "Attempt", this.attempts, attempt, (one) => one.name.replaceAll("_", " ")),
       select("file", "File", attempt.files, file, (one) => `${one.name}, ${bytes(one.size_bytes)}`),
       h("span", { class: "grow" },
-        h("input", { type: "search", id: "log-search", value: view.get("q"), placeholder: "Only lines with…",
+        h("input", { type: "search", id: "log-search", value: view.get("q"),
+          placeholder: "Only lines with…",
           "aria-label": "Search this log",
-          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }), 250) } })),
+          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }),
+            250) } })),
       h("button", { "aria-pressed": String(view.get("wrap") === "1"),
-        on: { click: () => view.set({ wrap: view.get("wrap") ? null : "1" }, { replace: true }) } }, "Wrap"),
+        on: { click: () => view.set({ wrap: view.get("wrap") ? null : "1" },
+          { replace: true }) } }, "Wrap"),
     );
   }
 
@@ -99,7 +107,8 @@ class LogsPage {
     if (!file) return { total: 0, lines: [] };
     const name = file.name.split("/").map(encodeURIComponent).join("/");
     const query = { q: view.get("q"), limit: this.limit, tail: 1 };
-    return this.context.ask(withQuery(`logs/${encodeURIComponent(attempt.name)}/${name}`, query), null,
+    return this.context.ask(withQuery(`logs/${encodeURIComponent(attempt.name)}/${name}`, query),
+      null,
       { signal });
   }
 

@@ -7,7 +7,7 @@ import { withCode } from "./verdict.js";
 import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;
-const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "lost", "other"];
+const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "accent"];
 
 export function open(root, context) {
   let chart = null;
@@ -21,7 +21,7 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
-      show(measured, devices(answer));
+      show(measured, devices(answer, context.summary));
       chart = drawOver(over, answer.over_time, chart);
     },
   });
@@ -43,7 +43,8 @@ function plans(answer, plan) {
       { class: "card", "aria-label": "What the plan expects" },
       h("h2", {}, "What the plan expects"),
       reason
-        ? [h("p", { class: "big" }, reason.value), h("p", { class: "muted" }, withCode(reason.reason))]
+        ? [h("p", { class: "big" }, reason.value),
+          h("p", { class: "muted" }, withCode(reason.reason))]
         : h("p", { class: "muted" }, "This plan forecasts no memory."),
     );
   }
@@ -59,7 +60,8 @@ function plans(answer, plan) {
 function phaseParts({ phase, parts }, whole) {
   const shown = parts.filter((part) => part.size_bytes > 0);
   const used = shown.reduce((sum, part) => sum + part.size_bytes, 0);
-  const fill = (at) => `var(--${COLOURS[at % COLOURS.length]})`;
+  const fill = (at) =>
+    `var(--${shown[at].name === "margin" ? "other" : COLOURS[at % COLOURS.length]})`;
   return h(
     "div",
     {},
@@ -75,15 +77,20 @@ function phaseParts({ phase, parts }, whole) {
   );
 }
 
-function devices({ measured }) {
+function devices({ measured: told }, summary) {
+  const planned = new Map((summary?.memory ?? []).map((one) => [one.worker, one.planned_bytes]));
+  const measured = told.map((one) => ({ ...one, planned_bytes: planned.get(one.worker) }));
   if (!measured.length) {
     return h("section", { class: "card", "aria-label": "What was measured" },
       h("h2", {}, "What was measured"),
-      h("p", { class: "muted" }, "No process told of the memory of a device. On a CPU all is in main "
-        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run goes on."));
+      h("p", { class: "muted" },
+        "No process told of the memory of a device. On a CPU all is in main "
+        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run "
+        + "goes on."));
   }
   const names = [...new Set(measured.flatMap((one) => Object.keys(one)))].filter(
-    (name) => name !== "worker" && measured.some((one) => one[name] !== null && one[name] !== undefined));
+    (name) => name !== "worker" && measured.some((one) => one[name] !== null
+      && one[name] !== undefined));
   const say = (name, value) => (name.endsWith("_bytes") ? bytes(value) : String(value ?? ""));
   return h(
     "section",

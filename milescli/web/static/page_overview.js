@@ -2,7 +2,7 @@
 
 import { h, show } from "./dom.js";
 import { bytes, counted, number, percent, seconds } from "./format.js";
-import { leftText } from "./head.js";
+import { leftText, phaseText } from "./head.js";
 import { phaseBar } from "./phases.js";
 import { sparkline } from "./sparkline.js";
 import { empty, Loaded } from "./states.js";
@@ -64,8 +64,9 @@ function gains(summary, told, columns) {
   const losses = told.validations.map((one) => [one.step, one.loss]);
   return h(
     "div",
-    { class: "grid" },
-    summary.reward && figure("Reward", summary.reward, of(REWARD), "mean over the samples of a step"),
+    { class: "grid gains" },
+    summary.reward && figure("Reward", summary.reward, of(REWARD),
+      "mean over the samples of a step"),
     summary.accuracy &&
       figure("Held-out accuracy", summary.accuracy, accuracies, accuracyNote(summary), percent1),
     summary.learns_from_rows &&
@@ -105,11 +106,12 @@ function progress(summary) {
   const share = summary.share_done;
   const rows = [
     ["state", summary.phase && summary.state === "running"
-      ? `${summary.state}, in ${summary.phase}${summary.phase_detail ? `: ${summary.phase_detail}` : ""}`
+      ? `${summary.state}, in ${phaseText(summary)}`
       : summary.state],
     ["time", seconds(summary.elapsed_s)],
     summary.left && summary.state === "running" && ["left", leftText(summary.left)],
-    ["checkpoint", summary.checkpoint_step ? `step ${number(summary.checkpoint_step)}` : "none yet"],
+    ["checkpoint", summary.checkpoint_step ? `step ${number(summary.checkpoint_step)}`
+      : "none yet"],
     ["restarts", number(summary.restarts)],
   ];
   return h(
@@ -120,7 +122,8 @@ function progress(summary) {
       "p",
       { class: "big" },
       number(summary.step),
-      summary.num_steps && h("span", { class: "muted of" }, ` of ${counted(summary.num_steps, "step")}`),
+      summary.num_steps && h("span", { class: "muted of" },
+        ` of ${counted(summary.num_steps, "step")}`),
     ),
     Number.isFinite(share) &&
       h("progress", { max: 1, value: share, "aria-label": `${percent(share)} of the steps done` }),
@@ -146,7 +149,8 @@ function flow(summary) {
       "section",
       { class: "card wide", "aria-label": "Where the time of a step goes" },
       h("h2", {}, "Where the time of a step goes"),
-      summary.phases?.length ? phaseBar(summary.phases) : h("p", { class: "muted" }, "Not known yet."),
+      summary.phases?.length ? phaseBar(summary.phases)
+        : h("p", { class: "muted" }, "Not known yet."),
       waits(summary.waits ?? []),
     ),
     h(
@@ -196,7 +200,8 @@ function waits(list) {
 
 function memory(list) {
   if (!list.length) return null;
-  const shown = [...list].sort((a, b) => (b.used_bytes ?? 0) - (a.used_bytes ?? 0)).slice(0, MOST_DEVICES);
+  const shown = [...list].sort((a, b) => (b.used_bytes ?? 0) - (a.used_bytes ?? 0)).slice(0,
+    MOST_DEVICES);
   return h(
     "section",
     { class: "card", "aria-label": "Memory" },

@@ -32,7 +32,8 @@ function planCard(plan) {
   if (!plan.slots.length && !plan.decisions.length) {
     return empty("No plan yet", "It is written when the run has looked at the machine.");
   }
-  return h("section", { class: "card", "aria-label": "Layout" }, h("h2", {}, "Layout"), layout(plan));
+  return h("section", { class: "card", "aria-label": "Layout" }, h("h2", {}, "Layout"),
+    layout(plan));
 }
 
 function decisions(plan) {
@@ -61,7 +62,8 @@ function recipeCard(root, known) {
           on: { change: (event) => set({ keys: event.target.checked ? null : "all" }) } }),
           "Only what was set"),
         h("input", { type: "search", value: view.get("key"), placeholder: "Search keys",
-          "aria-label": "Search keys", on: { input: (event) => set({ key: event.target.value }) } }))),
+          "aria-label": "Search keys", on: { input: (event) =>
+            set({ key: event.target.value }) } }))),
     known.length ? root : h("p", { class: "muted" }, "The recipe of this run cannot be read."),
   );
 }
@@ -85,7 +87,8 @@ function drawKeys(root, known) {
     root,
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Keys of the recipe" },
       h("table", { class: "recipe" },
-        h("thead", {}, h("tr", {}, ["Key", "Value", "Origin"].map((one) => h("th", { scope: "col" }, one)))),
+        h("thead", {}, h("tr", {}, ["Key", "Value", "Origin"].map((one) =>
+          h("th", { scope: "col" }, one)))),
         h("tbody", {}, shown.map((one) =>
           h("tr", { class: isDefault(one) ? "" : "was-set" },
             h("td", { class: "mono" }, mark(one.key)),
@@ -124,6 +127,7 @@ function manifestCard(manifest) {
       Object.entries(packages).map(([name, value]) => [h("dt", {}, name),
         h("dd", { class: "mono" }, plain(value))]))),
     manifest.data && h("details", {}, h("summary", {}, "Data"),
-      h("pre", { class: "raw", tabindex: 0 }, visible(JSON.stringify(manifest.data, null, 2)).flat())),
+      h("pre", { class: "raw", tabindex: 0 },
+        visible(JSON.stringify(manifest.data, null, 2)).flat())),
   );
 }

@@ -88,8 +88,10 @@ class Samples {
   changed() {
     if (!this.steps.length) return;
     this.drawTools();
-    if (this.wantedStep() !== this.step) this.later();
-    else if (this.signature() !== this.drawn) this.draw();
+    if (this.wantedStep() !== this.step) {
+      this.content.setAttribute("aria-busy", "true");
+      this.later();
+    } else if (this.signature() !== this.drawn) this.draw();
   }
 
   signature() {
@@ -115,11 +117,13 @@ class Samples {
     const passes = (sample, group) => {
       if (only && isRight(sample, this.middle) !== (only === "right")) return false;
       if (!wanted) return true;
-      const texts = [sample.response, group.prompt, ...(sample.lines ?? []).map((line) => line.text)];
+      const texts = [sample.response, group.prompt,
+        ...(sample.lines ?? []).map((line) => line.text)];
       return texts.some((text) => String(text ?? "").toLowerCase().includes(wanted));
     };
     return this.groups
-      .map((group) => ({ ...group, shown: group.samples.map((sample, at) => ({ sample, place: at + 1 }))
+      .map((group) => ({ ...group, shown: group.samples.map((sample, at) =>
+        ({ sample, place: at + 1 }))
         .filter(({ sample }) => passes(sample, group)) }))
       .filter((group) => group.shown.length > 0);
   }
@@ -172,7 +176,8 @@ class Samples {
     }
     const mode = this.mode();
     if (mode === "difference" && !tokens.some((token) => token.trainer !== null)) {
-      return h("p", { class: "muted small" }, "The trainer's log-probs were not kept with this step.");
+      return h("p", { class: "muted small" },
+        "The trainer's log-probs were not kept with this step.");
     }
     const versions = new Set(tokens.map((token) => token.version).filter((one) => one !== null));
     return legend(mode, [...versions].sort((a, b) => a - b));
@@ -186,7 +191,8 @@ class Samples {
     const caret = field === document.activeElement ? field?.selectionStart : null;
     const go = (place) => this.go(place);
     const several = (label, name, list, current) =>
-      h("span", { class: "several", role: "group", "aria-label": label }, list.map(([value, text]) =>
+      h("span", { class: "several", role: "group", "aria-label": label },
+        list.map(([value, text]) =>
         h("button", { id: `${name}-${value}`, "aria-pressed": String(value === current),
           on: { click: () => view.set({ [name]: value }, { replace: true }) } }, text)));
     show(
@@ -195,10 +201,12 @@ class Samples {
         h("button", { id: "step-before", disabled: at <= 0, "aria-label": "Step before",
           on: { click: () => go(at - 1) } }, "‹"),
         h("label", { class: "grow" }, h("span", {}, "Step ", h("b", {}, number(step))),
-          h("input", { id: "step-slider", type: "range", min: 0, max: this.steps.length - 1, value: at,
+          h("input", { id: "step-slider", type: "range", min: 0, max: this.steps.length - 1,
+            value: at,
             "aria-valuetext": `step ${step}`,
             on: { input: (event) => go(Number(event.target.value)) } })),
-        h("button", { id: "step-after", disabled: at >= this.steps.length - 1, "aria-label": "Next step",
+        h("button", { id: "step-after", disabled: at >= this.steps.length - 1,
+          "aria-label": "Next step",
           on: { click: () => go(at + 1) } }, "›"),
         h("button", { id: "step-last", disabled: view.number("step") === null,
           title: "Follow the run: always the newest step",
@@ -213,7 +221,8 @@ class Samples {
       } } },
         h("input", { id: "sample-search", type: "search", value: view.get("q"), class: "grow",
           placeholder: "Search this step", "aria-label": "Search samples",
-          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }), 200) } }),
+          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }),
+            200) } }),
         h("button", {}, "All steps")),
     );
     if (!focused) return;
@@ -231,7 +240,7 @@ class Samples {
     const step = { j: 1, k: -1 }[key];
     if (step && this.steps.length) this.go(nearest(this.steps, this.wantedStep()) + step);
     const by = { n: 1, p: -1 }[key];
-    if (by && this.current) {
+    if (by && this.current && this.wantedStep() === this.step) {
       const at = this.inOrder.indexOf(this.current) + by;
       if (this.inOrder[at]) view.set({ group: this.inOrder[at].prompt_index }, { replace: true });
     }

@@ -28,10 +28,12 @@ class TimePage {
         h("div", { class: "row between" }, h("h2", {}, "Timeline"), this.tools), lanes),
       h("section", { class: "card", "aria-label": "Share of each phase" },
         h("h2", {}, "Share of each phase over steps"), shares),
-      h("section", { class: "card", "aria-label": "What happened" }, h("h2", {}, "What happened"), told),
+      h("section", { class: "card", "aria-label": "What happened" }, h("h2", {}, "What happened"),
+        told),
     );
     this.lanes = new Loaded(lanes, {
-      load: (signal) => context.ask("timeline", { first: view.get("first"), last: view.get("last") },
+      load: (signal) => context.ask("timeline",
+        { first: view.get("first"), last: view.get("last") },
         { signal }),
       draw: (answer) => this.drawLanes(answer, lanes),
     });
@@ -85,7 +87,8 @@ class TimePage {
     if (!answer.intervals.length) {
       this.timeline?.close();
       this.timeline = null;
-      show(root, empty("Nothing to show yet", "Each phase of a step shows up here when the step is done."));
+      show(root, empty("Nothing to show yet",
+        "Each phase of a step shows up here when the step is done."));
       return;
     }
     if (!this.timeline) {

@@ -87,7 +87,8 @@ function rewardParts(sample) {
 }
 
 function copyButton(lines, place) {
-  const button = h("button", { class: "plain small", "aria-label": `Copy the text of sample ${place}`,
+  const button = h("button", { class: "plain small",
+    "aria-label": `Copy the text of sample ${place}`,
     on: { click: async () => {
       const text = lines.map((line) => line.text).join("\n\n");
       button.textContent = (await copied(text)) ? "Copied" : "Not copied: the browser forbids it";

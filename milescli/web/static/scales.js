@@ -20,7 +20,8 @@ export const MODES = [
 export function classOf(token, mode) {
   if (mode === "mask") return token.isLearned ? "learned" : "";
   if (!token.isLearned && mode !== "version") return "";
-  if (mode === "logprob") return token.logprob === null ? "" : `heat${level(-token.logprob, SURPRISE)}`;
+  if (mode === "logprob") return token.logprob === null ? ""
+    : `heat${level(-token.logprob, SURPRISE)}`;
   if (mode === "difference") {
     const between = differenceOf(token);
     return between === null ? "" : `cold${level(between, DIFFERENCE)}`;
@@ -41,9 +42,11 @@ function level(value, bounds) {
 
 /** What the colours of a mode mean. `versions`: those that are on the page, ascending. */
 export function legend(mode, versions) {
-  if (mode === "mask") return key("Learned tokens", [["learned", "in the loss"], ["", "not in the loss"]]);
+  if (mode === "mask") return key("Learned tokens",
+    [["learned", "in the loss"], ["", "not in the loss"]]);
   if (mode === "version") {
-    return key("Weight version", versions.map((one) => [`version${one % NUM_VERSIONS}`, String(one)]));
+    return key("Weight version", versions.map((one) =>
+      [`version${one % NUM_VERSIONS}`, String(one)]));
   }
   if (mode === "difference") return key("|engine − trainer|, nats", steps("cold", DIFFERENCE));
   return key("Log-prob (nats)", steps("heat", SURPRISE, "−"));

@@ -20,18 +20,21 @@ export function drawShares(root, answer, phases) {
     return Number.isFinite(share) ? share : 0;
   }));
   const values = shown.map(() => h("b", {}, ""));
+  const inWords = shown.map((name, at) => `${name} ${percent(mean(shares[at]))}`);
   const place = h("div", { class: "plot", role: "img",
-    "aria-label": `Shares of a step: ${shown.map((name, at) => `${name} ${percent(mean(shares[at]))}`).join(", ")}` });
+    "aria-label": `Shares of a step: ${inWords.join(", ")}` });
   show(
     root,
-    h("ul", { class: "keys" }, shown.map((name, at) => h("li", {}, swatch(name), ` ${name} `, values[at]))),
+    h("ul", { class: "keys" }, shown.map((name, at) =>
+      h("li", {}, swatch(name), ` ${name} `, values[at]))),
     place,
   );
   const tell = (index) => shown.forEach((_, at) => {
     const share = index === null || index === undefined ? mean(shares[at]) : shares[at][index];
     values[at].textContent = percent(share);
   });
-  const plot = new uPlot(settings(place.clientWidth, shown, tell), [answer.steps, ...stacked(shares)], place);
+  const plot = new uPlot(settings(place.clientWidth, shown, tell),
+    [answer.steps, ...stacked(shares)], place);
   tell(null);
   const observer = new ResizeObserver(() => {
     const width = place.clientWidth;

@@ -21,7 +21,8 @@ export function drawSide(side, runs, current, themeButton) {
       themeButton,
       h(
         "button",
-        { class: "plain", id: "keys-button", on: { click: () => dispatchEvent(new Event("keys")) } },
+        { class: "plain", id: "keys-button",
+          on: { click: () => dispatchEvent(new Event("keys")) } },
         "Keys ",
         h("kbd", {}, "?"),
       ),

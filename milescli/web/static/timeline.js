@@ -40,8 +40,8 @@ export class Timeline {
     this.actors = actors.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
     this.lane = new Map(this.actors.map((actor, at) => [actor, at]));
     this.canvas.setAttribute("aria-label", `Timeline of ${this.actors.join(", ")} from `
-      + `${moment(this.begin)} to ${moment(this.end)}; the table below tells the same. Arrow keys move, `
-      + "plus and minus zoom.");
+      + `${moment(this.begin)} to ${moment(this.end)}; the table below tells the same. `
+      + "Arrow keys move, plus and minus zoom.");
   }
 
   /** What is new; the zoom stays, and follows the end where it showed it. */
@@ -175,8 +175,9 @@ export class Timeline {
       return;
     }
     const step = one.step === null ? "" : ` · step ${one.step}`;
-    this.tip.textContent = `${one.actor}: ${one.what} · ${seconds(one.end_s - one.begin_s)}${step} · `
-      + `from ${moment(one.begin_s)}`;
+    const took = seconds(one.end_s - one.begin_s);
+    this.tip.textContent = `${one.actor}: ${one.what} · ${took}${step} · from `
+      + moment(one.begin_s);
   }
 
   hint() {
@@ -209,7 +210,8 @@ export class Timeline {
 
 /** A round number of seconds that is not below `least`. */
 function pleasant(least) {
-  for (const step of [0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200,
+  for (const step of [0.01, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,
+    7200,
     14400, 43200, 86400]) {
     if (step >= least) return step;
   }

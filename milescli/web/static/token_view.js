@@ -116,7 +116,8 @@ export class TokenView {
     this.mode = mode;
     for (const [index, span] of this.spans) {
       const token = this.tokens[index];
-      const others = ["special", "unlearned", "cursor"].filter((name) => span.classList.contains(name));
+      const others = ["special", "unlearned", "cursor"].filter((name) =>
+        span.classList.contains(name));
       span.className = ["token", classOf(token, mode), ...others].join(" ");
     }
   }

@@ -62,14 +62,16 @@ export class ToldList {
     const select = (name, label, list) =>
       h("select", { "aria-label": label, on: { change: (event) =>
         view.set({ [name]: event.target.value }, { replace: true }) } },
-        list.map(([value, text]) => h("option", { value, selected: view.get(name) === value }, text)));
+        list.map(([value, text]) => h("option", { value, selected: view.get(name) === value },
+          text)));
     show(
       this.tools,
       select("kind", "Kind", KINDS),
       select("level", "Level", LEVELS),
       h("span", { class: "grow" }, h("input", { type: "search", value: view.get("told"),
         placeholder: "Search what happened", "aria-label": "Search what happened",
-        on: { input: settled((event) => view.set({ told: event.target.value }, { replace: true }), 200) } })),
+        on: { input: settled((event) => view.set({ told: event.target.value }, { replace: true }),
+          200) } })),
     );
   }
 

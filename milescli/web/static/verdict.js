@@ -64,7 +64,8 @@ function finding(one) {
       h("h3", {}, one.title),
     ),
     h("p", {}, withCode(one.evidence)),
-    one.advice?.length > 0 && h("ul", { class: "advice" }, one.advice.map((text) => h("li", {}, withCode(text)))),
+    one.advice?.length > 0 && h("ul", { class: "advice" },
+      one.advice.map((text) => h("li", {}, withCode(text)))),
     h(
       "div",
       { class: "row small" },

@@ -89,6 +89,12 @@ class Tab:
         return self.page.inner_text(selector)
 
 
+def note(tab: Tab, kind: str, text: str) -> None:
+    """That a server has gone is no fault of the page: some tests end it."""
+    if kind == "error" and "net::ERR_" not in text:
+        tab.wrong.append(text)
+
+
 Opener = Callable[..., Tab]
 
 
@@ -108,9 +114,7 @@ def tab(browser: Browser) -> Iterator[Opener]:
         page = context.new_page()
         tab = Tab(page=page, url=url)
         page.on("pageerror", lambda error: tab.wrong.append(str(error)))
-        page.on(
-            "console", lambda line: tab.wrong.append(line.text) if line.type == "error" else None
-        )
+        page.on("console", lambda line: note(tab, line.type, line.text))
         opened.append((context, tab))
         return tab
 

@@ -54,10 +54,23 @@ def take(browser: Browser, url: str, names: list[str]) -> None:
             context.close()
 
 
+def palette(picture: Image.Image) -> Image.Image:
+    """The colours that are most of a picture, exactly, and some between all others, however few."""
+    counted = sorted(picture.getcolors(2**24), reverse=True)
+    frequent = [colour for _, colour in counted[: NUM_COLOURS // 2]]
+    others = [colour for _, colour in counted[NUM_COLOURS // 2 :]] or frequent
+    line = Image.new("RGB", (len(others), 1))
+    line.putdata(others)
+    rest = line.quantize(NUM_COLOURS // 2).getpalette()
+    whole = Image.new("P", (1, 1))
+    whole.putpalette([value for colour in frequent for value in colour] + rest)
+    return whole
+
+
 def save(png: bytes, file: Path) -> None:
     """With few colours."""
     picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture = picture.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    picture = picture.quantize(palette=palette(picture), dither=Image.Dither.NONE)
     picture.save(file, optimize=True)
     print(f"{file.name} {file.stat().st_size / 1000:.0f} kB")
 

@@ -4,10 +4,18 @@ answered there."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from milescli.core.events import OfAdapter
+from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
+from tests.web.written import WrittenRun, step_done
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 PAGES = {
     "Overview": "Where the time of a step goes",
@@ -183,9 +191,20 @@ def test_two_runs_lie_over_each_other(url: str, tab: Opener) -> None:
     assert "quickstart-2" in legend
 
 
+def test_samples_of_an_evaluation_are_read_in_parts(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=evaluations")
+    page.click("a[aria-label='Samples of step 0']")
+    page.wait_for_selector(".evaluated li")
+    assert page.locator(".evaluated li").count() == 20
+    page.click("button:text-is('Next')")
+    told.until("document.querySelectorAll('.evaluated li').length === 5")
+    assert "21 to 25 of 25" in told.text()
+
+
 def test_logs_show_lines_that_fit(url: str, tab: Opener) -> None:
     told = tab(url)
-    page = told.open(f"{RUN}&page=logs")
+    page = told.open(f"{RUN}&page=logs&file=engine-0-server.log")
     page.fill("#log-search", "server")
     page.wait_for_selector(".log mark")
     lines = page.locator(".log li").all_inner_texts()
@@ -201,3 +220,23 @@ def test_a_theme_is_kept_over_pages(url: str, tab: Opener, page_name: str) -> No
     page.reload()
     page.wait_for_selector("#main > section")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_adapters_of_a_run_have_pages_of_their_own(
+    tmp_path: Path, browser: Browser, tab: Opener
+) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "many-1")
+    for step in range(1, 4):
+        run.tell(OfAdapter(adapter="left", event=step_done(step, reward=0.125)))
+        run.tell(OfAdapter(adapter="right", event=step_done(step, reward=0.875)))
+    for name in ("left", "right"):
+        folder = run.run.adapters_dir / name
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_text("name: tiny\n", encoding="utf-8")
+    with served(folder=run.path.parent) as url:
+        told = tab(url)
+        page = told.open()
+        page.click("#side .adapters a:text-is('right')")
+        told.until("document.querySelector('#main .big')?.textContent === '0.875'")
+        page.click("#side .adapters a:text-is('left')")
+        told.until("document.querySelector('#main .big')?.textContent === '0.125'")
