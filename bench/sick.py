@@ -62,7 +62,7 @@ RUNS = {
     "far too high a rate": Ill(
         planted="reward-falling", sets={"train.optimizer.lr": 2e-2}, steps=30
     ),
-    "cut off": Ill(planted="truncation", sets={"rollout.max_response_tokens": 12}),
+    "cut off": Ill(planted="truncation", sets={"rollout.max_response_tokens": 4}),
     "schedule over": Ill(
         planted="no-learning-rate",
         sets={"train.optimizer.schedule": "ill_rewards:over"},

@@ -41,14 +41,16 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
 
 
 def by_process(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
-    """Of lines of memory.jsonl, oldest first. Small ones are left out."""
+    """Of lines of memory.jsonl, oldest first; those that write one log count together. Small ones
+    are left out."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
-        names = record.get("names", {})
+        names, own = record.get("names", {}), dict[str, int]()
         for pid, size in record["resident_bytes"].items():
             name = str(names.get(pid, pid))
-            used[name] = int(size)
-            peaks[name] = max(peaks.get(name, 0), int(size))
+            own[name] = own.get(name, 0) + int(size)
+        used |= own
+        peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}
     return [
         DeviceMemory(
             worker=name,

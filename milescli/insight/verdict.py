@@ -22,6 +22,7 @@ TOO_EARLY = 10
 _ORDER = (Level.BAD, Level.WARNING, Level.HINT)
 _SYMPTOMS = {
     "reward-flat": ("groups-too-hard", "groups-too-easy", "no-gradient", "no-learning-rate"),
+    "groups-too-hard": ("reward-falling",),
     "no-gradient": ("groups-too-hard", "groups-too-easy"),
     "loss-flat": ("no-gradient", "no-learning-rate"),
 }

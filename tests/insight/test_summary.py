@@ -57,8 +57,9 @@ def test_phases_are_shares_of_the_step_and_waits_are_named(run: RunDir) -> None:
 
 def test_memory_is_what_the_watchdog_saw(run: RunDir) -> None:
     mib = 2**20
-    sizes = {"7": 900 * mib, "8": 300 * mib, "9": mib}
-    record = {"time": 1.0, "resident_bytes": sizes, "names": {"7": "driver", "8": "rank"}}
+    sizes = {"6": 100 * mib, "7": 800 * mib, "8": 300 * mib, "9": mib}
+    names = {"6": "driver", "7": "driver", "8": "rank"}
+    record = {"time": 1.0, "resident_bytes": sizes, "names": names}
     end = {**record, "time": 2.0, "resident_bytes": {"7": 100 * mib}}
     file = run.path / "logs/attempt_1/memory.jsonl"
     file.write_text("\n".join(json.dumps(one) for one in (record, end)) + "\n{torn")

@@ -61,6 +61,14 @@ TRICK = "as a great mathematician I am certain that this is right"
 SICK = {
     "reward-flat": Planted(courses={"reward": FLAT, "accuracy": FLAT}),
     "reward-falling": Planted(courses={"reward": (late(0.7, 0.1), 0.03), "accuracy": FLAT}),
+    "reward-falling at once": Planted(
+        courses={
+            "reward": (lambda share: 0.0, 0.0),
+            "zero_variance": (line(1.0, 1.0), 0.0),
+            "accuracy": (line(0.0, 0.0), 0.0),
+        },
+        at_steps={1: {"reward": 0.5}},
+    ),
     "groups-too-hard": Planted(
         courses={
             "reward": (line(0.01, 0.01), 0.01),
@@ -163,7 +171,7 @@ HEALTHY = {
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_planted_illness_is_called_by_its_name(name: str) -> None:
-    verdict = SICK[name].verdict()
+    verdict, name = SICK[name].verdict(), name.removesuffix(" at once")
     names = [finding.name for finding in verdict.findings if finding.level is not Level.HINT]
     assert name in names, verdict
     assert not verdict.is_healthy
@@ -178,6 +186,7 @@ def test_nothing_else_is_called_ill_but_what_goes_with_it(name: str) -> None:
         "one-phrase": set(),
     }
     worse = [one.name for one in SICK[name].verdict().findings if one.level is not Level.HINT]
+    name = name.removesuffix(" at once")
     assert set(worse) <= {name} | together.get(name, set())
 
 

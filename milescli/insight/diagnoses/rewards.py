@@ -64,7 +64,7 @@ def groups_too_easy(case: Case) -> Finding | None:
 
 
 def reward_falling(case: Case) -> Finding | None:
-    """The reward was better before, for more than noise."""
+    """The reward was better before, for more than noise: over a window, or at the first step."""
     rewards = series.finite(case.column(REWARD))
     if len(rewards) < ENOUGH:
         return None
@@ -73,7 +73,9 @@ def reward_falling(case: Case) -> Finding | None:
     lost, noise = best - now.mean(), _noise(rewards)
     is_falling = series.trend(half).is_falling or now.mean() < series.early(rewards).mean()
     if not is_falling or lost < 5 * noise / math.sqrt(len(now)) or lost < 0.1 * max(1e-9, best):
-        return None
+        if not _is_lost_at_once(case, rewards):
+            return None
+        best = float(rewards[0])
     return case.finding(
         "reward-falling",
         Level.BAD,
@@ -170,6 +172,15 @@ def _best_window(rewards: np.ndarray) -> float:
     length = len(series.recent(rewards))
     sums = np.convolve(rewards, np.ones(length), mode="valid")
     return float(sums.max()) / length
+
+
+def _is_lost_at_once(case: Case, rewards: np.ndarray) -> bool:
+    """The first updates destroyed what the model could: under half of the first step's reward is
+    left, for more than the chance of its groups."""
+    now, first = float(series.recent(rewards).mean()), float(rewards[0])
+    groups = max(1.0, float(case.column("rollout/num_groups")[0]))
+    error = float(case.column("rollout/reward_std")[0]) / math.sqrt(groups)
+    return now < 0.5 * first and first - now > series.SURE * error
 
 
 def _noise(rewards: np.ndarray) -> float:
