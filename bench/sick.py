@@ -69,7 +69,12 @@ RUNS = {
     ),
     "large updates": Ill(
         planted="clip-fraction-high",
-        sets={"train.updates_per_step": 4, "train.optimizer.lr": 5e-3},
+        sets={
+            "train.updates_per_step": 4,
+            "train.optimizer.lr": 1e-3,
+            "train.clip_low": 0.01,
+            "train.clip_high": 0.01,
+        },
     ),
     "away from the reference": Ill(
         planted="kl-runaway", sets={"train.kl_coef": 1e-6, "train.optimizer.lr": 5e-3}
