@@ -92,7 +92,7 @@ def main() -> int:
     told = options.parse_args()
     folder = told.folder or Path(tempfile.mkdtemp(prefix="sick-"))
     folder.mkdir(parents=True, exist_ok=True)
-    schedule = "\n\ndef over(progress, settings):\n    return float(progress < 0.4)\n"
+    schedule = "\n\ndef over(*, progress, settings):\n    return settings.lr * (progress < 0.4)\n"
     (folder / "ill_rewards.py").write_text(REWARDS + schedule)
     wanted = [name for name in RUNS if not told.only or name in told.only.split(",")]
     missed = 0
