@@ -79,7 +79,7 @@ RUNS = {
     "away from the reference": Ill(
         planted="kl-runaway", sets={"train.kl_coef": 1e-6, "train.optimizer.lr": 5e-3}
     ),
-    "hot": Ill(planted="entropy-explosion", sets={"train.entropy_coef": 0.5}),
+    "hot": Ill(planted="entropy-explosion", sets={"train.entropy_coef": 3.0}),
     "dying": Ill(planted="workers-die", kills=3, steps=30),
 }
 
