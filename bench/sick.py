@@ -68,12 +68,11 @@ RUNS = {
         sets={"train.optimizer.schedule": "ill_rewards:over"},
     ),
     "large updates": Ill(
-        planted="clip-fraction-high",
+        planted=HEALTHY,
         sets={
             "train.updates_per_step": 4,
-            "train.optimizer.lr": 1e-3,
-            "train.clip_low": 0.01,
-            "train.clip_high": 0.01,
+            "train.clip_low": 0.001,
+            "train.clip_high": 0.001,
         },
     ),
     "away from the reference": Ill(

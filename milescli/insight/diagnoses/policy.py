@@ -20,7 +20,7 @@ EXPLODED, MUCH = 2.5, 0.5
 KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
 """Nats a token; times what it was halfway; nats a token that are too far, however it came there."""
 STILL = 1e-6
-CLIPPED_MUCH = {"token": 0.3, "sequence": 0.6, "sequence_token": 0.6}
+CLIPPED_MUCH = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
 """GSPO clips whole sequences, and two orders more tokens (arXiv 2507.18071, section 5.2)."""
 
 
