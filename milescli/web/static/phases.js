@@ -11,6 +11,11 @@ const COLOURS = {
   save: "save",
   eval: "eval",
   checkpoint: "save",
+  start: "save",
+  warmup: "pack",
+  "warm-up": "pack",
+  steps: "train",
+  evaluation: "eval",
   lost: "lost",
   silent: "lost",
 };
@@ -24,9 +29,13 @@ export function swatch(name) {
   return h("span", { class: "swatch", style: { background: `var(--${phaseColour(name)})` } });
 }
 
-/** One bar of shares and the same in words. `phases`: [{name, share, seconds}]. */
-export function phaseBar(phases) {
-  const shown = phases.filter((one) => one.share > 0).sort((a, b) => b.share - a.share);
+const LEAST_S = 1e-3;
+
+/** One bar of shares and the same in words. `phases`: [{name, share, seconds}], the largest first
+ * where they have no order of their own. What took less than a millisecond is left out. */
+export function phaseBar(phases, { ordered = false } = {}) {
+  const shown = phases.filter((one) => one.share > 0 && !(one.seconds < LEAST_S));
+  if (!ordered) shown.sort((a, b) => b.share - a.share);
   return [
     h(
       "div",

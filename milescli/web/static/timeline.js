@@ -9,7 +9,7 @@ import { colour } from "./switch.js";
 const LANE = 26;
 const TOP = 22;
 const GAP = 6;
-const ORDER = ["rollout", "trainer", "weights", "driver", "evaluation", "checkpoint"];
+const ORDER = ["run", "rollout", "trainer", "weights", "driver", "evaluation", "checkpoint"];
 
 export class Timeline {
   /** `answer`: {begin_s, end_s, intervals}. */

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { counted } from "./format.js";
+import { numEarly, numRecent } from "./series.js";
 import { empty } from "./states.js";
 import { view } from "./view.js";
 
@@ -27,6 +28,7 @@ export function verdictCard(verdict) {
           "p",
           { class: "muted small" },
           `After ${counted(verdict.step, "step")} · `,
+          windowWords(verdict.step),
           verdict.findings.length ? counted(verdict.findings.length, "finding") : "no findings",
         ),
       ),
@@ -36,10 +38,20 @@ export function verdictCard(verdict) {
       h(
         "details",
         { data: { name: "facts" } },
-        h("summary", {}, "Looks odd and is normal"),
+        h("summary", {}, "What looks odd and is normal"),
         h("ul", {}, verdict.facts.map((fact) => h("li", {}, fact))),
       ),
   );
+}
+
+const TOO_EARLY = 10;
+
+/** Which steps a figure before and behind an arrow is of. */
+function windowWords(count) {
+  if (count < 2) return "";
+  if (count < TOO_EARLY) return "“→”: from the first step to the last · ";
+  return `“→”: from the mean of the first ${numEarly(count)} steps to the mean of the last `
+    + `${numRecent(count)} · `;
 }
 
 function tones(verdict, worst) {
