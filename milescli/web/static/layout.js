@@ -1,7 +1,7 @@
 // The layout of a plan, drawn simply: a box for each device with what works on it.
 
 import { h } from "./dom.js";
-import { counted } from "./format.js";
+import { counted, number } from "./format.js";
 
 const MOST = 64;
 const AXES = ["tp", "pp", "cp", "ep", "dp"];
@@ -24,7 +24,7 @@ export function layout(plan) {
         h("ul", { class: "slots" },
           slots.map((slot) => slotBox(slot, plan.device_kind))))),
     plan.slots.length > MOST &&
-      h("p", { class: "muted small" }, `and ${counted(plan.slots.length - MOST, plan.device_kind === "cpu" ? "share" : "device")} more`),
+      h("p", { class: "muted small" }, `and ${number(plan.slots.length - MOST)} more`),
   ];
 }
 

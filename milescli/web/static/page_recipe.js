@@ -50,14 +50,14 @@ function decisions(plan) {
   );
 }
 
-/** Axes of the trainer that are 1 for one reason, as one decision. */
+/** Axes of the trainer that are 1, as one decision. */
 function gathered(list) {
-  const first = list.find(isNarrow);
-  const alike = list.filter((one) => isNarrow(one) && one.reason === first.reason);
-  if (alike.length < 2) return list;
-  const key = alike.map((one) => one.key.split(".")[1]).join(", ");
-  return list.filter((one) => one === first || !alike.includes(one)).map((one) =>
-    (one === first ? { ...one, key: `trainer.${key}` } : one));
+  const narrow = list.filter(isNarrow);
+  if (narrow.length < 2) return list;
+  const key = `trainer.${narrow.map((one) => one.key.split(".")[1]).join(", ")}`;
+  const reason = [...new Set(narrow.map((one) => one.reason))].join("; ");
+  return list.filter((one) => one === narrow[0] || !narrow.includes(one)).map((one) =>
+    (one === narrow[0] ? { ...one, key, reason } : one));
 }
 
 function isNarrow(one) {

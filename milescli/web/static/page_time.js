@@ -1,7 +1,7 @@
 // Time: who did what from when to when, the share of each phase over steps, and what happened.
 
 import { h, settled, show } from "./dom.js";
-import { moment, number, seconds } from "./format.js";
+import { bytes, moment, number, seconds } from "./format.js";
 import { phaseBar, swatch } from "./phases.js";
 import { drawShares } from "./shares.js";
 import { empty, Loaded } from "./states.js";
@@ -136,12 +136,14 @@ class TimePage {
       this.table = h("details", { on: { toggle: () => this.drawTable() } },
         h("summary", {}, "As a table"));
       this.keys = h("ul", { class: "keys" });
-      show(root, this.keys, box, this.table);
+      this.profiles = h("div", {});
+      show(root, this.keys, box, this.profiles, this.table);
       this.timeline = new Timeline(box, answer);
     } else this.timeline.update(answer);
     this.answer = answer;
     const names = [...new Set(answer.intervals.map((one) => one.what))];
     show(this.keys, names.map((name) => h("li", {}, swatch(name), ` ${name}`)));
+    show(this.profiles, (answer.profiles ?? []).map(profileWords));
     this.drawTable();
   }
 
@@ -170,6 +172,16 @@ class TimePage {
     this.timeline?.close();
     this.shares?.close();
   }
+}
+
+/** Where a profile lies, and what opens it. */
+function profileWords({ number: which, time_s: time, files }) {
+  const sizes = files.map((one) => `${one.name} ${bytes(one.size_bytes)}`).join(", ");
+  return h("p", { class: "small" }, h("b", {}, `Profile ${which}`),
+    h("span", { class: "muted" }, ` done at ${moment(time)}, in `), h("code", {},
+      `profiles/${which}`), sizes ? `: ${sizes}. ` : ". ",
+    h("span", { class: "muted" },
+      "Open a trace in https://ui.perfetto.dev or chrome://tracing."));
 }
 
 /** Of a server of an older miles, none. */

@@ -34,7 +34,7 @@ export class Timeline {
 
   take(answer) {
     Object.assign(this, { begin: answer.begin_s, end: Math.max(answer.end_s, answer.begin_s + 1e-3),
-      intervals: answer.intervals });
+      intervals: answer.intervals, profiles: answer.profiles ?? [] });
     const actors = [...new Set(answer.intervals.map((one) => one.actor))];
     const place = (actor) => (ORDER.indexOf(actor) + 1 || ORDER.length + 1);
     this.actors = actors.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
@@ -112,6 +112,8 @@ export class Timeline {
     for (const what of fills.keys()) fills.set(what, colour(phaseColour(what)));
     for (const one of this.intervals) this.interval(ctx, one, fills.get(one.what));
     ctx.fillStyle = colour("ink");
+    ctx.strokeStyle = colour("ink");
+    for (const one of this.profiles) this.profile(ctx, one, height);
     this.actors.forEach((actor, at) => {
       ctx.fillText(actor, 0, TOP + at * (LANE + GAP) + LANE / 2, this.margin() - 10);
     });
@@ -144,6 +146,20 @@ export class Timeline {
       ctx.fillStyle = "#10141a";
       ctx.fillText(`step ${one.step}`, left + 5, top + LANE / 2 + 1, right - left - 8);
     }
+  }
+
+  /** A line where a profile was done. */
+  profile(ctx, one, height) {
+    const x = Math.round(this.x(one.time_s)) + 0.5;
+    if (x < this.margin() || x > this.width) return;
+    ctx.setLineDash([4, 3]);
+    ctx.beginPath();
+    ctx.moveTo(x, TOP - 8);
+    ctx.lineTo(x, height);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    const text = `profile ${one.number}`;
+    ctx.fillText(text, Math.min(x + 3, this.width - ctx.measureText(text).width), TOP - 4);
   }
 
   // --- pointer and keys

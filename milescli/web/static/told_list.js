@@ -108,7 +108,8 @@ function row(one) {
     "li",
     { class: level },
     h("span", { class: "muted when" }, moment(one.time_s)),
-    h("span", {}, level && [h("span", { class: `pill ${level}` }, level), " "], visible(sized(one.text))),
+    h("span", {}, level && [h("span", { class: `pill ${level}` }, level), " "],
+      visible(sized(one.text))),
     h("span", { class: "muted small" },
       [one.step ? `step ${one.step}` : "", one.seconds ? seconds(one.seconds) : ""]
         .filter(Boolean).join(" · ")),
