@@ -69,12 +69,17 @@ RUNS = {
     ),
     "large updates": Ill(
         planted="clip-fraction-high",
-        sets={"train.updates_per_step": 4, "train.optimizer.lr": 5e-3},
+        sets={
+            "train.updates_per_step": 4,
+            "train.optimizer.lr": 1e-3,
+            "train.clip_low": 0.01,
+            "train.clip_high": 0.01,
+        },
     ),
     "away from the reference": Ill(
         planted="kl-runaway", sets={"train.kl_coef": 1e-6, "train.optimizer.lr": 5e-3}
     ),
-    "hot": Ill(planted="entropy-explosion", sets={"train.entropy_coef": 0.5}),
+    "hot": Ill(planted="entropy-explosion", sets={"train.entropy_coef": 3.0}),
     "dying": Ill(planted="workers-die", kills=3, steps=30),
 }
 
@@ -87,7 +92,7 @@ def main() -> int:
     told = options.parse_args()
     folder = told.folder or Path(tempfile.mkdtemp(prefix="sick-"))
     folder.mkdir(parents=True, exist_ok=True)
-    schedule = "\n\ndef over(progress, settings):\n    return float(progress < 0.4)\n"
+    schedule = "\n\ndef over(*, progress, settings):\n    return settings.lr * (progress < 0.4)\n"
     (folder / "ill_rewards.py").write_text(REWARDS + schedule)
     wanted = [name for name in RUNS if not told.only or name in told.only.split(",")]
     missed = 0

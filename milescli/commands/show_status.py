@@ -182,7 +182,10 @@ def _speed(summary: Summary) -> Iterator[Line]:
         mfu = f"   MFU {summary.mfu:.0%}" if summary.mfu is not None else ""
         yield _labelled("tokens/s", ", ".join(speeds) + mfu)
     if summary.phases:
-        yield [("time", theme.LABEL), " " * (LABEL - 4), *_phases(summary.phases)]
+        yield [("a step", theme.LABEL), " " * (LABEL - 6), *_phases(summary.phases)]
+    if summary.run_phases:
+        told = (f"{one.name} {one.share:.0%}" for one in summary.run_phases if one.share >= 0.01)
+        yield _labelled("the run", ", ".join(told))
 
 
 def _phases(phases: Sequence[Phase]) -> Iterator[str | tuple[str, str]]:

@@ -40,6 +40,8 @@ class RunProgress:
     began: float = 0.0
     phase: str = "start"
     detail: str = ""
+    before: tuple[str, str] = ("start", "")
+    """Phase and detail that an evaluation interrupted."""
     steps: deque[StepDone] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
     rewards: list[float] = field(default_factory=list)
     """[num RL steps seen] mean reward of each, for the sparkline."""
@@ -69,6 +71,8 @@ class RunProgress:
         if isinstance(event, OfAdapter):
             self._feed_adapter(event.adapter, event.event)
         elif isinstance(event, PhaseStarted):
+            if event.phase == "eval":
+                self.before = self.phase, self.detail
             self.phase, self.detail = event.phase, event.detail
         elif isinstance(event, StepDone):
             self.steps.append(event)
@@ -84,6 +88,8 @@ class RunProgress:
             self.validations.append(event)
         elif isinstance(event, EvalDone):
             self.evals.append(event)
+            if self.phase == "eval":
+                self.phase, self.detail = self.before
         elif isinstance(event, CheckpointSaved):
             self.checkpoint = event
         elif isinstance(event, EngineTrainerChecked):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from milescli.core.scalars import Record, scalars_in
+from milescli.core.units import format_bytes
 from milescli.insight.columns import Columns
 
 
@@ -70,6 +71,15 @@ class Told:
     step: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The run was in a phase from one moment to another, seconds since 1970."""
+
+    phase: str
+    begin_s: float
+    end_s: float
+
+
 @dataclass(slots=True)
 class History:
     """Of one run; of one of several adapters it has its own."""
@@ -94,6 +104,10 @@ class History:
     phase_detail: str = ""
     phase_s: float = math.nan
     """When it entered it, seconds since 1970."""
+    spans: list[Span] = field(default_factory=list)
+    """Of phases that are over, of all attempts, in order."""
+    before: tuple[str, str] = ("", "")
+    """Phase and detail that an evaluation interrupted."""
     began_s: float = math.nan
     """When this attempt began."""
     outcome: str | None = None
@@ -155,6 +169,8 @@ class History:
     def _evaluation(self, record: Record, time_s: float) -> None:
         words = ("truncated_fraction", "response_tokens_mean")
         step = record["step"]
+        if self.phase == "eval":
+            self._enter(*self.before, time_s)
         self.evaluations = [one for one in self.evaluations if one.step < step]
         self.evaluations.append(
             Evaluation(
@@ -180,16 +196,26 @@ class History:
     def _phase(self, record: Record, time_s: float) -> None:
         if record["phase"] == "start" or math.isnan(self.began_s):
             self.began_s, self.outcome, self.error = time_s, None, None
-        self.phase, self.phase_detail = record["phase"], record.get("detail", "")
-        self.phase_s = time_s
+            self.phase = ""  # what an attempt before was in has ended, nobody knows when
+        self._enter(record["phase"], record.get("detail", ""), time_s)
         text = f"{self.phase}: {self.phase_detail}" if self.phase_detail else self.phase
         self._note(record, time_s, text)
+
+    def _enter(self, phase: str, detail: str, time_s: float) -> None:
+        self._leave(time_s)
+        if phase == "eval":
+            self.before = self.phase, self.phase_detail
+        self.phase, self.phase_detail, self.phase_s = phase, detail, time_s
+
+    def _leave(self, time_s: float) -> None:
+        if self.phase and time_s > self.phase_s:  # not of NaN either
+            self.spans.append(Span(phase=self.phase, begin_s=self.phase_s, end_s=time_s))
 
     def _notice(self, record: Record, time_s: float) -> None:
         self._note(record, time_s, record["text"], level=record.get("level", "info"))
 
     def _checkpoint(self, record: Record, time_s: float) -> None:
-        text = f"checkpoint of step {record['step']}, {record['size_bytes']} bytes"
+        text = f"checkpoint of step {record['step']}, {format_bytes(record['size_bytes'])}"
         self._note(record, time_s, text, seconds=record["seconds"])
 
     def _check(self, record: Record, time_s: float) -> None:
@@ -223,6 +249,8 @@ class History:
         self._note(record, time_s, f"verdict: {record['headline']}", level=level)
 
     def _end(self, record: Record, time_s: float) -> None:
+        self._leave(time_s)
+        self.phase_s = time_s
         self.outcome, self.error = record["outcome"], record.get("error")
         level = "error" if self.outcome == "failed" else "info"
         self._note(record, time_s, f"run {self.outcome}", level=level, seconds=record["seconds"])

@@ -19,7 +19,7 @@ from milescli.insight.finding import Verdict
 from milescli.insight.flops import mfu_of
 from milescli.insight.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
-from milescli.insight.timeline import PHASES
+from milescli.insight.timeline import PHASES, of_run
 from milescli.insight.verdict import read_verdict
 
 SPREAD = 1.645
@@ -49,13 +49,12 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Part of a step."""
+    """Part of a step, or of a run."""
 
     name: str
     seconds: float
-    """Mean of the newest steps."""
+    """Mean of the newest steps; of a run all of them."""
     share: float
-    """Of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +99,9 @@ class Summary:
     """Model FLOPs of training over what the devices can do at most; None where either is not
     known, as on a CPU."""
     phases: Sequence[Phase]
+    """Of a step."""
+    run_phases: Sequence[Phase]
+    """Of all attempts together: start, warmup, train, eval, ...; the longest first."""
     staleness_mean: float | None
     staleness_max: int | None
     waits: Sequence[Wait]
@@ -140,6 +142,7 @@ def summarize(
         train_tokens_per_s=_recent(shown, "speed/train_tokens_per_s"),
         mfu=mfu_of(shown, facts),
         phases=phases_of(shown),
+        run_phases=run_phases_of(history),
         staleness_mean=_recent(shown, "rollout/staleness_mean"),
         staleness_max=_most(shown, "rollout/staleness_max"),
         waits=_waits(shown),
@@ -178,6 +181,16 @@ def phases_of(history: History) -> list[Phase]:
         return []
     parts = [(name, _recent(history, f"time/{name}_s") or 0.0) for name in PHASES]
     return [Phase(name=name, seconds=spent, share=spent / step_s) for name, spent in parts if spent]
+
+
+def run_phases_of(history: History) -> list[Phase]:
+    """How long the run was in each of its phases; `share` is of all its attempts together."""
+    spent = dict[str, float]()
+    for one in of_run(history):
+        spent[one.what] = spent.get(one.what, 0.0) + one.end_s - one.begin_s
+    whole = sum(spent.values())
+    longest = sorted(spent.items(), key=lambda told: -told[1])
+    return [Phase(name=name, seconds=told, share=told / whole) for name, told in longest]
 
 
 def _left(history: History, facts: RunFacts) -> Left | None:

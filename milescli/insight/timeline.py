@@ -55,6 +55,18 @@ def of_steps(history: History, *, first: int, last: int) -> list[Interval]:
     return intervals
 
 
+def of_run(history: History) -> list[Interval]:
+    """The phases of the whole run: start, warmup, check, train, eval, ...; the one that it is in
+    lasts until the newest record."""
+    spans = [(span.phase, span.begin_s, span.end_s) for span in history.spans]
+    if history.phase and history.last_s > history.phase_s:
+        spans.append((history.phase, history.phase_s, history.last_s))
+    return [
+        Interval(actor="run", what=phase, begin_s=begin_s, end_s=end_s)
+        for phase, begin_s, end_s in spans
+    ]
+
+
 def beside_steps(history: History) -> Iterable[Interval]:
     """Evaluations, checkpoints, silences and healings. What was not ended yet lasts until the
     newest record."""

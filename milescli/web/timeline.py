@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from milescli.insight.history import Told
-from milescli.insight.timeline import Interval, beside_steps, of_steps
+from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
 from milescli.web.asked import Asked, Json
 
 MAX_INTERVALS = 20_000
@@ -21,7 +21,8 @@ DEFAULT_STEPS = 50
 
 
 def timeline(asked: Asked) -> Json:
-    """Of the steps `first` to `last`; the last 50 where none are named."""
+    """Of the steps `first` to `last`; the last 50 where none are named. With the first step comes
+    what was before it, with the last one what came after."""
     with asked.history() as history:
         steps = history.columns.steps
         newest = steps[-1] if steps else 0
@@ -31,9 +32,10 @@ def timeline(asked: Asked) -> Json:
         begin_s = min((one.begin_s for one in intervals), default=math.nan)
         end_s = max((one.end_s for one in intervals), default=math.nan)
         notices = [one for one in history.told if one.kind == "Notice"]
-        intervals += [
-            one for one in beside_steps(history) if _touches(one, begin_s=begin_s, end_s=end_s)
-        ]
+        begin_s = -math.inf if not steps or first <= steps[0] else begin_s
+        end_s = math.inf if last >= newest else end_s
+        beside = [*of_run(history), *beside_steps(history)]
+        intervals += [one for one in beside if _touches(one, begin_s=begin_s, end_s=end_s)]
     intervals = sorted(intervals, key=lambda one: one.begin_s)[-MAX_INTERVALS:]
     return {
         "begin_s": min((one.begin_s for one in intervals), default=None),
@@ -68,7 +70,5 @@ def _files(folder: Path) -> list[Json]:
 
 
 def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:
-    """Whether it is known and within; of a run without steps, all are."""
-    if math.isnan(one.begin_s) or math.isnan(one.end_s):
-        return False
-    return math.isnan(begin_s) or (one.end_s >= begin_s and one.begin_s <= end_s)
+    """Whether it is known and within."""
+    return one.end_s >= begin_s and one.begin_s <= end_s  # not of NaN

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from milescli.insight.timeline import beside_steps, of_steps
+from milescli.insight.timeline import beside_steps, of_run, of_steps
 from tests.insight.planted import Planted
 
 
@@ -21,6 +21,23 @@ def test_the_phases_of_a_step_follow_one_another_and_fill_it() -> None:
             assert before.end_s == after.begin_s
         end = history.columns.times[step - 1]
         assert own[-1].end_s == pytest.approx(end, abs=0.01)
+
+
+def test_a_run_is_in_one_phase_after_the_other_and_goes_back_after_an_evaluation() -> None:
+    history = Planted(steps=20).history()
+    spans = of_run(history)
+    assert {one.what for one in spans} <= {"start", "train", "eval"}
+    for before, after in pairwise(spans):
+        assert before.end_s <= after.begin_s
+    told = {"event": "PhaseStarted", "detail": "", "time": "2026-01-01T00:00:00Z"}
+    history.feed({**told, "phase": "train", "detail": "steps"})
+    history.feed({**told, "phase": "eval"})
+    assert history.phase == "eval"
+    done = {"accuracy": 1.0, "num_prompts": 1, "seconds": 1.0}
+    history.feed({"event": "EvalDone", "step": 20, "time": "2026-01-01T00:00:09Z", **done})
+    assert (history.phase, history.phase_detail) == ("train", "steps")
+    last = history.spans[-1]
+    assert (last.phase, last.end_s - last.begin_s) == ("eval", 9.0)
 
 
 def test_evaluations_and_healings_lie_beside_the_steps() -> None:

@@ -16,7 +16,7 @@ GROWN = 5.0
 STALE = 4.0
 """Samples of older weights differ by what was learned since."""
 WORSE = 0.8
-DEATHS = 3
+DEATHS, DEATH_STEPS = 3, 50
 SILENT = 10.0
 """Times the usual step."""
 LEAST_SILENT_S = 120.0
@@ -74,7 +74,8 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
 
 def workers_die(case: Case) -> Finding | None:
     """Processes are replaced again and again."""
-    first, last = case.recent_steps
+    last = case.steps[1]
+    first = max(case.steps[0], last - DEATH_STEPS + 1)
     lost = [one for one in case.history.healings if one.step >= first - 1]
     if len(lost) < DEATHS:
         return None

@@ -17,8 +17,8 @@ ENTROPY, KL, RATIO, CLIPPED = (
 COLLAPSED, LOW = 0.2, 0.1
 """Of what it was; nats a token."""
 EXPLODED, MUCH = 2.5, 0.5
-KL_FAR, KL_GROWN = 0.5, 4.0
-"""Nats a token; times what it was halfway."""
+KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
+"""Nats a token; times what it was halfway; nats a token that are too far, however it came there."""
 STILL = 1e-6
 CLIPPED_MUCH = {"token": 0.3, "sequence": 0.6, "sequence_token": 0.6}
 """GSPO clips whole sequences, and two orders more tokens (arXiv 2507.18071, section 5.2)."""
@@ -78,7 +78,7 @@ def kl_runaway(case: Case) -> Finding | None:
     values = series.finite(case.column(KL))
     half = series.mean(values[len(values) // 3 : 2 * len(values) // 3])
     now = case.recent(KL)
-    if now < KL_FAR or now < KL_GROWN * max(half, 0.0):
+    if now < KL_FAR or (now < KL_GROWN * max(half, 0.0) and now < KL_LOST):
         return None
     return case.finding(
         "kl-runaway",

@@ -45,7 +45,7 @@ function draw(root, { summary, told, columns, more }) {
   const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
   show(
     root,
-    verdictCard(summary.verdict),
+    verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
     summary.step || summary.phases?.length
       ? [gains(summary, told, columns, more), flow(summary, more), meanings(more)]
       : waiting(summary),
@@ -159,7 +159,7 @@ function flow(summary, more) {
       { class: "card wide", "aria-label": "Where the time of a step goes" },
       summary.run_phases?.length > 0 && h("div", { class: "whole-run" },
         h("h2", {}, "Where the time of the whole run went"),
-        phaseBar(summary.run_phases, { ordered: true })),
+        phaseBar(summary.run_phases)),
       h("h2", {}, "Where the time of a step goes", window),
       summary.phases?.length ? phaseBar(summary.phases)
         : h("p", { class: "muted" }, "Not known yet."),

@@ -98,7 +98,7 @@ class TimePage {
       h("button", { on: { click: () => this.showWholeRun() } }, "Whole run"),
       h("span", { class: "several", role: "group", "aria-label": "Zoom of the timeline" },
         button("−", "Zoom out", () => this.timeline?.zoom(1 / 1.6)),
-        button("Fit", "Show all of these steps", () => this.timeline?.whole()),
+        button("Fit", "Show all of these steps", () => this.timeline?.steps()),
         button("+", "Zoom in", () => this.timeline?.zoom(1.6))),
     );
     this.fillFields();
@@ -139,6 +139,7 @@ class TimePage {
       this.profiles = h("div", {});
       show(root, this.keys, box, this.profiles, this.table);
       this.timeline = new Timeline(box, answer);
+      if (view.get("first") === "0") this.timeline.whole();
     } else this.timeline.update(answer);
     this.answer = answer;
     const names = [...new Set(answer.intervals.map((one) => one.what))];
@@ -189,5 +190,5 @@ function wholeRun(phases) {
   if (!phases?.length) return null;
   return h("section", { class: "card", "aria-label": "The whole run" },
     h("h2", {}, "The whole run"),
-    phaseBar(phases, { ordered: true }));
+    phaseBar(phases));
 }

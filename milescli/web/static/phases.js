@@ -13,9 +13,7 @@ const COLOURS = {
   checkpoint: "save",
   start: "save",
   warmup: "pack",
-  "warm-up": "pack",
-  steps: "train",
-  evaluation: "eval",
+  check: "publish",
   lost: "lost",
   silent: "lost",
 };
@@ -31,11 +29,11 @@ export function swatch(name) {
 
 const LEAST_S = 1e-3;
 
-/** One bar of shares and the same in words. `phases`: [{name, share, seconds}], the largest first
- * where they have no order of their own. What took less than a millisecond is left out. */
-export function phaseBar(phases, { ordered = false } = {}) {
-  const shown = phases.filter((one) => one.share > 0 && !(one.seconds < LEAST_S));
-  if (!ordered) shown.sort((a, b) => b.share - a.share);
+/** One bar of shares and the same in words, the largest first. `phases`: [{name, share, seconds}].
+ * What took less than a millisecond is left out. */
+export function phaseBar(phases) {
+  const shown = phases.filter((one) => one.share > 0 && !(one.seconds < LEAST_S))
+    .sort((a, b) => b.share - a.share);
   return [
     h(
       "div",

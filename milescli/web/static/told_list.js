@@ -1,7 +1,7 @@
 // What a run told of itself: notices, phases, checkpoints, losses; with filters, newest first.
 
 import { h, settled, show } from "./dom.js";
-import { bytes, moment, number, seconds } from "./format.js";
+import { moment, number, seconds } from "./format.js";
 import { Loaded } from "./states.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
@@ -97,19 +97,13 @@ export class ToldList {
   }
 }
 
-/** Sizes as people read them: 13967820 bytes -> 13.3 MiB. */
-function sized(text) {
-  return text.replace(/\b(\d{4,}) bytes\b/g, (_, size) => bytes(Number(size)));
-}
-
 function row(one) {
   const level = one.level === "info" ? "" : one.level;
   return h(
     "li",
     { class: level },
     h("span", { class: "muted when" }, moment(one.time_s)),
-    h("span", {}, level && [h("span", { class: `pill ${level}` }, level), " "],
-      visible(sized(one.text))),
+    h("span", {}, level && [h("span", { class: `pill ${level}` }, level), " "], visible(one.text)),
     h("span", { class: "muted small" },
       [one.step ? `step ${one.step}` : "", one.seconds ? seconds(one.seconds) : ""]
         .filter(Boolean).join(" · ")),

@@ -8,8 +8,9 @@ import { view } from "./view.js";
 
 const LEVELS = { bad: "Bad", warning: "Warning", hint: "Hint" };
 
-/** The first card of the overview. `verdict` as the summary holds it. */
-export function verdictCard(verdict) {
+/** The first card of the overview. `verdict` as the summary holds it; `word`: of which figure its
+ * sentence tells. */
+export function verdictCard(verdict, word) {
   if (!verdict) return empty("No verdict yet", "It comes with the first steps.");
   const worst = verdict.findings[0]?.level;
   const [tone, sign] = tones(verdict, worst);
@@ -28,7 +29,7 @@ export function verdictCard(verdict) {
           "p",
           { class: "muted small" },
           `After ${counted(verdict.step, "step")} · `,
-          windowWords(verdict.step),
+          windowWords(verdict.step, word),
           verdict.findings.length ? counted(verdict.findings.length, "finding") : "no findings",
         ),
       ),
@@ -46,11 +47,11 @@ export function verdictCard(verdict) {
 
 const TOO_EARLY = 10;
 
-/** Which steps a figure before and behind an arrow is of. */
-function windowWords(count) {
+/** Which steps the figures on both sides of the arrow are of. */
+function windowWords(count, word) {
   if (count < 2) return "";
-  if (count < TOO_EARLY) return "“→”: from the first step to the last · ";
-  return `“→”: from the mean of the first ${numEarly(count)} steps to the mean of the last `
+  if (count < TOO_EARLY) return `${word}: first step → last step · `;
+  return `${word}: mean of the first ${numEarly(count)} steps → mean of the last `
     + `${numRecent(count)} · `;
 }
 
