@@ -3,7 +3,7 @@
 import { h, show } from "./dom.js";
 import { bytes, counted, number, percent, seconds } from "./format.js";
 import { leftText, phaseText } from "./head.js";
-import { phaseBar } from "./phases.js";
+import { phaseBar, runBar } from "./phases.js";
 import { samplingWords } from "./sampling.js";
 import { numRecent } from "./series.js";
 import { sparkline } from "./sparkline.js";
@@ -159,7 +159,7 @@ function flow(summary, more) {
       { class: "card wide", "aria-label": "Where the time of a step goes" },
       summary.run_phases?.length > 0 && h("div", { class: "whole-run" },
         h("h2", {}, "Where the time of the whole run went"),
-        phaseBar(summary.run_phases)),
+        runBar(summary.run_phases)),
       h("h2", {}, "Where the time of a step goes", window),
       summary.phases?.length ? phaseBar(summary.phases)
         : h("p", { class: "muted" }, "Not known yet."),
@@ -250,7 +250,7 @@ function memory(list) {
   return h(
     "section",
     { class: "card", "aria-label": "Memory" },
-    h("h2", {}, "Memory"),
+    h("h2", {}, "Memory", h("span", { class: "muted small" }, " last seen")),
     h("ul", { class: "devices" }, shown.map(device)),
     list.length > shown.length &&
       h("p", { class: "small" }, h("a", { href: view.href({ page: "memory" }) },

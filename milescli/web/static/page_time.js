@@ -2,7 +2,7 @@
 
 import { h, settled, show } from "./dom.js";
 import { bytes, moment, number, seconds } from "./format.js";
-import { phaseBar, swatch } from "./phases.js";
+import { runBar, runPhase, swatch } from "./phases.js";
 import { drawShares } from "./shares.js";
 import { empty, Loaded } from "./states.js";
 import { Timeline } from "./timeline.js";
@@ -121,7 +121,9 @@ class TimePage {
     this.timeline?.whole();
   }
 
-  drawLanes(answer, root) {
+  drawLanes(told, root) {
+    const answer = { ...told, intervals: told.intervals.map((one) =>
+      (one.actor === "run" ? { ...one, what: runPhase(one.what) } : one)) };
     if (!answer.intervals.length) {
       this.timeline?.close();
       this.timeline = null;
@@ -190,5 +192,5 @@ function wholeRun(phases) {
   if (!phases?.length) return null;
   return h("section", { class: "card", "aria-label": "The whole run" },
     h("h2", {}, "The whole run"),
-    phaseBar(phases));
+    runBar(phases));
 }

@@ -12,11 +12,16 @@ const COLOURS = {
   eval: "eval",
   checkpoint: "save",
   start: "save",
-  warmup: "pack",
-  check: "publish",
+  "warm-up": "pack",
+  steps: "publish",
   lost: "lost",
   silent: "lost",
 };
+
+/** What a run calls its own phases, in words that no phase of a step has. */
+export function runPhase(name) {
+  return { train: "steps", warmup: "warm-up" }[name] ?? name;
+}
 
 /** The name of the CSS variable of a phase's colour. */
 export function phaseColour(name) {
@@ -61,4 +66,9 @@ export function phaseBar(phases) {
       ),
     ),
   ];
+}
+
+/** The same of the phases of a whole run. */
+export function runBar(phases) {
+  return phaseBar(phases.map((one) => ({ ...one, name: runPhase(one.name) })));
 }

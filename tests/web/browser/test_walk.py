@@ -39,7 +39,7 @@ def test_overview_says_first_whether_it_is_learning(url: str, tab: Opener) -> No
     assert "learning" in first.inner_text()
     text = told.text()
     assert "99.5 %" in text  # held-out accuracy of this run at its end
-    for word in ("rollout", "train", "tokens/s", "restarts"):
+    for word in ("rollout", "train", "tokens/s", "restarts", "mean of the last 5 steps", "greedy"):
         assert word in text
 
 
@@ -190,6 +190,19 @@ def test_steps_of_the_timeline_stay_while_they_are_typed(url: str, tab: Opener) 
     assert "10" not in steps
 
 
+def test_the_whole_run_begins_with_its_start(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=time")
+    assert "warm-up 78 %" in told.text("[aria-label='The whole run']")
+    page.click("button:text-is('Whole run')")
+    told.until("location.hash.includes('first=0')")
+    told.settle()
+    page.click("summary:text-is('As a table')")
+    page.wait_for_selector("[aria-label=Intervals]")
+    first = page.locator("[aria-label=Intervals] tbody tr").first.inner_text().split()
+    assert first[:2] == ["run", "start"]
+
+
 def test_a_double_click_marks_no_step(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(f"{RUN}&page=curves&columns=train/loss,eval/accuracy")
@@ -261,8 +274,10 @@ def test_samples_of_an_evaluation_are_read_in_parts(url: str, tab: Opener) -> No
     told.until("document.querySelectorAll('.evaluated li').length === 5")
     assert "21 to 25 of 25" in told.text()
     page.click("button:text-is('Only right')")
-    told.until("[...document.querySelectorAll('.evaluated .pill')].every((one) => "
-               "one.textContent.startsWith('✓'))")
+    told.until(
+        "[...document.querySelectorAll('.evaluated .pill')].every((one) => "
+        "one.textContent.startsWith('✓'))"
+    )
     assert page.locator(".evaluated li").count() > 0
 
 
