@@ -40,7 +40,7 @@ function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wante
       h("ul", {}, list.map((one) =>
         h("li", {},
           h("a", { href: view.href({ step: one.step, group: one.prompt_index, q: wanted,
-            only: null }) }, `step ${one.step}, ${which(one)}`),
+            only: null }) }, `step ${one.step}, prompt ${one.prompt_index}${which(one)}`),
           " ",
           visible(one.excerpt).flatMap((node) =>
             typeof node === "string" ? highlighted(node, wanted.toLowerCase()) : [node])))),
@@ -48,9 +48,9 @@ function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wante
   );
 }
 
-/** sample 3, reward 1; of a prompt all of its samples are meant. */
+/** , sample 3, reward 1; of a prompt all of its samples are meant. */
 function which({ where, sample, reward }) {
-  if (where === "prompt") return "in the prompt";
+  if (where === "prompt") return "";
   const gained = Number.isFinite(reward) ? `, reward ${number(reward, 3)}` : "";
-  return `sample ${sample + 1}${gained}`;
+  return `, sample ${sample + 1}${gained}`;
 }

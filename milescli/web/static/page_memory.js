@@ -8,6 +8,7 @@ import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;
 const MOST_ROWS = 6;
+const ALL = "all-processes";
 const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "accent"];
 
 export function open(root, context) {
@@ -23,10 +24,12 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
+      const hadFocus = document.activeElement?.id === ALL;
       show(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
         isWhole = !isWhole;
         loaded.refresh();
       }));
+      if (hadFocus) document.getElementById(ALL)?.focus();
       chart = drawOver(over, answer.over_time, chart);
     },
   });
@@ -121,7 +124,7 @@ function processes({ over_time: points, measured }, isWhole, toggle) {
   }
   const rows = (isWhole ? all : all.slice(0, MOST_ROWS)).map((one) =>
     [one.name, one.now, one.most]);
-  const more = all.length > MOST_ROWS && h("button", { class: "link", "aria-expanded":
+  const more = all.length > MOST_ROWS && h("button", { class: "link", id: ALL, "aria-expanded":
     String(isWhole), on: { click: toggle } },
   isWhole ? `Only the ${MOST_ROWS} largest` : `Show all ${all.length} processes`);
   return measuredCard("Main memory of each process: last seen, and the most",

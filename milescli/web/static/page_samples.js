@@ -213,7 +213,10 @@ class Samples {
   }
 
   key(key) {
-    if (key === "Escape") show(this.results);
+    if (key === "Escape") {
+      show(this.results);
+      this.readout.hide();
+    }
     const step = { j: 1, k: -1 }[key];
     if (step && this.steps.length) this.go(nearest(this.steps, this.wantedStep()) + step);
     const by = { n: 1, p: -1 }[key];

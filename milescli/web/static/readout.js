@@ -24,7 +24,7 @@ export class Readout {
     this.tell("", null);
   }
 
-  /** Below the token, above it where there is no room. */
+  /** Below the token, above it where there is no room; nowhere while it is scrolled away. */
   place() {
     if (!this.target) return;
     const at = this.target.getClientRects()[0];
@@ -32,6 +32,7 @@ export class Readout {
       this.hide();
       return;
     }
+    this.box.hidden = at.bottom < 0 || at.top > innerHeight;
     const { offsetWidth: width, offsetHeight: height } = this.box;
     const isBelow = at.bottom + GAP + height <= innerHeight;
     this.box.style.top = `${isBelow ? at.bottom + GAP : at.top - GAP - height}px`;

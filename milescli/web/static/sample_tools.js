@@ -55,7 +55,7 @@ export class SampleTools {
     const take = () => view.set({ q: this.search.value }, { replace: true });
     this.search = h("input", { id: "sample-search", type: "search", class: "grow",
       placeholder: "Search this step", "aria-label": "Search samples",
-      on: { input: settled(take, 200), keydown: (event) => {
+      on: { input: settled(take, 200), change: take, keydown: (event) => {
         if (event.key === "Escape") this.acts.closeResults();
       } } });
     const all = h("button", { type: "button", title: "Search the samples of all steps",
