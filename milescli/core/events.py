@@ -282,7 +282,8 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySeen:
-    """What the processes of a run held in a step; the plan says what it counted on."""
+    """What processes of a run held in a step: those of which this is news; the plan says what it
+    counted on."""
 
     step: int
     workers: tuple[WorkerMemory, ...]

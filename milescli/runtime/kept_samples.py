@@ -53,7 +53,11 @@ class KeptSamples:
             await writing
 
     async def _write(self, step: int, groups: list[Group], told: Told) -> None:
-        text = await in_thread(lambda: lines_of(groups, texts=self._texts, told=told))
+        try:
+            text = await in_thread(lambda: lines_of(groups, texts=self._texts, told=told))
+        except Exception as error:  # a fault of ours: what is kept to be read ends no run
+            self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
+            return
         self._side.write(self._folder / f"step_{step}.jsonl", text)
 
 

@@ -6,16 +6,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.core.concurrency import in_thread
-from milescli.core.events import EventBus, MemorySeen, PhaseStarted, RowStepDone
+from milescli.core.events import EventBus, PhaseStarted, RowStepDone
 from milescli.core.types import StepReport
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
+from milescli.runtime.memory_news import MemoryNews
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
@@ -54,6 +55,7 @@ class RowRun:
     stop: StopFlag
     step: int = 0
     """Steps done."""
+    memory: MemoryNews = field(default_factory=MemoryNews)
 
 
 async def learn(run: RowRun) -> None:
@@ -80,7 +82,7 @@ async def learn(run: RowRun) -> None:
             if due(step, recipe.checkpoint.every) or step == num_steps:
                 await run.hooks.save(step)
         done = _step_done(run, report, began=began, packed=packed, trained=trained)
-        run.bus.emit(MemorySeen(step=step, workers=stepped.memory))
+        run.memory.tell(run.bus, step=step, workers=stepped.memory)
         run.bus.emit(done)
         await run.hooks.tell("tracker", event=done)
         if due(step, recipe.eval.every) or step == num_steps:

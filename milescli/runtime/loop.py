@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
     FlowStats,
-    MemorySeen,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
@@ -25,6 +24,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
 from milescli.runtime.kept_samples import Place, Told, sequences_of, told_of
+from milescli.runtime.memory_news import MemoryNews
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
@@ -116,6 +116,7 @@ class Run:
     step: int = 0
     """RL steps done."""
     stop: StopFlag
+    memory: MemoryNews = field(default_factory=MemoryNews)
 
 
 async def reinforce(run: Run) -> None:
@@ -153,7 +154,7 @@ async def reinforce(run: Run) -> None:
         run.groups.published(run.devices.version)
         clock.lap("publish")
         await run.hooks.keep(step, groups, told_of(shown, stepped.logprobs))
-        run.bus.emit(MemorySeen(step=step, workers=stepped.memory + run.hooks.memory()))
+        run.memory.tell(run.bus, step=step, workers=stepped.memory + run.hooks.memory())
         run.bus.emit(done := _step_done(run, report, clock))
         await run.hooks.tell("after_step", step=step, report=report, groups=groups)
         await run.hooks.tell("tracker", event=done)

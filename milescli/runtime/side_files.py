@@ -33,6 +33,12 @@ class SideFiles:
                     path.unlink(missing_ok=True)
                 raise
 
+    def warn_once(self, text: str) -> None:
+        """What goes wrong with all of them alike."""
+        if text not in self._told:
+            self._told.add(text)
+            self._bus.emit(Notice(text=text, level="warning"))
+
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
         """What is written to `path` within may fail: one warning for each folder."""

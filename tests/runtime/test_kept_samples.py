@@ -89,3 +89,23 @@ def test_files_are_written_beside_the_loop_and_in_order(
     files = [tmp_path / f"step_{step}.jsonl" for step in (1, 2, 3)]
     assert [len(file.read_text().splitlines()) for file in files] == [1, 1, 1]
     assert all(a.stat().st_mtime_ns <= b.stat().st_mtime_ns for a, b in pairwise(files))
+
+
+def test_a_fault_of_what_is_kept_ends_no_run(
+    tokenizer: ChatTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> str:
+        raise UnicodeError("a fault of ours")
+
+    monkeypatch.setattr("milescli.runtime.kept_samples.lines_of", broken)
+    told = list[str]()
+    bus = EventBus(listeners=[lambda event: told.append(event.text)])
+    kept = KeptSamples(tmp_path, tokenizer, side=SideFiles(bus), num_groups=1)
+
+    async def keep() -> None:
+        for step in (1, 2):
+            await kept.keep(step, [_group(tokenizer)])
+        await kept.finish()
+
+    asyncio.run(keep())
+    assert told == ["samples are not kept: UnicodeError: a fault of ours"]
