@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
 
 from milescli.core.errors import FitError
-from milescli.core.units import GIB, MIB
+from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.adapters import memory_of
@@ -279,18 +279,24 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         "copies": ranks.copies,
     }
     trainer = " + ".join(
-        f"{name} {size / GIB:.1f}"
+        f"{name} {_gib(size)}"
         for name, size in parts.items()
         if size or name not in ("other models", "copies")
     )
     engines = (
         f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "
-        f"weights {node.engine_weights / GIB:.1f} + cache {cache / GIB:.1f}; "
+        f"weights {_gib(node.engine_weights)} + cache {_gib(cache)}; "
     )
     return (
         f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; "
         f"{engines if node.num_shards else ''}processes {node.processes / GIB:.1f}"
     )
+
+
+def _gib(size: int) -> str:
+    """'1.3' GiB; what would be 0.0 says its own unit: '7.3 MiB'."""
+    told = f"{size / GIB:.1f}"
+    return format_bytes(size) if told == "0.0" and size else told
 
 
 def _there(machine: Machine) -> str:

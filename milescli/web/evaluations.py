@@ -10,7 +10,7 @@ import orjson
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.web.asked import Asked, Json
-from milescli.web.line_index import LineIndexes
+from milescli.web.line_index import LineIndex, LineIndexes
 from milescli.web.paths import file_within, readable
 from milescli.web.refusals import NotFound
 
@@ -19,6 +19,10 @@ MAX_RESULTS = 5000
 """Files of results that are read."""
 MAX_BYTES = 16 * 2**20
 """Of one such file."""
+MAX_FILTERED = 20_000
+"""Lines that are read for the right or the wrong samples alone."""
+HALF = 0.5
+"""Reward above which a sample counts as right, where it does not say."""
 NOT_SHOWN = ("prompt_ids", "response_ids")
 """Of a sample: long, and nothing to read."""
 
@@ -56,10 +60,32 @@ class EvaluationSamples:
         index = self._indexes.of(file)
         with index.lock, readable(file):
             index.count()
-            lines = index.lines(offset, limit)
-        rows = [row for line in lines if (row := _object(line)) is not None]
+            if only := ask.text("only"):
+                rows, total, is_all = _only(index, is_right=only == "right")
+                rows = rows[offset : offset + limit]
+            else:
+                lines, total, is_all = index.lines(offset, limit), index.num_lines, True
+                rows = [row for line in lines if (row := _object(line)) is not None]
         shown = [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in rows]
-        return {"total": index.num_lines, "samples": shown}
+        return {"total": total, "samples": shown, "is_all": is_all}
+
+
+def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
+    """(rows, how many, whether all of the file was read): the right or the wrong ones."""
+    rows = list[Json]()
+    for line in index.lines(0, MAX_FILTERED):
+        row = _object(line)
+        if row is not None and _is_right(row) == is_right:
+            rows.append(row)
+    return rows, len(rows), index.num_lines <= MAX_FILTERED
+
+
+def _is_right(row: Json) -> bool:
+    """As the row says; one of another tool by its reward."""
+    told, reward = row.get("is_right"), row.get("reward")
+    if isinstance(told, bool):
+        return told
+    return isinstance(reward, int | float) and reward > HALF
 
 
 def _results(run: RunDir) -> list[Json]:

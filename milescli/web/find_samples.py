@@ -7,7 +7,7 @@ import json
 import stat
 import time
 
-from milescli.insight.samples import KeptSample, read_file, sample_steps
+from milescli.insight.samples import read_file, sample_steps
 from milescli.web.asked import Asked, Json
 
 MAX_LIMIT = 500
@@ -20,8 +20,8 @@ _AROUND = 80
 
 
 def find_samples(asked: Asked) -> Json:
-    """Samples whose prompt or response contains `q`, in any case. `is_all`: every step was
-    searched."""
+    """Samples whose response contains `q`, in any case; of a prompt that contains it the first
+    sample stands for all. `is_all`: every step was searched."""
     text = asked.question.text("q").lower()
     limit = asked.question.count("limit", 50, low=1, high=MAX_LIMIT)
     # the folder may be a link to somewhere else: then it is not the run's
@@ -53,12 +53,17 @@ def _search(asked: Asked, step: int, text: str, found: list[Json]) -> bool:
     places = dict[int, int]()
     for sample in read_file(file, step=step):
         place = places[sample.prompt_index] = places.get(sample.prompt_index, -1) + 1
-        if (excerpt := _excerpt(sample, text)) is not None:
+        excerpt, where = _excerpt(sample.response, text), "response"
+        if excerpt is None and place == 0:
+            excerpt, where = _excerpt(sample.prompt, text), "prompt"
+        if excerpt is not None:
             found.append(
                 {
                     "step": step,
                     "prompt_index": sample.prompt_index,
                     "sample": place,
+                    "where": where,
+                    "reward": sample.reward,
                     "excerpt": excerpt,
                 }
             )
@@ -69,9 +74,8 @@ def _within_json(text: str) -> bytes:
     return json.dumps(text)[1:-1].lower().encode()
 
 
-def _excerpt(sample: KeptSample, text: str) -> str | None:
-    for said in (sample.response, sample.prompt):
-        if (at := said.lower().find(text)) >= 0:
-            begin, end = max(0, at - _AROUND), at + len(text) + _AROUND
-            return "…" * (begin > 0) + said[begin:end] + "…" * (end < len(said))
-    return None
+def _excerpt(said: str, text: str) -> str | None:
+    if (at := said.lower().find(text)) < 0:
+        return None
+    begin, end = max(0, at - _AROUND), at + len(text) + _AROUND
+    return "…" * (begin > 0) + said[begin:end] + "…" * (end < len(said))

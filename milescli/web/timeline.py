@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+import stat
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
+from milescli.insight.history import Told
 from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
 from milescli.web.asked import Asked, Json
 
 MAX_INTERVALS = 20_000
 """The newest of them."""
+PROFILE = re.compile(r"profile (\d{1,6}) is in ")
+"""What `runtime.profiler` tells when one is done."""
 DEFAULT_STEPS = 50
 
 
@@ -24,6 +31,7 @@ def timeline(asked: Asked) -> Json:
         intervals = of_steps(history, first=first, last=last)
         begin_s = min((one.begin_s for one in intervals), default=math.nan)
         end_s = max((one.end_s for one in intervals), default=math.nan)
+        notices = [one for one in history.told if one.kind == "Notice"]
         begin_s = -math.inf if not steps or first <= steps[0] else begin_s
         end_s = math.inf if last >= newest else end_s
         beside = [*of_run(history), *beside_steps(history)]
@@ -33,7 +41,32 @@ def timeline(asked: Asked) -> Json:
         "begin_s": min((one.begin_s for one in intervals), default=None),
         "end_s": max((one.end_s for one in intervals), default=None),
         "intervals": [asdict(one) for one in intervals],
+        "profiles": _profiles(asked, notices),
     }
+
+
+def _profiles(asked: Asked, notices: Sequence[Told]) -> list[Json]:
+    """Those that the run told of: when each was done, and its traces."""
+    told = ((PROFILE.match(one.text), one.time_s) for one in notices)
+    folder = asked.with_logs.profiles_dir
+    return [
+        {"number": int(match[1]), "time_s": time_s, "files": _files(folder / match[1])}
+        for match, time_s in told
+        if match
+    ]
+
+
+def _files(folder: Path) -> list[Json]:
+    """Names and sizes; nothing of a folder that is gone or a link."""
+    try:
+        seen = [] if folder.is_symlink() else [(one.name, one.lstat()) for one in folder.iterdir()]
+    except OSError:
+        return []
+    return [
+        {"name": name, "size_bytes": seen_file.st_size}
+        for name, seen_file in sorted(seen)
+        if stat.S_ISREG(seen_file.st_mode) and not name.startswith(".")
+    ]
 
 
 def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:

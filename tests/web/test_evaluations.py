@@ -69,6 +69,17 @@ def test_samples_of_an_evaluation(run: WrittenRun, client: TestClient, path: str
     assert len(client.get(url).json()["samples"]) == 7
 
 
+def test_right_and_wrong_samples_of_an_evaluation(run: WrittenRun, client: TestClient) -> None:
+    own = [{"index": 7, "reward": 1.0, "is_right": False}, {"index": 8, "reward": 0.25}]
+    write_result(result(3, "gsm8k"), [*ROWS, *own], folder=run.path)
+    url = "/api/runs/tiny-1/evaluation-samples?path=gsm8k/step_3.jsonl"
+    wrong = client.get(f"{url}&only=wrong").json()
+    assert [one["index"] for one in wrong["samples"]] == [7, 8]
+    right = client.get(f"{url}&only=right&offset=5&limit=9").json()
+    assert [one["index"] for one in right["samples"]] == [5, 6]
+    assert (wrong["total"], right["total"], right["is_all"]) == (2, 7, True)
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -93,7 +93,7 @@ def test_a_link_out_of_the_run_is_not_followed(run: WrittenRun, client: TestClie
         ("GRÖSSER", []),
         ("GRÖßER", [(3, 0)]),
         ("two\nlines", [(2, 0)]),
-        ("what is", [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (5, 1)]),
+        ("what is", [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0)]),
         ("stop_reason", []),
         ("", []),
     ],
@@ -115,14 +115,21 @@ def test_what_is_found_is_shown_with_what_stands_around_it(
 ) -> None:
     run.keep(1, {"response": "a" * 500 + "needle" + "b" * 500})
     [one] = client.get("/api/runs/tiny-1/find-samples?q=needle").json()["found"]
+    assert (one["where"], one["reward"]) == ("response", 1.0)
     assert one["excerpt"] == f"…{'a' * 80}needle{'b' * 80}…"
+
+
+def test_a_prompt_is_found_once_and_its_responses_each(run: WrittenRun, client: TestClient) -> None:
+    run.keep(1, *[{"prompt": "Add 2 and 3.", "response": text} for text in ("5", "2 + 3", "4")])
+    told = client.get("/api/runs/tiny-1/find-samples?q=2").json()["found"]
+    assert [(one["sample"], one["where"]) for one in told] == [(0, "prompt"), (1, "response")]
 
 
 def test_a_search_ends_at_its_limit_and_for_time(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in range(1, 6):
-        run.keep(step, {}, {})
+        run.keep(step, {}, {})  # "#### 5", twice
     told = client.get("/api/runs/tiny-1/find-samples?q=5&limit=3").json()
     assert [one["step"] for one in told["found"]] == [5, 5, 4]
     assert (told["searched_steps"], told["is_all"]) == (2, False)

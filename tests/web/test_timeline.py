@@ -36,6 +36,18 @@ def test_what_happened_beside_the_steps_that_are_shown(run: WrittenRun, client: 
     assert {one["step"] for one in early["intervals"]} == {3, 4}
 
 
+def test_profiles_that_were_taken_and_their_sizes(run: WrittenRun, client: TestClient) -> None:
+    folder = run.run.profiles_dir / "1"
+    folder.mkdir(parents=True)
+    (folder / "rank_0.json.gz").write_bytes(bytes(300))
+    (folder / "out").symlink_to(run.path)
+    run.tell(Notice(text=f"profile 1 is in {folder}"), Notice(text="profile 2 is in elsewhere"))
+    first, second = client.get("/api/runs/tiny-1/timeline").json()["profiles"]
+    assert first["number"] == 1 and first["time_s"] == second["time_s"] - 8.0
+    assert first["files"] == [{"name": "rank_0.json.gz", "size_bytes": 300}]
+    assert second["files"] == []
+
+
 def test_there_is_a_bound(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,9 @@ const DARK = ["#7aa7ff", "#f0a04b", "#4fcfa6", "#e58cc0", "#b3a1ff", "#a3adba", 
 /** Distances of the lines of a grid of time, in seconds. */
 const TIMES = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400,
   172800, 604800];
+/** Distances of the lines of a grid of bytes. */
+const SIZES = Array.from({ length: 50 }, (_, power) => 2 ** power);
+const DOUBLE_MS = 300;
 const DASHES = [[], [9, 4], [2, 3], [10, 3, 2, 3], [5, 5], [14, 4], [1, 4], [6, 2]];
 
 /** The colour and the dash of the run at this place of those that are compared. */
@@ -28,6 +31,7 @@ export class Chart {
     Object.assign(this, { lines, options, plot: null, say: options.say ?? number,
       sayShort: options.sayShort ?? options.say ?? ((value) => number(value, 3)) });
     this.legend = h("ul", { class: "legend" });
+    this.note = h("p", { class: "about muted small" });
     this.place = h("div", { class: "plot", role: "img" });
     this.box = h(
       "section",
@@ -42,6 +46,7 @@ export class Chart {
             on: { click: options.remove } }, "×"),
       ),
       options.about && h("p", { class: "about muted small" }, options.about),
+      this.note,
       this.legend,
       this.place,
     );
@@ -111,6 +116,9 @@ export class Chart {
   /** Aligned for uPlot: raw and smoothed of each line. */
   data() {
     const { smooth, isLog } = this.options;
+    this.note.hidden = !isLog || this.lines.every((line) => line.ys.every((y) => !(y <= 0)
+      || y === null));
+    this.note.textContent = "Values that are not above 0 are not shown.";
     const tables = this.lines.map((line) => {
       const raw = isLog ? positive(line.ys) : line.ys;
       return line.dots ? [line.xs, raw, raw] : [line.xs, raw, smoothed(raw, smooth)];
@@ -136,12 +144,12 @@ export class Chart {
       padding: [8, 8, 0, 0],
       legend: { show: false },
       scales: {
-        x: { time: false, range: (_, low, high) => options.range
+        x: { time: false, range: (_, low, high) => this.options.range
           ?? (low === high ? [low - 1, high + 1] : [low, high]) },
         y: options.isLog ? { distr: 3 } : { range: (_, low, high) => padded(low, high) },
       },
       axes: [{ ...axis, ...across, size: 28 },
-        { ...axis, size: 58, values: (_, splits) =>
+        { ...axis, size: 58, ...(options.isBytes ? { incrs: SIZES } : {}), values: (_, splits) =>
           splits.map((v) => (v === null ? "" : this.sayShort(v))) }],
       series: [{}, ...this.lines.flatMap((line) => this.series(line))],
       cursor: {
@@ -207,10 +215,15 @@ export class Chart {
 
   listen(plot) {
     let down = 0;
+    let picking = null;
     plot.over.addEventListener("mousedown", (event) => (down = event.clientX));
     plot.over.addEventListener("click", (event) => {
-      if (Math.abs(event.clientX - down) > 4 || plot.cursor.idx === null) return;
-      this.options.onPick?.(plot.data[0][plot.cursor.idx]);
+      clearTimeout(picking);
+      const isSingle = event.detail < 2 && Math.abs(event.clientX - down) <= 4;
+      if (!isSingle || plot.cursor.idx === null) return;
+      const x = plot.data[0][plot.cursor.idx];
+      // a second click would make it a double click, which marks nothing
+      picking = setTimeout(() => this.options.onPick?.(x), DOUBLE_MS);
     });
   }
 

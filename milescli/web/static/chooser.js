@@ -60,6 +60,7 @@ function section(name, list, chosen, choose) {
         h("input", {
           type: "checkbox",
           id: `column-${column.name}`,
+          title: column.about || null,
           prop: { checked: chosen.includes(column.name) },
           on: {
             change: (event) => {

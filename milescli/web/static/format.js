@@ -1,4 +1,4 @@
-// Figures as people read them. Pure.
+// Figures and names as people read them. Pure.
 
 const NONE = "–";
 
@@ -13,11 +13,14 @@ export function number(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 
-/** Of a share: 71 %. */
+/** Of a share: 71 %. What is not all of it is never rounded up to 100 %. */
 export function percent(share, digits = 0) {
   if (!Number.isFinite(share)) return NONE;
   const value = 100 * share;
   if (value > 0 && value < 1 && digits === 0) return "< 1 %";
+  if (value < 100 && Number(value.toFixed(digits)) === 100) {
+    return `> ${(100 - 10 ** -digits).toFixed(digits)} %`;
+  }
   return `${value.toFixed(digits)} %`;
 }
 
@@ -38,17 +41,17 @@ export function seconds(value) {
   return `${Math.floor(hours / 24)} d${hours % 24 ? ` ${hours % 24} h` : ""}`;
 }
 
-/** 1.5 GB: of 1000, as the rest of miles tells sizes. */
+/** 1.5 GiB, 820 MiB: of 1024, as the plan tells sizes. */
 export function bytes(value) {
   if (!Number.isFinite(value)) return NONE;
-  const names = ["B", "kB", "MB", "GB", "TB"];
+  const names = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
   let size = value;
   while (Math.abs(size) >= 1000 && at < names.length - 1) {
-    size /= 1000;
+    size /= 1024;
     at += 1;
   }
-  return `${Number(size.toPrecision(3))} ${names[at]}`;
+  return `${size < 100 && at > 0 ? Number(size.toFixed(1)) : Math.round(size)} ${names[at]}`;
 }
 
 /** A moment as the clock shows it: 14:03:12; with the day where it was not today. */
@@ -76,6 +79,12 @@ export function plain(value) {
 /** `count` things by their name: 1 step, 3 steps. */
 export function counted(count, word) {
   return `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+}
+
+/** A name in parts, between which a narrow column may break it: after dots, _ and /. */
+export function breakable(name) {
+  return name.split(/(?<=[._/])/).flatMap((part, at) =>
+    at ? [document.createElement("wbr"), part] : [part]);
 }
 
 /** `rollout/reward_mean` in words: reward mean. */

@@ -23,8 +23,8 @@ export function found(root, context, wanted) {
 }
 
 function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wanted) {
-  const extent = isAll ? "" : `; the search stopped after ${counted(steps, "step")}, newest first`;
-  const count = list.length === MOST ? `The first ${MOST}` : counted(list.length, "sample");
+  const extent = isAll ? "" : `; searched the newest ${counted(steps, "step")}`;
+  const count = list.length === MOST ? `The first ${MOST}` : counted(list.length, "place");
   show(
     root,
     h(
@@ -39,11 +39,18 @@ function draw(root, { found: list, searched_steps: steps, is_all: isAll }, wante
       ),
       h("ul", {}, list.map((one) =>
         h("li", {},
-          h("a", { href: view.href({ step: one.step, group: one.prompt_index, q: wanted }) },
-            `step ${number(one.step)}`),
+          h("a", { href: view.href({ step: one.step, group: one.prompt_index, q: wanted,
+            only: null }) }, `step ${one.step}, prompt ${one.prompt_index}${which(one)}`),
           " ",
           visible(one.excerpt).flatMap((node) =>
             typeof node === "string" ? highlighted(node, wanted.toLowerCase()) : [node])))),
     ),
   );
+}
+
+/** , sample 3, reward 1; of a prompt all of its samples are meant. */
+function which({ where, sample, reward }) {
+  if (where === "prompt") return "";
+  const gained = Number.isFinite(reward) ? `, reward ${number(reward, 3)}` : "";
+  return `, sample ${sample + 1}${gained}`;
 }

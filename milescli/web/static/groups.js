@@ -1,7 +1,7 @@
 // The groups of a step, to choose one: prompt, mean reward, and how its samples did.
 
 import { h, show } from "./dom.js";
-import { number } from "./format.js";
+import { counted, number } from "./format.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 
@@ -19,13 +19,29 @@ export function isRight(sample, middle) {
   return Number.isFinite(sample.reward) && sample.reward > middle;
 }
 
+/** The first group that has both right and wrong samples: it has something to compare. */
+export function mixed(groups, middle) {
+  return groups.find((group) => {
+    const num = group.samples.filter((sample) => isRight(sample, middle)).length;
+    return num > 0 && num < group.samples.length;
+  });
+}
+
+/** 4 of 32 groups were kept. */
+function keptWords(count, numKept, numGroups) {
+  const kept = numGroups > numKept
+    ? `${number(numKept)} of ${counted(numGroups, "group")} ${numKept === 1 ? "was" : "were"} kept`
+    : counted(numKept, "group");
+  return count < numKept ? `${kept}, ${number(count)} shown` : kept;
+}
+
 /** Draw the list; each entry is a link to its group. */
-export function groupList(root, groups, current, middle) {
+export function groupList(root, groups, { current, middle, numGroups, numKept }) {
   const hadFocus = root.contains(document.activeElement);
   const scroll = root.scrollTop;
   show(
     root,
-    h("h2", { class: "small muted" }, groups.length === 1 ? "1 group" : `${groups.length} groups`),
+    h("h2", { class: "small muted" }, keptWords(groups.length, numKept, numGroups)),
     h(
       "ul",
       {},

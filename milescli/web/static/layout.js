@@ -1,7 +1,7 @@
 // The layout of a plan, drawn simply: a box for each device with what works on it.
 
 import { h } from "./dom.js";
-import { counted } from "./format.js";
+import { counted, number } from "./format.js";
 
 const MOST = 64;
 const AXES = ["tp", "pp", "cp", "ep", "dp"];
@@ -21,15 +21,19 @@ export function layout(plan) {
     [...nodes].map(([node, slots]) =>
       h("div", { class: "node" },
         nodes.size > 1 && h("h3", {}, `node ${node}`),
-        h("ul", { class: "slots" }, slots.map(slotBox)))),
+        h("ul", { class: "slots" },
+          slots.map((slot) => slotBox(slot, plan.device_kind))))),
     plan.slots.length > MOST &&
-      h("p", { class: "muted small" }, `and ${counted(plan.slots.length - MOST, "device")} more`),
+      h("p", { class: "muted small" }, `and ${number(plan.slots.length - MOST)} more`),
   ];
 }
 
 function words(plan) {
   const { trainer = {}, engines = {}, batch = {} } = plan;
-  const axes = AXES.filter((axis) => trainer[axis]).map((axis) => `${axis} ${trainer[axis]}`);
+  const wide = AXES.filter((axis) => trainer[axis] > 1).map((axis) => `${axis} ${trainer[axis]}`);
+  const narrow = AXES.filter((axis) => trainer[axis] === 1);
+  const axes = [...wide, narrow.length > 0 && `${narrow.join(", ")} ${narrow.length > 1
+    ? "all 1" : "1"}`].filter(Boolean);
   const told = [
     ["trainer", axes.join(" × "), "train"],
     engines.num && ["engines", `${engines.num} × tp ${engines.tp ?? 1}`, "rollout"],
@@ -43,13 +47,14 @@ function words(plan) {
   return told.filter((one) => one && one[1]);
 }
 
-function slotBox(slot) {
+function slotBox(slot, kind) {
   const has = (value) => value !== null && value !== undefined;
   const engineRank = slot.engine_rank ? `, rank ${slot.engine_rank}` : "";
   return h(
     "li",
     { class: "slot" },
-    h("span", { class: "muted small" }, `device ${slot.device}`),
+    h("span", { class: "muted small" },
+      kind === "cpu" ? `share ${slot.device} of the CPU` : `device ${slot.device}`),
     has(slot.trainer_rank) && h("span", { class: "of-trainer" },
       `trainer rank ${slot.trainer_rank}`),
     has(slot.engine) && h("span", { class: "of-engine" }, `engine ${slot.engine}${engineRank}`),

@@ -139,7 +139,7 @@ class Curves {
       this.forget();
       show(this.grid);
     }
-    const range = this.range();
+    const range = this.range() ?? shared(names.flatMap((name) => lines.get(name)));
     for (const name of names) {
       const options = { ...this.options(name), range };
       const chart = this.charts.get(name);
@@ -268,4 +268,12 @@ class Curves {
     this.loaded.close();
     this.forget();
   }
+}
+
+/** From the first to the last place of all lines, so that charts can be read one below another. */
+function shared(lines) {
+  const xs = lines.flatMap((line) => [line.xs[0], line.xs.at(-1)]).filter(Number.isFinite);
+  if (!xs.length) return null;
+  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  return low < high ? [low, high] : [low - 1, high + 1];
 }

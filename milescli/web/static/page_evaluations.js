@@ -4,11 +4,13 @@ import { Chart } from "./chart.js";
 import { h, show } from "./dom.js";
 import { counted, number, percent, seconds, words } from "./format.js";
 import { rewardPill } from "./sample_card.js";
+import { samplingWords } from "./sampling.js";
 import { empty, Loaded } from "./states.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 
 const LIMIT = 20;
+const ONLY = [["", "All"], ["right", "Only right"], ["wrong", "Only wrong"]];
 
 export function open(root, context) {
   return new Evaluations(root, context);
@@ -21,12 +23,16 @@ class Evaluations {
       h("div", {})];
     show(root, this.plot, this.tables, this.samples);
     this.loaded = new Loaded(root, {
-      load: (signal) => context.ask("evaluations", null, { signal }),
-      draw: (answer) => this.draw(answer),
+      load: (signal) => Promise.all(["evaluations", "recipe"].map((name) =>
+        context.ask(name, null, { signal }))),
+      draw: ([answer, recipe]) => {
+        this.sampling = samplingWords(recipe.keys);
+        this.draw(answer);
+      },
     });
     this.rows = new Loaded(this.samples, {
       load: (signal) => context.ask("evaluation-samples", { path: this.path,
-        offset: view.number("offset", 0), limit: LIMIT }, { signal }),
+        only: this.only, offset: view.number("offset", 0), limit: LIMIT }, { signal }),
       draw: (answer) => this.drawSamples(answer),
     });
     this.loaded.refresh();
@@ -38,9 +44,9 @@ class Evaluations {
   }
 
   changed() {
-    const [path, offset] = [view.get("path"), view.number("offset", 0)];
-    if (path === this.path && offset === this.offset) return;
-    Object.assign(this, { path, offset });
+    const [path, only, offset] = [view.get("path"), view.get("only"), view.number("offset", 0)];
+    if (path === this.path && only === this.only && offset === this.offset) return;
+    Object.assign(this, { path, only, offset });
     if (path) this.rows.refresh();
     else show(this.samples);
   }
@@ -56,7 +62,8 @@ class Evaluations {
     this.drawChart(evaluations, validations);
     show(
       this.tables,
-      evaluations.length > 0 && this.table("During the run", evaluations, "accuracy"),
+      evaluations.length > 0 && this.table("During the run", evaluations, "accuracy",
+        this.sampling),
       validations.length > 0 && this.table("Held-out rows", validations, "loss"),
       sets.length > 0 && this.sets(sets),
     );
@@ -69,13 +76,15 @@ class Evaluations {
     if (list.length < 2) return;
     const lines = [{ name: "", place: 0, dots: true, xs: list.map((one) => one.step),
       ys: list.map((one) => one[name]) }];
-    const options = { title, say: name === "accuracy" ? (value) => percent(value, 1) : number,
+    const about = name === "accuracy" ? this.sampling : "";
+    const options = { title, about,
+      say: name === "accuracy" ? (value) => percent(value, 1) : number,
       sayShort: name === "accuracy" ? percent : null };
     if (this.chart) this.chart.update(lines, options);
     else this.chart = new Chart(this.plot, lines, options);
   }
 
-  table(title, list, main) {
+  table(title, list, main, note = "") {
     const figures = [...new Set(list.flatMap((one) => Object.keys(one.figures ?? {})))];
     const say = main === "accuracy" ? (value) => percent(value, 1) : number;
     const timed = list.some((one) => Number.isFinite(one.seconds));
@@ -91,6 +100,7 @@ class Evaluations {
         ...(timed ? [seconds(one.seconds)] : []),
         this.samplesLink(one.path, `Samples of step ${one.step}`),
       ]),
+      note,
     );
   }
 
@@ -116,7 +126,7 @@ class Evaluations {
       "aria-current": path === this.path ? "true" : null }, "samples");
   }
 
-  drawSamples({ total, samples }) {
+  drawSamples({ total, samples, is_all: isAll = true }) {
     const offset = view.number("offset", 0);
     const go = (to) => view.set({ offset: to || null });
     show(
@@ -127,16 +137,20 @@ class Evaluations {
         h("div", { class: "row between" },
           h("h2", {}, `Samples of ${this.path}`),
           h("span", { class: "row" },
+            h("span", { class: "several", role: "group", "aria-label": "Which samples" },
+              ONLY.map(([value, text]) => h("button", {
+                "aria-pressed": String(value === view.get("only")),
+                on: { click: () => view.set({ only: value, offset: null }) } }, text))),
             h("button", { disabled: offset === 0,
               on: { click: () => go(Math.max(0, offset - LIMIT)) } },
               "Before"),
             h("span", { class: "muted small" },
               `${number(Math.min(offset + 1, total))} to ${number(offset + samples.length)} of `
-              + counted(total, "sample")),
+              + counted(total, "sample") + (isAll ? "" : " so far; the rest was not read")),
             h("button", { disabled: offset + samples.length >= total,
               on: { click: () => go(offset + LIMIT) } }, "Next"),
             h("button", { class: "plain", on: { click: () =>
-              view.set({ path: null, offset: null }) } },
+              view.set({ path: null, only: null, offset: null }) } },
               "Close"))),
         h("ul", { class: "evaluated" }, samples.map(sampleRow)),
       ),
@@ -157,7 +171,7 @@ function sampleRow(sample) {
     "li",
     {},
     h("div", { class: "row small" }, rewardPill(sample.reward, isRight),
-      h("span", { class: "muted" }, `prompt ${number(sample.index)}`),
+      h("span", { class: "muted" }, `prompt ${sample.index}`),
       sample.stop_reason === "length" && h("span", { class: "pill warning" }, "cut off: length"),
       label !== null && label !== undefined && h("span", { class: "muted" }, "label ",
         visible(String(label)))),
@@ -166,7 +180,7 @@ function sampleRow(sample) {
   );
 }
 
-function table(title, heads, rows) {
+function table(title, heads, rows, note = "") {
   return h(
     "section",
     { class: "card", "aria-label": title },
@@ -176,6 +190,7 @@ function table(title, heads, rows) {
         h("thead", {}, h("tr", {}, heads.map((head) => head ? h("th", { scope: "col" }, head)
           : h("td", {}, h("span", { class: "unseen" }, "Samples"))))),
         h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))))),
+    note && h("p", { class: "muted small" }, note),
   );
 }
 

@@ -75,8 +75,8 @@ class LogsPage {
           "aria-label": "Search this log",
           on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }),
             250) } })),
-      h("button", { "aria-pressed": String(view.get("wrap") === "1"),
-        on: { click: () => view.set({ wrap: view.get("wrap") ? null : "1" },
+      h("button", { "aria-pressed": String(isWrapped()),
+        on: { click: () => view.set({ wrap: isWrapped() ? "0" : null },
           { replace: true }) } }, "Wrap"),
     );
   }
@@ -87,7 +87,7 @@ class LogsPage {
 
   changed() {
     if (!this.attempts.length) return;
-    this.lines.classList.toggle("wrap", view.get("wrap") === "1");
+    this.lines.classList.toggle("wrap", isWrapped());
     if (!this.tools.contains(document.activeElement) || document.activeElement.type !== "search") {
       const focused = document.activeElement?.id;
       this.drawTools();
@@ -120,7 +120,7 @@ class LogsPage {
     const searched = isAll ? "" : " (the search was ended for time; newest first)";
     this.note.textContent = lines.length
       ? `The last ${number(lines.length)} of ${number(total)} ${which}${searched}`
-      : `No ${which}${searched}`;
+      : this.emptyText(which, searched);
     const older = lines.length < total && this.limit < MOST &&
       h("button", { class: "link", on: { click: () => {
         this.limit = Math.min(MOST, 4 * this.limit);
@@ -131,14 +131,26 @@ class LogsPage {
         h("span", { class: "number" }, line.number),
         h("span", { class: "line" }, visible(plainText(line.text)).flatMap((node) =>
           typeof node === "string" ? highlighted(node, wanted) : [node]))))));
-    this.lines.classList.toggle("wrap", view.get("wrap") === "1");
+    this.lines.classList.toggle("wrap", isWrapped());
     if (atEnd || wasEmpty) this.lines.scrollTop = this.lines.scrollHeight;
+  }
+
+  /** Why there are no lines. */
+  emptyText(which, searched) {
+    const { file } = this.chosen();
+    if (file && !file.size_bytes) return "This file is empty: nothing was written into it.";
+    return `No ${which}${searched}`;
   }
 
   close() {
     this.files.close();
     this.loaded.close();
   }
+}
+
+/** Long lines are, unless the address says otherwise. */
+function isWrapped() {
+  return view.get("wrap") !== "0";
 }
 
 /** Without the escapes that colour a terminal. */

@@ -2,15 +2,18 @@
 
 import { Chart } from "./chart.js";
 import { h, show } from "./dom.js";
-import { bytes, percent, words } from "./format.js";
+import { bytes, percent } from "./format.js";
 import { withCode } from "./verdict.js";
 import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;
+const MOST_ROWS = 6;
+const ALL = "all-processes";
 const COLOURS = ["rollout", "train", "publish", "pack", "eval", "save", "accent"];
 
 export function open(root, context) {
   let chart = null;
+  let isWhole = false;
   const [planned, measured, over] = [h("div", {}), h("div", {}), h("div", {})];
   show(root, planned, measured, over);
   const loaded = new Loaded(root, {
@@ -21,7 +24,12 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
-      show(measured, devices(answer, context.summary));
+      const hadFocus = document.activeElement?.id === ALL;
+      show(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
+        isWhole = !isWhole;
+        loaded.refresh();
+      }));
+      if (hadFocus) document.getElementById(ALL)?.focus();
       chart = drawOver(over, answer.over_time, chart);
     },
   });
@@ -77,32 +85,73 @@ function phaseParts({ phase, parts }, whole) {
   );
 }
 
-function devices({ measured: told }, summary) {
+/** Of GPUs: what each rank or engine told. The most is never below what is held now. */
+function devices({ measured }, summary) {
+  const told = measured.filter((one) => one.total_bytes || one.device !== "cpu");
+  if (!told.length) return null;
   const planned = new Map((summary?.memory ?? []).map((one) => [one.worker, one.planned_bytes]));
-  const measured = told.map((one) => ({ ...one, planned_bytes: planned.get(one.worker) }));
-  if (!measured.length) {
+  const rows = told.map((one) => [one.worker, String(one.device ?? ""), one.used_bytes,
+    largest([one.used_bytes, one.peak_bytes]), largest([one.reserved_bytes]),
+    planned.get(one.worker), one.total_bytes]);
+  return measuredCard("Memory of devices: last seen, and the most",
+    ["Worker", "Device", "last seen", "most", "reserved", "planned", "of"], rows);
+}
+
+/** In main memory: what the watchdog saw, and what the processes themselves told as their most. */
+function processes({ over_time: points, measured }, isWhole, toggle) {
+  const seen = new Map();
+  const at = (worker) => {
+    const name = worker.replaceAll(" ", "-");
+    if (!seen.has(name)) seen.set(name, { name, now: null, most: null });
+    return seen.get(name);
+  };
+  for (const point of points) {
+    for (const [worker, size] of Object.entries(point.resident_bytes)) {
+      const one = at(worker);
+      Object.assign(one, { now: size, most: largest([one.most, size]) });
+    }
+  }
+  for (const told of measured.filter((one) => one.device === "cpu")) {
+    const one = at(told.worker);
+    one.most = largest([one.most, told.used_bytes, told.peak_bytes]);
+  }
+  const all = [...seen.values()].sort((a, b) => b.most - a.most);
+  if (!all.length) {
     return h("section", { class: "card", "aria-label": "What was measured" },
       h("h2", {}, "What was measured"),
-      h("p", { class: "muted" },
-        "No process told of the memory of a device. On a CPU all is in main "
-        + "memory: see below. On GPUs, ranks and engines tell here what they hold as the run "
-        + "goes on."));
+      h("p", { class: "muted" }, "Nothing yet: what each process holds in main memory is written "
+        + "down every ten seconds, and on GPUs ranks and engines tell what they hold there."));
   }
-  const names = [...new Set(measured.flatMap((one) => Object.keys(one)))].filter(
-    (name) => name !== "worker" && measured.some((one) => one[name] !== null
-      && one[name] !== undefined));
-  const say = (name, value) => (name.endsWith("_bytes") ? bytes(value) : String(value ?? ""));
+  const rows = (isWhole ? all : all.slice(0, MOST_ROWS)).map((one) =>
+    [one.name, one.now, one.most]);
+  const more = all.length > MOST_ROWS && h("button", { class: "link", id: ALL, "aria-expanded":
+    String(isWhole), on: { click: toggle } },
+  isWhole ? `Only the ${MOST_ROWS} largest` : `Show all ${all.length} processes`);
+  return measuredCard("Main memory of each process: last seen, and the most",
+    ["Process", "last seen", "most"], rows, more);
+}
+
+/** Columns of which no row has a value are left out. */
+function measuredCard(title, heads, rows, more = null) {
+  const kept = heads.map((_, at) => at).filter((at) =>
+    rows.some((row) => row[at] !== null && row[at] !== undefined && row[at] !== ""));
+  const say = (value) => (typeof value === "string" ? value : bytes(value));
   return h(
     "section",
-    { class: "card", "aria-label": "What was measured" },
-    h("h2", {}, "What was measured last"),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Measured, by worker" },
+    { class: "card", "aria-label": title },
+    h("h2", {}, title),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Table: ${title}` },
       h("table", {},
-        h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Worker"), names.map((name) =>
-          h("th", { scope: "col" }, words(name.replace(/_bytes$/, "")))))),
-        h("tbody", {}, measured.map((one) => h("tr", {}, h("th", { scope: "row" }, one.worker),
-          names.map((name) => h("td", {}, say(name, one[name])))))))),
+        h("thead", {}, h("tr", {}, kept.map((at) => h("th", { scope: "col" }, heads[at])))),
+        h("tbody", {}, rows.map((row) => h("tr", {}, kept.map((at) => at === 0
+          ? h("th", { scope: "row" }, row[0]) : h("td", {}, say(row[at])))))))),
+    more,
   );
+}
+
+function largest(values) {
+  const known = values.filter(Number.isFinite);
+  return known.length ? Math.max(...known) : null;
 }
 
 /** Main memory of the largest processes, over time. */
@@ -124,7 +173,7 @@ function drawOver(root, points, chart) {
   const xs = points.map((point) => point.time_s - begin);
   const lines = names.map((name, place) => ({ name, place, xs,
     ys: points.map((point) => point.resident_bytes[name] ?? null) }));
-  const options = { title: "Main memory by process", isTime: true, say: bytes,
+  const options = { title: "Main memory by process", isTime: true, isBytes: true, say: bytes,
     about: `The ${names.length} largest of ${most.size} processes` };
   if (chart) {
     chart.update(lines, options);

@@ -3,7 +3,9 @@
 import { h, show } from "./dom.js";
 import { bytes, counted, number, percent, seconds } from "./format.js";
 import { leftText, phaseText } from "./head.js";
-import { phaseBar } from "./phases.js";
+import { phaseBar, runBar } from "./phases.js";
+import { samplingWords } from "./sampling.js";
+import { numRecent } from "./series.js";
 import { sparkline } from "./sparkline.js";
 import { empty, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
@@ -17,17 +19,20 @@ const LOSS = "train/loss";
 export function open(root, context) {
   const loaded = new Loaded(root, {
     load: async (signal) => {
-      const [summary, told, names] = await Promise.all([
+      const [summary, told, names, plan, recipe] = await Promise.all([
         context.summary ?? context.ask("summary", null, { signal }),
-        context.ask("evaluations", null, { signal }),
-        context.ask("names", null, { signal }),
+        ...["evaluations", "names", "plan", "recipe"].map((name) =>
+          context.ask(name, null, { signal })),
       ]);
       const known = new Set(names.columns.map((column) => column.name));
       const name = [REWARD, LOSS].filter((one) => known.has(one));
       const columns = name.length
         ? await context.ask("columns", { name, points: POINTS }, { signal })
         : { steps: [], columns: {} };
-      return { summary, told, columns };
+      const abouts = new Map(names.columns.map((column) => [column.name, column.about]));
+      const more = { takesTurns: plan.max_staleness === 0, sampling: samplingWords(recipe.keys),
+        about: (name) => abouts.get(name) ?? "" };
+      return { summary, told, columns, more };
     },
     draw: (answer) => draw(root, answer),
   });
@@ -35,14 +40,14 @@ export function open(root, context) {
   return { refresh: () => loaded.refresh(), close: () => loaded.close() };
 }
 
-function draw(root, { summary, told, columns }) {
+function draw(root, { summary, told, columns, more }) {
   // what a reader has unfolded stays so while the run goes on
   const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
   show(
     root,
-    verdictCard(summary.verdict),
+    verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
     summary.step || summary.phases?.length
-      ? [gains(summary, told, columns), flow(summary)]
+      ? [gains(summary, told, columns, more), flow(summary, more), meanings(more)]
       : waiting(summary),
   );
   for (const one of root.querySelectorAll("details")) {
@@ -58,7 +63,7 @@ function waiting(summary) {
 
 // --- what it gained
 
-function gains(summary, told, columns) {
+function gains(summary, told, columns, { sampling }) {
   const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
   const accuracies = told.evaluations.map((one) => [one.step, one.accuracy]);
   const losses = told.validations.map((one) => [one.step, one.loss]);
@@ -66,9 +71,10 @@ function gains(summary, told, columns) {
     "div",
     { class: "grid gains" },
     summary.reward && figure("Reward", summary.reward, of(REWARD),
-      "mean over the samples of a step"),
+      "a point is the mean over the samples of one step"),
     summary.accuracy &&
-      figure("Held-out accuracy", summary.accuracy, accuracies, accuracyNote(summary), percent1),
+      figure("Held-out accuracy", summary.accuracy, accuracies,
+        [accuracyNote(summary), sampling].filter(Boolean).join("; "), percent1),
     summary.learns_from_rows &&
       summary.loss &&
       figure("Loss", summary.loss, of(LOSS), "of the rows of a step", number, "lowest"),
@@ -96,7 +102,8 @@ function figure(title, value, points, note, say = number, best = "best") {
     { class: "card figure", "aria-label": title },
     h("h2", {}, title),
     h("p", { class: "big" }, say(value.last)),
-    h("p", { class: "muted small" }, `from ${say(value.first)} · ${best} ${say(value.best)}`),
+    h("p", { class: "muted small" },
+      `the last one · first ${say(value.first)} · ${best} ${say(value.best)}`),
     sparkline(points, label) ?? h("p", { class: "muted small spark-none" }, "a line from two on"),
     note && h("p", { class: "muted small" }, note),
   );
@@ -141,17 +148,22 @@ function pairs(rows) {
 
 // --- where the time goes
 
-function flow(summary) {
+function flow(summary, more) {
+  const window = summary.step > 0
+    && h("span", { class: "muted small" }, ` ${windowWords(summary.step)}`);
   return h(
     "div",
     { class: "grid flow" },
     h(
       "section",
       { class: "card wide", "aria-label": "Where the time of a step goes" },
-      h("h2", {}, "Where the time of a step goes"),
+      summary.run_phases?.length > 0 && h("div", { class: "whole-run" },
+        h("h2", {}, "Where the time of the whole run went"),
+        runBar(summary.run_phases)),
+      h("h2", {}, "Where the time of a step goes", window),
       summary.phases?.length ? phaseBar(summary.phases)
         : h("p", { class: "muted" }, "Not known yet."),
-      waits(summary.waits ?? []),
+      waits(summary.waits ?? [], more),
     ),
     h(
       "div",
@@ -159,7 +171,7 @@ function flow(summary) {
       h(
         "section",
         { class: "card", "aria-label": "Speed" },
-        h("h2", {}, "Speed"),
+        h("h2", {}, "Speed", window && window.cloneNode(true)),
         pairs(speeds(summary)),
       ),
       memory(summary.memory ?? []),
@@ -181,7 +193,7 @@ function speeds(summary) {
   ];
 }
 
-function waits(list) {
+function waits(list, { takesTurns }) {
   if (!list.length) return null;
   return h(
     "ul",
@@ -195,6 +207,39 @@ function waits(list) {
         Number.isFinite(one.share) && h("span", { class: "muted" }, ` (${percent(one.share)})`),
       ),
     ),
+    takesTurns && h("li", { class: "muted" }, "They take turns: with ",
+      h("code", {}, "rollout.max_staleness=0"), " one works while the other waits."),
+  );
+}
+
+/** mean of the last 6 steps. */
+function windowWords(count) {
+  return `mean of the last ${counted(numRecent(count), "step")}`;
+}
+
+// --- what the words mean
+
+/** As the table of figures says it where it has a row, else in a line of our own. */
+function meanings({ about }) {
+  const terms = [
+    ["rollout", about("time/rollout_s")],
+    ["pack", about("time/pack_s")],
+    ["train", about("time/train_s")],
+    ["publish", about("time/publish_s")],
+    ["save", about("time/save_s")],
+    ["reward", about("rollout/reward_mean")],
+    ["held-out accuracy", "mean reward over prompts that it does not learn from"],
+    ["staleness", about("rollout/staleness_mean")],
+    ["MFU", "FLOPs of the model in training, as a share of what the devices can do at most"],
+    ["checkpoint", "the newest step from which the run can be resumed"],
+    ["restarts", "how often a lost process was replaced"],
+  ].filter(([, text]) => text);
+  return h(
+    "details",
+    { class: "card", data: { name: "words" } },
+    h("summary", {}, "What these words mean"),
+    h("dl", { class: "pairs words" }, terms.map(([name, text]) =>
+      [h("dt", {}, name), h("dd", {}, text)])),
   );
 }
 
@@ -205,7 +250,7 @@ function memory(list) {
   return h(
     "section",
     { class: "card", "aria-label": "Memory" },
-    h("h2", {}, "Memory"),
+    h("h2", {}, "Memory", h("span", { class: "muted small" }, " last seen")),
     h("ul", { class: "devices" }, shown.map(device)),
     list.length > shown.length &&
       h("p", { class: "small" }, h("a", { href: view.href({ page: "memory" }) },

@@ -2,7 +2,7 @@
 // layout, and what the run was made with.
 
 import { h, show } from "./dom.js";
-import { plain } from "./format.js";
+import { breakable, bytes, plain } from "./format.js";
 import { layout } from "./layout.js";
 import { Loaded, empty } from "./states.js";
 import { withCode } from "./verdict.js";
@@ -42,12 +42,26 @@ function decisions(plan) {
     "section",
     { class: "card", "aria-label": "Decisions" },
     h("h2", {}, "What the plan decided, and why"),
-    h("dl", { class: "decisions" }, plan.decisions.map((one) =>
+    h("dl", { class: "decisions" }, gathered(plan.decisions).map((one) =>
       h("div", {},
-        h("dt", {}, h("code", {}, one.key)),
+        h("dt", {}, h("code", {}, breakable(one.key))),
         h("dd", {}, h("b", {}, plain(one.value)), h("p", { class: "muted small" },
           withCode(String(one.reason ?? ""))))))),
   );
+}
+
+/** Axes of the trainer that are 1, as one decision. */
+function gathered(list) {
+  const narrow = list.filter(isNarrow);
+  if (narrow.length < 2) return list;
+  const key = `trainer.${narrow.map((one) => one.key.split(".")[1]).join(", ")}`;
+  const reason = [...new Set(narrow.map((one) => one.reason))].join("; ");
+  return list.filter((one) => one === narrow[0] || !narrow.includes(one)).map((one) =>
+    (one === narrow[0] ? { ...one, key, reason } : one));
+}
+
+function isNarrow(one) {
+  return /^trainer\.(tp|pp|cp|ep|dp)$/.test(one.key) && String(one.value) === "1";
 }
 
 function recipeCard(root, known) {
@@ -68,6 +82,11 @@ function recipeCard(root, known) {
   );
 }
 
+/** Sizes also as people read them. */
+function valueText(name, value) {
+  return name.endsWith("_bytes") && value >= 1024 ? `${value} (${bytes(value)})` : plain(value);
+}
+
 /** Was it left as it is by default? */
 const isDefault = (one) => one.origin === "default";
 
@@ -83,6 +102,8 @@ function drawKeys(root, known) {
   }
   const mark = (text) => visible(text).flatMap((node) =>
     typeof node === "string" ? highlighted(node, wanted) : [node]);
+  const inParts = (nodes) => nodes.flatMap((node) =>
+    typeof node === "string" ? breakable(node) : [node]);
   show(
     root,
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Keys of the recipe" },
@@ -91,8 +112,8 @@ function drawKeys(root, known) {
           h("th", { scope: "col" }, one)))),
         h("tbody", {}, shown.map((one) =>
           h("tr", { class: isDefault(one) ? "" : "was-set" },
-            h("td", { class: "mono" }, mark(one.key)),
-            h("td", { class: "mono value" }, mark(plain(one.value))),
+            h("td", { class: "mono" }, inParts(mark(one.key))),
+            h("td", { class: "mono value" }, mark(valueText(one.key, one.value))),
             h("td", { class: "muted small" }, mark(one.origin ?? ""))))))),
   );
 }
@@ -122,7 +143,7 @@ function manifestCard(manifest) {
     h("h2", {}, "Made with"),
     h("dl", { class: "pairs" }, Object.entries(rest).filter(([name]) => name !== "data").map(
       ([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", { class: "mono" },
-        visible(plain(value)))])),
+        visible(valueText(name, value)))])),
     packages && h("details", {}, h("summary", {}, "Packages"), h("dl", { class: "pairs" },
       Object.entries(packages).map(([name, value]) => [h("dt", {}, name),
         h("dd", { class: "mono" }, plain(value))]))),

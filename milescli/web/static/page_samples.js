@@ -3,15 +3,18 @@
 import { h, settled, show } from "./dom.js";
 import { counted, number } from "./format.js";
 import { found } from "./found.js";
-import { groupList, isRight, midpoint } from "./groups.js";
+import { groupList, isRight, midpoint, mixed } from "./groups.js";
+import { Readout } from "./readout.js";
 import { sampleCard } from "./sample_card.js";
+import { SampleTools } from "./sample_tools.js";
 import { legend, MODES } from "./scales.js";
 import { nearest } from "./series.js";
 import { empty, Loaded, problem } from "./states.js";
+import { highlighted } from "./token_view.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 
-const ONLY = [["", "All"], ["right", "Only right"], ["wrong", "Only wrong"]];
+const NUM_GROUPS = "rollout/num_groups";
 
 export function open(root, context) {
   return new Samples(root, context);
@@ -20,15 +23,20 @@ export function open(root, context) {
 class Samples {
   constructor(root, context) {
     Object.assign(this, { root, context, steps: [], step: null, groups: [], views: [] });
-    this.tools = h("div", { class: "tools card" });
+    this.results = h("div", {});
+    this.tools = new SampleTools({
+      go: (place) => this.go(place),
+      step: (step) => this.go(nearest(this.steps, step)),
+      searchAll: (text) => found(this.results, context, text),
+      closeResults: () => show(this.results),
+    });
     this.list = h("div", { class: "groups" });
     this.main = h("div", { class: "stack group" });
-    this.readout = h("output", { class: "readout", "aria-live": "off" });
+    this.readout = new Readout();
     this.content = h("div", { class: "samples" }, this.list, this.main);
-    this.results = h("div", {});
-    show(root, this.tools, this.results, this.content, this.readout);
+    show(root, this.tools.box, this.results, this.content, this.readout.box);
     this.loaded = new Loaded(this.content, {
-      load: (signal) => context.ask("samples", { step: this.wantedStep() }, { signal }),
+      load: (signal) => this.load(signal),
       draw: (answer) => this.take(answer),
     });
     this.later = settled(() => this.loaded.refresh(), 80);
@@ -48,7 +56,7 @@ class Samples {
     }
     if (!this.steps.length) {
       const rows = this.context.summary?.learns_from_rows;
-      this.tools.hidden = true;
+      this.tools.box.hidden = true;
       this.content.removeAttribute("aria-busy");
       show(this.content, rows
         ? empty("No samples", "This run learns from rows of a file: the model says nothing in it.")
@@ -56,7 +64,7 @@ class Samples {
           + "here. The key logging.samples_per_step of the recipe says how many groups are kept."));
       return;
     }
-    this.tools.hidden = false;
+    this.tools.box.hidden = false;
     this.drawTools();
     this.loaded.refresh();
   }
@@ -69,6 +77,16 @@ class Samples {
     const wanted = view.number("step");
     if (!this.steps.length) return wanted;
     return wanted === null ? this.steps.at(-1) : this.steps[nearest(this.steps, wanted)];
+  }
+
+  /** The samples of a step, and how many groups it had. */
+  async load(signal) {
+    const step = this.wantedStep();
+    const [answer, columns] = await Promise.all([
+      this.context.ask("samples", { step }, { signal }),
+      this.context.ask("columns", { name: NUM_GROUPS, first: step, last: step }, { signal }),
+    ]);
+    return { ...answer, numGroups: columns.columns[NUM_GROUPS]?.[0] };
   }
 
   async refresh() {
@@ -103,9 +121,8 @@ class Samples {
     return MODES.some(([name]) => name === mode) ? mode : "logprob";
   }
 
-  take({ step, groups }) {
-    this.step = step;
-    this.groups = groups;
+  take({ step, groups, numGroups }) {
+    Object.assign(this, { step, groups, numGroups });
     this.middle = midpoint(groups);
     if (!this.content.contains(this.list)) show(this.content, this.list, this.main);
     this.draw();
@@ -132,12 +149,14 @@ class Samples {
     this.drawn = this.signature();
     const groups = this.shownGroups();
     const wanted = view.get("group");
-    const current = groups.find((group) => String(group.prompt_index) === wanted) ?? groups[0];
+    const current = groups.find((group) => String(group.prompt_index) === wanted)
+      ?? mixed(groups, this.middle) ?? groups[0];
     this.current = current;
     this.inOrder = groups;
-    groupList(this.list, groups, current, this.middle);
+    const { middle, numGroups } = this;
+    groupList(this.list, groups, { current, middle, numGroups, numKept: this.groups.length });
     this.views = [];
-    this.readout.textContent = "";
+    this.readout.hide();
     if (!current) {
       show(this.main, empty("No sample fits", this.groups.length
         ? "No sample of this step passes the filter and the search."
@@ -146,7 +165,8 @@ class Samples {
     }
     const cards = current.shown.map(({ sample, place }) => {
       const card = sampleCard(sample, { place, mode: this.mode(), wanted: view.get("q"),
-        isRight: isRight(sample, this.middle), tell: (text) => (this.readout.textContent = text) });
+        isRight: isRight(sample, this.middle),
+        tell: (text, token) => this.readout.tell(text, token) });
       this.views.push(...card.views);
       return card.element;
     });
@@ -158,11 +178,11 @@ class Samples {
     return h(
       "section",
       { class: "card prompt", "aria-label": "Prompt" },
-      h("div", { class: "row" }, h("h2", {}, `Prompt ${number(group.prompt_index)}`),
+      h("div", { class: "row" }, h("h2", {}, `Prompt ${group.prompt_index}`),
         h("span", { class: "muted small" }, counted(group.samples.length, "sample"),
           group.shown.length < group.samples.length ? `, ${group.shown.length} shown` : "")),
       h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
-        visible(String(group.prompt))),
+        marked(String(group.prompt), view.get("q").toLowerCase())),
       label !== null && label !== undefined && label !== "" &&
         h("p", { class: "small" }, h("span", { class: "muted" }, "label "), visible(String(label))),
     );
@@ -184,51 +204,7 @@ class Samples {
   }
 
   drawTools() {
-    const step = this.wantedStep();
-    const at = nearest(this.steps, step);
-    const focused = this.tools.contains(document.activeElement) ? document.activeElement.id : "";
-    const field = this.tools.querySelector("input[type=search]");
-    const caret = field === document.activeElement ? field?.selectionStart : null;
-    const go = (place) => this.go(place);
-    const several = (label, name, list, current) =>
-      h("span", { class: "several", role: "group", "aria-label": label },
-        list.map(([value, text]) =>
-        h("button", { id: `${name}-${value}`, "aria-pressed": String(value === current),
-          on: { click: () => view.set({ [name]: value }, { replace: true }) } }, text)));
-    show(
-      this.tools,
-      h("div", { class: "row step-picker" },
-        h("button", { id: "step-before", disabled: at <= 0, "aria-label": "Step before",
-          on: { click: () => go(at - 1) } }, "‹"),
-        h("label", { class: "grow" }, h("span", {}, "Step ", h("b", {}, number(step))),
-          h("input", { id: "step-slider", type: "range", min: 0, max: this.steps.length - 1,
-            value: at,
-            "aria-valuetext": `step ${step}`,
-            on: { input: (event) => go(Number(event.target.value)) } })),
-        h("button", { id: "step-after", disabled: at >= this.steps.length - 1,
-          "aria-label": "Next step",
-          on: { click: () => go(at + 1) } }, "›"),
-        h("button", { id: "step-last", disabled: view.number("step") === null,
-          title: "Follow the run: always the newest step",
-          on: { click: () => view.set({ step: null }) } }, "Newest")),
-      several("Which samples", "only", ONLY, view.get("only")),
-      several("Colour of tokens", "colour", MODES, this.mode()),
-      h("form", { class: "row grow", role: "search", on: { submit: (event) => {
-        event.preventDefault();
-        const wanted = event.target.querySelector("input").value;
-        view.set({ q: wanted }, { replace: true });
-        found(this.results, this.context, wanted);
-      } } },
-        h("input", { id: "sample-search", type: "search", value: view.get("q"), class: "grow",
-          placeholder: "Search this step", "aria-label": "Search samples",
-          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }),
-            200) } }),
-        h("button", {}, "All steps")),
-    );
-    if (!focused) return;
-    const again = document.getElementById(focused);
-    again?.focus();
-    if (caret !== null) again?.setSelectionRange(caret, caret);
+    this.tools.fill({ step: this.wantedStep(), steps: this.steps, mode: this.mode() });
   }
 
   go(place) {
@@ -237,6 +213,10 @@ class Samples {
   }
 
   key(key) {
+    if (key === "Escape") {
+      show(this.results);
+      this.readout.hide();
+    }
     const step = { j: 1, k: -1 }[key];
     if (step && this.steps.length) this.go(nearest(this.steps, this.wantedStep()) + step);
     const by = { n: 1, p: -1 }[key];
@@ -248,6 +228,13 @@ class Samples {
 
   close() {
     removeEventListener("page-key", this.onKey);
+    this.readout.close();
     this.loaded.close();
   }
+}
+
+/** A text with what is searched for marked. */
+function marked(text, wanted) {
+  return visible(text).flatMap((node) =>
+    typeof node === "string" ? highlighted(node, wanted) : [node]);
 }

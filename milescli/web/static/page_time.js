@@ -1,8 +1,8 @@
 // Time: who did what from when to when, the share of each phase over steps, and what happened.
 
 import { h, settled, show } from "./dom.js";
-import { moment, number, seconds } from "./format.js";
-import { swatch } from "./phases.js";
+import { bytes, moment, number, seconds } from "./format.js";
+import { runBar, runPhase, swatch } from "./phases.js";
 import { drawShares } from "./shares.js";
 import { empty, Loaded } from "./states.js";
 import { Timeline } from "./timeline.js";
@@ -11,6 +11,7 @@ import { view } from "./view.js";
 
 const PHASES = ["rollout", "pack", "train", "save", "publish"];
 const ROWS = 400;
+const TYPED_MS = 700;
 
 export function open(root, context) {
   return new TimePage(root, context);
@@ -20,10 +21,12 @@ class TimePage {
   constructor(root, context) {
     Object.assign(this, { root, context, timeline: null, shares: null });
     const body = () => h("div", {});
-    const [lanes, shares, told] = [body(), body(), body()];
+    const [whole, lanes, shares, told] = [body(), body(), body(), body()];
     this.tools = h("div", { class: "tools" });
+    this.makeTools();
     show(
       root,
+      whole,
       h("section", { class: "card", "aria-label": "Timeline" },
         h("div", { class: "row between" }, h("h2", {}, "Timeline"), this.tools), lanes),
       h("section", { class: "card", "aria-label": "Share of each phase" },
@@ -38,16 +41,19 @@ class TimePage {
       draw: (answer) => this.drawLanes(answer, lanes),
     });
     this.sharesLoaded = new Loaded(shares, {
-      load: (signal) => context.ask("columns", { points: 1000,
-        name: [...PHASES, "step"].map((name) => `time/${name}_s`) }, { signal }),
-      draw: (answer) => {
+      load: (signal) => Promise.all([
+        context.ask("columns", { points: 1000,
+          name: [...PHASES, "step"].map((name) => `time/${name}_s`) }, { signal }),
+        context.summary ?? context.ask("summary", null, { signal }),
+      ]),
+      draw: ([answer, summary]) => {
         this.shares?.close();
-        this.shares = drawShares(shares, answer, PHASES);
+        this.shares = drawShares(shares, answer, PHASES, summary.phases ?? []);
+        show(whole, wholeRun(summary.run_phases));
       },
     });
     this.told = new ToldList(told, context);
     this.later = settled(() => this.lanes.refresh(), 150);
-    this.drawTools();
     this.refresh();
   }
 
@@ -58,37 +64,73 @@ class TimePage {
   }
 
   changed() {
-    this.drawTools();
-    this.later();
+    this.fillFields();
+    const asked = this.asked();
+    if (asked !== this.shown) this.later();
+    this.shown = asked;
     this.told.changed();
   }
 
-  drawTools() {
-    const field = (name, text) =>
-      h("label", { class: "small" }, text,
-        h("input", { type: "number", min: 1, class: "number", id: `timeline-${name}`,
-          placeholder: name === "last" ? "newest" : "50 before", value: view.get(name),
-          on: { change: (event) => view.set({ [name]: event.target.value || null }) } }));
-    const button = (text, label, act) =>
-      h("button", { "aria-label": label, title: label, on: { click: act } }, text);
-    if (this.tools.contains(document.activeElement)) return;
-    show(
-      this.tools,
-      field("first", "Steps from"),
-      field("last", "to"),
-      h("span", { class: "several", role: "group", "aria-label": "Zoom of the timeline" },
-        button("−", "Zoom out", () => this.timeline?.zoom(1 / 1.6)),
-        button("Whole", "Show all of it", () => this.timeline?.whole()),
-        button("+", "Zoom in", () => this.timeline?.zoom(1.6))),
-    );
+  asked() {
+    return `${view.get("first")}|${view.get("last")}`;
   }
 
-  drawLanes(answer, root) {
+  /** Made once, so that what is being typed stays, whatever is drawn anew. */
+  makeTools() {
+    const field = (name, text) => {
+      const made = { name, shown: "" };
+      const take = () => {
+        made.shown = input.value;
+        view.set({ [name]: input.value || null });
+      };
+      const later = settled(take, TYPED_MS);
+      const input = h("input", { type: "number", min: 0, class: "number", id: `timeline-${name}`,
+        placeholder: name === "last" ? "newest" : "50 before", on: { input: later,
+          change: take } });
+      return Object.assign(made, { input, label: h("label", { class: "small" }, text, input) });
+    };
+    this.fields = [field("first", "Steps from"), field("last", "to")];
+    const button = (text, label, act) =>
+      h("button", { "aria-label": label, title: label, on: { click: act } }, text);
+    show(
+      this.tools,
+      this.fields.map((one) => one.label),
+      h("button", { on: { click: () => this.showWholeRun() } }, "Whole run"),
+      h("span", { class: "several", role: "group", "aria-label": "Zoom of the timeline" },
+        button("−", "Zoom out", () => this.timeline?.zoom(1 / 1.6)),
+        button("Fit", "Show all of these steps", () => this.timeline?.steps()),
+        button("+", "Zoom in", () => this.timeline?.zoom(1.6))),
+    );
+    this.fillFields();
+    this.shown = this.asked();
+  }
+
+  /** Put in what the address says, where it says something new. */
+  fillFields() {
+    for (const field of this.fields) {
+      const value = view.get(field.name);
+      if (value === field.shown) continue;
+      field.shown = value;
+      field.input.value = value;
+    }
+  }
+
+  /** From its start, before the first step, to its end. */
+  showWholeRun() {
+    view.set({ first: "0", last: null });
+    this.timeline?.whole();
+  }
+
+  drawLanes(told, root) {
+    const answer = { ...told, intervals: told.intervals.map((one) =>
+      (one.actor === "run" ? { ...one, what: runPhase(one.what) } : one)) };
     if (!answer.intervals.length) {
       this.timeline?.close();
       this.timeline = null;
-      show(root, empty("Nothing to show yet",
-        "Each phase of a step shows up here when the step is done."));
+      show(root, view.get("first") || view.get("last")
+        ? empty("Nothing between these steps", "Choose others, or the whole run.")
+        : empty("Nothing to show yet",
+          "Each phase of a step shows up here when the step is done."));
       return;
     }
     if (!this.timeline) {
@@ -96,12 +138,15 @@ class TimePage {
       this.table = h("details", { on: { toggle: () => this.drawTable() } },
         h("summary", {}, "As a table"));
       this.keys = h("ul", { class: "keys" });
-      show(root, this.keys, box, this.table);
+      this.profiles = h("div", {});
+      show(root, this.keys, box, this.profiles, this.table);
       this.timeline = new Timeline(box, answer);
+      if (view.get("first") === "0") this.timeline.whole();
     } else this.timeline.update(answer);
     this.answer = answer;
     const names = [...new Set(answer.intervals.map((one) => one.what))];
     show(this.keys, names.map((name) => h("li", {}, swatch(name), ` ${name}`)));
+    show(this.profiles, (answer.profiles ?? []).map(profileWords));
     this.drawTable();
   }
 
@@ -130,4 +175,22 @@ class TimePage {
     this.timeline?.close();
     this.shares?.close();
   }
+}
+
+/** Where a profile lies, and what opens it. */
+function profileWords({ number: which, time_s: time, files }) {
+  const sizes = files.map((one) => `${one.name} ${bytes(one.size_bytes)}`).join(", ");
+  return h("p", { class: "small" }, h("b", {}, `Profile ${which}`),
+    h("span", { class: "muted" }, ` done at ${moment(time)}, in `), h("code", {},
+      `profiles/${which}`), sizes ? `: ${sizes}. ` : ". ",
+    h("span", { class: "muted" },
+      "Open a trace in https://ui.perfetto.dev or chrome://tracing."));
+}
+
+/** Of a server of an older miles, none. */
+function wholeRun(phases) {
+  if (!phases?.length) return null;
+  return h("section", { class: "card", "aria-label": "The whole run" },
+    h("h2", {}, "The whole run"),
+    runBar(phases));
 }

@@ -11,9 +11,17 @@ const COLOURS = {
   save: "save",
   eval: "eval",
   checkpoint: "save",
+  start: "save",
+  "warm-up": "pack",
+  steps: "publish",
   lost: "lost",
   silent: "lost",
 };
+
+/** What a run calls its own phases, in words that no phase of a step has. */
+export function runPhase(name) {
+  return { train: "steps", warmup: "warm-up" }[name] ?? name;
+}
 
 /** The name of the CSS variable of a phase's colour. */
 export function phaseColour(name) {
@@ -24,9 +32,13 @@ export function swatch(name) {
   return h("span", { class: "swatch", style: { background: `var(--${phaseColour(name)})` } });
 }
 
-/** One bar of shares and the same in words. `phases`: [{name, share, seconds}]. */
+const LEAST_S = 1e-3;
+
+/** One bar of shares and the same in words, the largest first. `phases`: [{name, share, seconds}].
+ * What took less than a millisecond is left out. */
 export function phaseBar(phases) {
-  const shown = phases.filter((one) => one.share > 0).sort((a, b) => b.share - a.share);
+  const shown = phases.filter((one) => one.share > 0 && !(one.seconds < LEAST_S))
+    .sort((a, b) => b.share - a.share);
   return [
     h(
       "div",
@@ -54,4 +66,9 @@ export function phaseBar(phases) {
       ),
     ),
   ];
+}
+
+/** The same of the phases of a whole run. */
+export function runBar(phases) {
+  return phaseBar(phases.map((one) => ({ ...one, name: runPhase(one.name) })));
 }

@@ -1,7 +1,7 @@
 // One sample: reward, its parts, how it ended, and its text.
 
 import { h } from "./dom.js";
-import { counted, number, plain } from "./format.js";
+import { counted, number, percent, plain } from "./format.js";
 import { TokenView } from "./token_view.js";
 import { visible } from "./visible.js";
 
@@ -37,6 +37,7 @@ export function sampleCard(sample, { place, mode, wanted, isRight, tell }) {
       copyButton(lines, place),
     ),
     rewardParts(sample),
+    leastSure(views),
     views.map((view, at) => [
       lines.length > 1 &&
         h("p", { class: "muted small" },
@@ -84,6 +85,22 @@ function rewardParts(sample) {
       h("li", {}, h("span", { class: "muted" }, visible(`${name} `)),
         typeof value === "number" ? number(value) : visible(plain(value)))),
   );
+}
+
+/** Where the model was least sure of what it said; a click goes there. */
+function leastSure(views) {
+  let least = null;
+  for (const view of views) {
+    const index = view.leastSure();
+    if (index === null) continue;
+    const { logprob, text } = view.tokens[index];
+    if (least === null || logprob < least.logprob) least = { view, index, logprob, text };
+  }
+  if (least === null) return null;
+  return h("p", { class: "small" }, h("span", { class: "muted" }, "least sure: "),
+    h("button", { class: "link", on: { click: () => least.view.mark(least.index) } },
+      h("code", {}, visible(least.text.replaceAll("\n", "⏎"))),
+      ` ${percent(Math.exp(least.logprob), 1)}`));
 }
 
 function copyButton(lines, place) {

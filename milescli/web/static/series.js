@@ -14,6 +14,16 @@ export function smoothed(values, weight) {
   });
 }
 
+/** How many of `count` steps the mean of the newest ones is over: a fifth, 5 to 50. */
+export function numRecent(count) {
+  return Math.min(count, Math.max(5, Math.min(50, Math.round(count / 5))));
+}
+
+/** How many the mean of the first ones is over: a tenth, 5 to 50. */
+export function numEarly(count) {
+  return Math.min(count, Math.max(5, Math.min(50, Math.round(count / 10))));
+}
+
 /** What a logarithm can show: only what is above zero. */
 export function positive(values) {
   return values.map((value) => (value > 0 ? value : null));

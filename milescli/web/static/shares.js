@@ -1,13 +1,15 @@
 // The share of each phase over steps, as a stack of areas.
 
 import { h, show } from "./dom.js";
-import { percent } from "./format.js";
+import { counted, percent } from "./format.js";
 import { phaseColour, swatch } from "./phases.js";
+import { numRecent } from "./series.js";
 import { empty } from "./states.js";
 import { colour } from "./switch.js";
 
-/** Draw it; returns {close}. `answer` holds time/PHASE_s and time/step_s. */
-export function drawShares(root, answer, phases) {
+/** Draw it; returns {close}. `answer` holds time/PHASE_s and time/step_s; `newest` the phases of a
+ * summary: what is told while the cursor is not over a step. */
+export function drawShares(root, answer, phases, newest) {
   const whole = answer.columns["time/step_s"] ?? [];
   const spent = new Map(phases.map((name) => [name, answer.columns[`time/${name}_s`] ?? []]));
   const shown = phases.filter((name) => spent.get(name).some((value) => value > 0));
@@ -20,19 +22,26 @@ export function drawShares(root, answer, phases) {
     return Number.isFinite(share) ? share : 0;
   }));
   const values = shown.map(() => h("b", {}, ""));
-  const inWords = shown.map((name, at) => `${name} ${percent(mean(shares[at]))}`);
+  const shareOf = new Map(newest.map((one) => [one.name, one.share]));
+  const resting = shown.map((name) => shareOf.get(name) ?? 0);
+  const inWords = shown.map((name, at) => `${name} ${percent(resting[at])}`);
+  const window = `mean of the last ${counted(numRecent(answer.num_steps), "step")}`;
+  const which = h("span", { class: "muted" }, "");
   const place = h("div", { class: "plot", role: "img",
-    "aria-label": `Shares of a step: ${inWords.join(", ")}` });
+    "aria-label": `Shares of a step, ${window}: ${inWords.join(", ")}` });
   show(
     root,
     h("ul", { class: "keys" }, shown.map((name, at) =>
-      h("li", {}, swatch(name), ` ${name} `, values[at]))),
+      h("li", {}, swatch(name), ` ${name} `, values[at])), h("li", {}, which)),
     place,
   );
-  const tell = (index) => shown.forEach((_, at) => {
-    const share = index === null || index === undefined ? mean(shares[at]) : shares[at][index];
-    values[at].textContent = percent(share);
-  });
+  const tell = (index) => {
+    const isResting = index === null || index === undefined;
+    which.textContent = isResting ? window : `step ${answer.steps[index]}`;
+    shown.forEach((_, at) => {
+      values[at].textContent = percent(isResting ? resting[at] : shares[at][index]);
+    });
+  };
   const plot = new uPlot(settings(place.clientWidth, shown, tell),
     [answer.steps, ...stacked(shares)], place);
   tell(null);
@@ -79,8 +88,4 @@ function settings(width, shown, tell) {
     cursor: { drag: { x: false, y: false }, points: { show: false } },
     hooks: { setCursor: [(plot) => tell(plot.cursor.idx)] },
   };
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

@@ -13,8 +13,10 @@ export function drawSide(side, runs, current, themeButton) {
     h("div", { class: "brand" }, h("img", { src: "static/icon.svg", alt: "" }), "miles"),
     h("h2", { id: "runs-title" }, runs.length === 1 ? "Run" : `${runs.length} runs`),
     h("ul", { "aria-labelledby": "runs-title" }, runs.map((run) => item(run, current, runs))),
-    runs.length > 1 &&
-      h("p", { class: "muted small side-note" }, "Tick runs to compare them in the curves."),
+    h("p", { class: "muted small side-note" }, runs.length > 1
+      ? "Tick runs to compare them in the curves."
+      : "Further runs of this folder show up here by themselves, with a tick to compare them in "
+        + "the curves."),
     h(
       "div",
       { class: "row side-foot" },
@@ -38,7 +40,7 @@ function item(run, current, runs) {
   const steps = run.num_steps ? `${run.step ?? 0}/${run.num_steps}` : `${run.step ?? 0}`;
   const gained = [
     Number.isFinite(run.reward) && `reward ${number(run.reward, 3)}`,
-    Number.isFinite(run.accuracy) && `accuracy ${percent(run.accuracy)}`,
+    Number.isFinite(run.accuracy) && `accuracy ${percent(run.accuracy, 1)}`,
   ].filter(Boolean);
   const tick = h("input", {
     type: "checkbox",
@@ -69,7 +71,7 @@ function item(run, current, runs) {
         "span",
         { class: "figures" },
         h("span", {}, h("span", { class: `dot ${run.state}` }), `${run.state} · step ${steps}`),
-        gained.length > 0 && h("span", {}, gained.join(" · ")),
+        gained.map((text) => h("span", { class: "gained" }, text)),
       ),
     ),
     run.adapters?.length > 0 && adapters(run, current),

@@ -9,7 +9,7 @@ import { colour } from "./switch.js";
 const LANE = 26;
 const TOP = 22;
 const GAP = 6;
-const ORDER = ["rollout", "trainer", "weights", "driver", "evaluation", "checkpoint"];
+const ORDER = ["run", "rollout", "trainer", "weights", "driver", "evaluation", "checkpoint"];
 
 export class Timeline {
   /** `answer`: {begin_s, end_s, intervals}. */
@@ -22,19 +22,19 @@ export class Timeline {
       pointerleave: () => this.hint(),
       wheel: (event) => this.wheel(event),
       keydown: (event) => this.key(event),
-      dblclick: () => this.whole(),
+      dblclick: () => this.steps(),
     } });
     parent.append(this.canvas, this.tip);
     this.unwatch = onWidth(parent, () => this.draw());
     this.from = null;
     this.take(answer);
-    this.whole();
+    this.steps();
     this.hint();
   }
 
   take(answer) {
     Object.assign(this, { begin: answer.begin_s, end: Math.max(answer.end_s, answer.begin_s + 1e-3),
-      intervals: answer.intervals });
+      intervals: answer.intervals, profiles: answer.profiles ?? [] });
     const actors = [...new Set(answer.intervals.map((one) => one.actor))];
     const place = (actor) => (ORDER.indexOf(actor) + 1 || ORDER.length + 1);
     this.actors = actors.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
@@ -47,16 +47,30 @@ export class Timeline {
   /** What is new; the zoom stays, and follows the end where it showed it. */
   update(answer) {
     const followed = this.high >= this.end;
-    const isWhole = followed && this.low <= this.begin;
     const wide = this.high - this.low;
     this.take(answer);
-    if (isWhole) this.whole();
+    if (this.shows === "whole") this.whole();
+    else if (this.shows === "steps") this.steps();
     else if (followed) this.window(this.end - wide, this.end);
     else this.draw();
   }
 
+  /** All that there is. */
   whole() {
     this.window(this.begin, this.end);
+    this.shows = "whole";
+  }
+
+  /** From the first step to the last one. */
+  steps() {
+    const ofSteps = this.intervals.filter((one) => one.step);
+    if (!ofSteps.length) {
+      this.whole();
+      return;
+    }
+    this.window(Math.min(...ofSteps.map((one) => one.begin_s)),
+      Math.max(...ofSteps.map((one) => one.end_s)));
+    this.shows = "steps";
   }
 
   /** By a factor, about a moment or the middle. */
@@ -65,6 +79,7 @@ export class Timeline {
   }
 
   window(low, high) {
+    this.shows = "";
     const whole = this.end - this.begin;
     const wide = Math.min(whole, Math.max(high - low, whole / 5000));
     this.low = Math.max(this.begin, Math.min(low, this.end - wide));
@@ -112,6 +127,8 @@ export class Timeline {
     for (const what of fills.keys()) fills.set(what, colour(phaseColour(what)));
     for (const one of this.intervals) this.interval(ctx, one, fills.get(one.what));
     ctx.fillStyle = colour("ink");
+    ctx.strokeStyle = colour("ink");
+    for (const one of this.profiles) this.profile(ctx, one, height);
     this.actors.forEach((actor, at) => {
       ctx.fillText(actor, 0, TOP + at * (LANE + GAP) + LANE / 2, this.margin() - 10);
     });
@@ -140,10 +157,25 @@ export class Timeline {
     const top = TOP + this.lane.get(one.actor) * (LANE + GAP);
     ctx.fillStyle = fill;
     ctx.fillRect(left, top, Math.max(1, right - left - 0.5), LANE);
-    if (right - left > 58 && one.step !== null) {
+    const text = one.actor === "run" ? one.what : one.step !== null && `step ${one.step}`;
+    if (right - left > 58 && text) {
       ctx.fillStyle = "#10141a";
-      ctx.fillText(`step ${one.step}`, left + 5, top + LANE / 2 + 1, right - left - 8);
+      ctx.fillText(text, left + 5, top + LANE / 2 + 1, right - left - 8);
     }
+  }
+
+  /** A line where a profile was done. */
+  profile(ctx, one, height) {
+    const x = Math.round(this.x(one.time_s)) + 0.5;
+    if (x < this.margin() || x > this.width) return;
+    ctx.setLineDash([4, 3]);
+    ctx.beginPath();
+    ctx.moveTo(x, TOP - 8);
+    ctx.lineTo(x, height);
+    ctx.stroke();
+    ctx.setLineDash([]);
+    const text = `profile ${one.number}`;
+    ctx.fillText(text, Math.min(x + 3, this.width - ctx.measureText(text).width), TOP - 4);
   }
 
   // --- pointer and keys
@@ -196,7 +228,7 @@ export class Timeline {
     if (by) this.window(this.low + by * wide, this.high + by * wide);
     else if (event.key === "+") this.zoom(1.6);
     else if (event.key === "-") this.zoom(1 / 1.6);
-    else if (event.key === "0") this.whole();
+    else if (event.key === "0") this.steps();
     else return;
     event.preventDefault();
     event.stopPropagation();

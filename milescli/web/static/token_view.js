@@ -12,15 +12,18 @@ const CHUNK_CHARACTERS = 4000;
 const FOLDED_CHARACTERS = 200;
 const FIRST_WORDS = 70;
 
-/** The text of one trajectory. `tell(text)` is told of the token under pointer or cursor. */
+/** The text of one trajectory. `tell(text, element)` is told of the token under pointer or
+ * cursor. */
 export class TokenView {
   constructor(line, { mode, wanted, label, tell }) {
     Object.assign(this, { line, mode, wanted, tell, spans: new Map(), cursor: null });
     this.tokens = tokensOf(line);
+    this.pending = new Set();
+    this.hits = this.tokens ? hitsOf(this.tokens, wanted.toLowerCase()) : [];
     this.box = h("div", { class: "tokens", tabindex: 0, role: "region", "aria-label": label,
       on: {
         pointerover: (event) => this.point(event.target),
-        pointerleave: () => this.tell(""),
+        pointerleave: (event) => event.pointerType !== "touch" && this.tell("", null),
         keydown: (event) => this.key(event),
       } });
     if (this.tokens) this.drawStretches();
@@ -71,6 +74,7 @@ export class TokenView {
       more.before(...[draw(parts[next])].flat());
       next += 1;
       if (next < parts.length) return;
+      this.pending.delete(step);
       observer?.disconnect();
       more.remove();
     };
@@ -85,6 +89,7 @@ export class TokenView {
         }
       }
     }, { rootMargin: "600px" });
+    this.pending.add(step);
     if (parts.length) step();
     else more.remove();
     observer?.observe(more);
@@ -97,11 +102,39 @@ export class TokenView {
       const special = isSpecial(token.text) ? " special" : "";
       const unlearned = token.isLearned ? "" : " unlearned";
       const span = h("span", { class: `token ${classOf(token, this.mode)}${special}${unlearned}`,
-        data: { index } }, this.marked(visible(token.text), token.text));
+        data: { index } }, this.ofToken(index));
       this.spans.set(index, span);
       nodes.push(span);
     }
     return nodes;
+  }
+
+  /** The text of a token, with what is searched for marked: that may go over several tokens. */
+  ofToken(index) {
+    const { text } = this.tokens[index];
+    const nodes = [];
+    let at = 0;
+    for (const [start, end] of this.hits[index] ?? []) {
+      nodes.push(visible(text.slice(at, start)), h("mark", {}, visible(text.slice(start, end))));
+      at = end;
+    }
+    return [...nodes, visible(text.slice(at))].flat();
+  }
+
+  /** Go to a token and tell of it. */
+  mark(index) {
+    while (!this.spans.has(index) && this.pending.size) [...this.pending][0]();
+    if (this.spans.has(index)) this.moveTo(index);
+  }
+
+  /** The learned token that the engine was least sure of; null where none is known. */
+  leastSure() {
+    let least = null;
+    (this.tokens ?? []).forEach((token, index) => {
+      if (!token.isLearned || token.logprob === null) return;
+      if (least === null || token.logprob < this.tokens[least].logprob) least = index;
+    });
+    return least;
   }
 
   /** Nodes with what is searched for marked, where it lies within them. */
@@ -125,9 +158,7 @@ export class TokenView {
   point(target) {
     const span = target.closest?.(".token");
     if (!span || !this.tokens) return;
-    const text = this.inWords(Number(span.dataset.index));
-    span.title = text;
-    this.tell(text);
+    this.tell(this.inWords(Number(span.dataset.index)), span);
   }
 
   key(event) {
@@ -136,13 +167,16 @@ export class TokenView {
     event.preventDefault();
     let next = this.cursor === null ? (by > 0 ? 0 : this.tokens.length - 1) : this.cursor + by;
     while (this.tokens[next] && !this.spans.has(next)) next += by; // folded, or not drawn yet
-    if (!this.tokens[next]) return;
+    if (this.tokens[next]) this.moveTo(next);
+  }
+
+  moveTo(next) {
     this.spans.get(this.cursor)?.classList.remove("cursor");
     this.cursor = next;
     const span = this.spans.get(next);
     span.classList.add("cursor");
     span.scrollIntoView({ block: "nearest" });
-    this.tell(this.inWords(next));
+    this.tell(this.inWords(next), span);
   }
 
   inWords(index) {
@@ -170,6 +204,28 @@ function textParts(text) {
     at = end;
   }
   return parts;
+}
+
+/** index of a token -> [[start, end]] within its text that belong to a hit. */
+function hitsOf(tokens, wanted) {
+  const hits = [];
+  const text = tokens.map((token) => token.text).join("");
+  const small = text.toLowerCase();
+  if (!wanted || small.length !== text.length) return hits;
+  let index = 0;
+  let begin = 0; // of the token, in the text
+  for (let at = small.indexOf(wanted); at >= 0; at = small.indexOf(wanted, at + wanted.length)) {
+    const end = at + wanted.length;
+    while (index < tokens.length && begin < end) {
+      const { length } = tokens[index].text;
+      const part = [Math.max(0, at - begin), Math.min(length, end - begin)];
+      if (part[0] < part[1]) (hits[index] ??= []).push(part);
+      if (begin + length > end) break; // the next hit may lie in it, too
+      begin += length;
+      index += 1;
+    }
+  }
+  return hits;
 }
 
 /** A text as nodes in which each `wanted` (in small letters) is marked. */

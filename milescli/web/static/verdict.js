@@ -2,13 +2,15 @@
 
 import { h } from "./dom.js";
 import { counted } from "./format.js";
+import { numEarly, numRecent } from "./series.js";
 import { empty } from "./states.js";
 import { view } from "./view.js";
 
 const LEVELS = { bad: "Bad", warning: "Warning", hint: "Hint" };
 
-/** The first card of the overview. `verdict` as the summary holds it. */
-export function verdictCard(verdict) {
+/** The first card of the overview. `verdict` as the summary holds it; `word`: of which figure its
+ * sentence tells. */
+export function verdictCard(verdict, word) {
   if (!verdict) return empty("No verdict yet", "It comes with the first steps.");
   const worst = verdict.findings[0]?.level;
   const [tone, sign] = tones(verdict, worst);
@@ -27,6 +29,7 @@ export function verdictCard(verdict) {
           "p",
           { class: "muted small" },
           `After ${counted(verdict.step, "step")} · `,
+          windowWords(verdict.step, word),
           verdict.findings.length ? counted(verdict.findings.length, "finding") : "no findings",
         ),
       ),
@@ -36,10 +39,20 @@ export function verdictCard(verdict) {
       h(
         "details",
         { data: { name: "facts" } },
-        h("summary", {}, "Looks odd and is normal"),
+        h("summary", {}, "What looks odd and is normal"),
         h("ul", {}, verdict.facts.map((fact) => h("li", {}, fact))),
       ),
   );
+}
+
+const TOO_EARLY = 10;
+
+/** Which steps the figures on both sides of the arrow are of. */
+function windowWords(count, word) {
+  if (count < 2) return "";
+  if (count < TOO_EARLY) return `${word}: first step → last step · `;
+  return `${word}: mean of the first ${numEarly(count)} steps → mean of the last `
+    + `${numRecent(count)} · `;
 }
 
 function tones(verdict, worst) {

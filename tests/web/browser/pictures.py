@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "pictures" / "ui"
 SIZES = {1440: 900, 768: 1024, 375: 760}
-NUM_COLOURS = 96
+NUM_COLOURS = 160
 VIEWS = {
     "overview": "",
     "curves": "&step=12&smooth=0.6&with=quickstart-2",

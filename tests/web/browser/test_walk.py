@@ -39,7 +39,7 @@ def test_overview_says_first_whether_it_is_learning(url: str, tab: Opener) -> No
     assert "learning" in first.inner_text()
     text = told.text()
     assert "99.5 %" in text  # held-out accuracy of this run at its end
-    for word in ("rollout", "train", "tokens/s", "restarts"):
+    for word in ("rollout", "train", "tokens/s", "restarts", "mean of the last 5 steps", "greedy"):
         assert word in text
 
 
@@ -82,7 +82,7 @@ def test_what_it_said_at_step_12_is_found_by_keys(url: str, tab: Opener) -> None
     page = told.open(f"{RUN}&page=samples&step=11")
     page.keyboard.press("j")
     told.until("location.hash.includes('step=12')")
-    told.until("document.querySelector('.step-picker b').textContent === '12'")
+    told.until("document.querySelector('#step-number').value === '12'")
     told.settle()
     before = told.text(".prompt .text")
     page.keyboard.press("n")
@@ -137,7 +137,81 @@ def test_a_text_is_found_among_all_steps(url: str, tab: Opener) -> None:
     page.fill("#sample-search", wanted)
     page.click("button:text-is('All steps')")
     page.wait_for_selector(".found a")
-    assert "step 12" in told.text(".found")
+    assert "step 12, prompt" in told.text(".found")
+    page.keyboard.press("Escape")
+    told.until("!document.querySelector('.found')")
+
+
+def test_what_is_searched_for_is_marked_over_several_tokens(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=2")
+    page.fill("#sample-search", "9+8=17")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".sample mark")
+    marked = page.locator(".sample .tokens").first.locator("mark").all_inner_texts()
+    assert "".join(marked) == "9+8=17"
+    assert not page.locator(".found").count()  # Enter searches this step alone
+
+
+def test_a_step_is_typed_and_what_was_kept_of_it_is_said(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=samples&step=2")
+    page.fill("#step-number", "12")
+    told.until("location.hash.includes('step=12')")
+    told.settle()
+    assert page.get_attribute("#step-slider", "aria-valuetext") == "step 12"
+    assert re.search(r"4 of 32 groups were kept", told.text(".groups"))
+    least = page.locator(".sample button.link").first
+    assert re.search(r"[\d.]+ %", least.inner_text())
+    least.click()
+    assert "log-prob" in told.text(".readout")
+    token, readout = (page.locator(one).first.bounding_box() for one in (".cursor", ".readout"))
+    assert token is not None
+    assert readout is not None
+    assert abs(readout["y"] - token["y"]) < 120  # beside it
+
+
+def test_steps_of_the_timeline_stay_while_they_are_typed(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=time")
+    # as a browser's own buttons beside a number do: without the focus
+    page.evaluate("document.querySelector('#timeline-first').value = '7'")
+    told.go(f"{RUN}&page=time&level=warning")
+    assert page.input_value("#timeline-first") == "7"
+    page.fill("#timeline-last", "9")
+    page.dispatch_event("#timeline-first", "input")
+    told.until("location.hash.includes('first=7') && location.hash.includes('last=9')")
+    told.settle()
+    page.click("summary:text-is('As a table')")
+    page.wait_for_selector("[aria-label=Intervals]")
+    told.settle()
+    steps = page.locator("[aria-label=Intervals] tbody td:nth-child(3)").all_inner_texts()
+    assert {"7", "8", "9"} <= set(steps)
+    assert "10" not in steps
+
+
+def test_the_whole_run_begins_with_its_start(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=time")
+    words = told.text("[aria-label='The whole run']").split()
+    assert words[words.index("warm-up") + 1] == "78"
+    page.click("button:text-is('Whole run')")
+    told.until("location.hash.includes('first=0')")
+    told.settle()
+    page.click("summary:text-is('As a table')")
+    page.wait_for_selector("[aria-label=Intervals]")
+    first = page.locator("[aria-label=Intervals] tbody tr").first.inner_text().split()
+    assert first[:2] == ["run", "start"]
+
+
+def test_a_double_click_marks_no_step(url: str, tab: Opener) -> None:
+    told = tab(url)
+    page = told.open(f"{RUN}&page=curves&columns=train/loss,eval/accuracy")
+    page.dblclick(".chart .u-over")
+    page.wait_for_timeout(600)
+    assert "step=" not in page.url
+    page.click(".chart .u-over")
+    told.until("location.hash.includes('step=')")
 
 
 def test_curves_zoom_by_drag_and_return_by_double_click(url: str, tab: Opener) -> None:
@@ -200,6 +274,12 @@ def test_samples_of_an_evaluation_are_read_in_parts(url: str, tab: Opener) -> No
     page.click("button:text-is('Next')")
     told.until("document.querySelectorAll('.evaluated li').length === 5")
     assert "21 to 25 of 25" in told.text()
+    page.click("button:text-is('Only right')")
+    told.until(
+        "[...document.querySelectorAll('.evaluated .pill')].every((one) => "
+        "one.textContent.startsWith('✓'))"
+    )
+    assert page.locator(".evaluated li").count() > 0
 
 
 def test_logs_show_lines_that_fit(url: str, tab: Opener) -> None:
