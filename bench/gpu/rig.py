@@ -16,12 +16,12 @@ from typing import Literal
 from checks import Visit
 
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.process import ManagedProcess
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.plan.types import EngineLayout
+from milescli.platform.ports import free_ports
 from milescli.rollout.base import Completion, GenerateRequest
 
 CONTEXT = 4096

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.backends.sglang.ports import free_ports
 from milescli.cluster.watchdog import start_watchdog
+from milescli.platform.ports import free_ports
 
 NODE_AGENT = "milescli.cluster.agent:NodeAgent"
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.backends.sglang.ports import free_ports
 from milescli.cluster.agent import NODE_AGENT
 from milescli.cluster.nodes import RunNodes
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan, Slot
 from milescli.platform import visibility
+from milescli.platform.ports import free_ports
 
 LOOPBACK = "127.0.0.1"
 PORTS_TIMEOUT_S = 60.0
@@ -45,8 +45,6 @@ class NodeResources:
     """By node of the plan: where the driver is not."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
-    _given_ports: dict[int, set[int]] = field(default_factory=dict)
-    """By node of the plan: promised to servers that do not listen yet."""
 
     async def take(self, *, timeout_s: float) -> None:
         """Reserve the plan's slots, learn which devices they are, and send an agent to every node
@@ -101,15 +99,7 @@ class NodeResources:
         )
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
-        """Asked for where they will be bound; none twice."""
-        given, ports = self._given_ports.setdefault(node, set()), list[int]()
-        while len(ports) < count:
-            fresh = await self._ask_for_ports(count - len(ports), node)
-            ports += [port for port in fresh if port not in given]
-            given.update(fresh)
-        return ports
-
-    async def _ask_for_ports(self, count: int, node: int) -> list[int]:
+        """Asked for where they will be bound."""
         host, node_agent = self.host(node), self.agents.get(node)
         if node_agent is None:
             return await asyncio.to_thread(free_ports, count, host=host)

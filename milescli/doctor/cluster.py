@@ -29,7 +29,7 @@ ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
 """Bounds on a short question, on all checks of a node, and on the collective of all."""
 EXAMINE = "milescli.doctor.cluster:examine"
 TAKE_PLACE = "milescli.doctor.cluster:take_place"
-FREE_PORTS = "milescli.backends.sglang.ports:free_ports"
+FREE_PORTS = "milescli.platform.ports:free_ports"
 
 
 def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) -> list[Finding]:

@@ -35,12 +35,12 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     left out. On a CPU the trainer starts while the engine's imports run; elsewhere after the
     engine, which measures the free memory of the device first."""
     from milescli.backends.sglang.command import own_environment
-    from milescli.backends.sglang.ports import free_ports
     from milescli.backends.sglang.servable import CPU_FAMILIES
     from milescli.backends.sglang.server import EngineServer
     from milescli.backends.sglang.spec import EngineSpec
     from milescli.backends.sglang.warm import WarmProcess
     from milescli.models.scratch import make_model
+    from milescli.platform.ports import free_ports
 
     spec = EngineSpec(
         model_dir=folder / "model",

@@ -10,12 +10,12 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from milescli.backends.sglang.ports import RANGE
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.doctor.disk import format_size
 from milescli.doctor.finding import Finding, Status, fail, ok, warn
 from milescli.doctor.fixes import as_root
 from milescli.platform.machine import Machine
+from milescli.platform.ports import RANGE
 from milescli.platform.probe import Accelerators, fault_errors
 from milescli.platform.visibility import find_conflicts, find_contradictions, set_variables
 

@@ -71,7 +71,7 @@ def start_rank(
     """The only rank of a plan, in this process, set up; the caller closes it. `channel`: as
     `TrainerRank` takes it; `recipe`: None for all defaults."""
     from milescli.backends.megatron.worker import TrainerRank
-    from milescli.backends.sglang.ports import free_ports
+    from milescli.platform.ports import free_ports
 
     trainer = TrainerRank(
         rank=0,

@@ -59,7 +59,7 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
     import torch
     from torch.multiprocessing.spawn import ProcessException
 
-    from milescli.backends.sglang.ports import free_ports
+    from milescli.platform.ports import free_ports
 
     backend: Literal["gloo", "nccl"] = "gloo" if kind == "cpu" else "nccl"
     size = WORLD_SIZE if kind == "cpu" else torch.cuda.device_count()

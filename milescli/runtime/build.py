@@ -13,7 +13,6 @@ from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.arguments import check_extra
 from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
@@ -22,6 +21,7 @@ from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
+from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.runtime.adapter_start import start_folder, write_start
 from milescli.runtime.engine_spec import engine_spec

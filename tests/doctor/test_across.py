@@ -104,8 +104,8 @@ def test_of_many_nodes_neighbours_are_paired() -> None:
 def test_a_clock_that_is_ahead_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two that meet in this process, up to where they would add numbers; the second's clock is 5 s
     ahead."""
-    from milescli.backends.sglang.ports import free_ports
     from milescli.doctor import collective
+    from milescli.platform.ports import free_ports
 
     monkeypatch.setattr(collective, "_add_numbers", lambda *_: None)
     meeting, reports = ("127.0.0.1", free_ports(1)[0]), {}

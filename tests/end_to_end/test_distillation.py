@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
+from milescli.platform.ports import free_ports
 from tests.end_to_end.runs import Workplace
 
 pytestmark = pytest.mark.timeout(900)

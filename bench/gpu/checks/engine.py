@@ -27,11 +27,11 @@ from shapes import write_model
 from checks import Visit
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.command import engine_command, engine_environment
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.process import ManagedProcess
 from milescli.backends.sglang.server import EngineServer
 from milescli.doctor.tiny_trainer import score, start_trainer
 from milescli.models.base import WeightTable
+from milescli.platform.ports import free_ports
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
 

@@ -5,7 +5,6 @@ convert's proof and by the tests of the families."""
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from milescli.backends.megatron import cpu_compat
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.models import load_facts, table
 from milescli.plan.types import TrainerLayout
+from milescli.platform.ports import free_ports
 
 _TIMEOUT_S = 600.0
 
@@ -78,13 +78,10 @@ def main() -> None:
     from milescli.backends.megatron import mesh
 
     torch.set_num_threads(request.get("threads", 1))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     own = mesh.bring_up(
         layout=TrainerLayout(),
         rank=0,
-        master=("127.0.0.1", port),
+        master=("127.0.0.1", free_ports(1)[0]),
         backend="gloo" if on_host else "nccl",
         device=torch.device("cpu" if on_host else "cuda:0"),
         timeouts_s=(_TIMEOUT_S, _TIMEOUT_S),

@@ -46,6 +46,7 @@ def register() -> None:
         atexit.register(gc.unfreeze)
         _keep_load_file_with_the_process()
         _listen_on_given_address()
+        _meet_at_reserved_ports()
         verify.install()
         draft_weights.install()
         halves.install()
@@ -88,6 +89,16 @@ def _listen_on_given_address() -> None:
         )
 
     rendezvous.TCPStore = open_store  # type: ignore[attr-defined]
+
+
+def _meet_at_reserved_ports() -> None:
+    """SGLang takes a port that is free for its ranks to meet at, and binds it seconds later: by
+    then an outgoing connection of another process may have it."""
+    from sglang.srt import server_args
+
+    from milescli.platform.ports import free_ports
+
+    server_args.get_free_port = lambda: free_ports(1)[0]
 
 
 def _keep_load_file_with_the_process() -> None:

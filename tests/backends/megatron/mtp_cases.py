@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from milescli.backends.sglang.ports import free_ports
+from milescli.platform.ports import free_ports
 from tests.backends.megatron.harness import policy_shard, rows_shard, trainer
 from tests.backends.megatron.layouts import TOKEN_ROWS, layout_case
 

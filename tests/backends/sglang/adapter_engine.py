@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
+from milescli.platform.ports import free_ports
 
 
 @contextmanager

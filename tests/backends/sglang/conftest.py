@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress, WeightVersion
+from milescli.platform.ports import free_ports
 from milescli.weights.base import Bucket, WeightChannel
 from tests.backends.sglang.sending import weights
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from milescli.backends.sglang.ports import free_ports
 from milescli.core.types import RoutedExperts
+from milescli.platform.ports import free_ports
 from milescli.rollout.trajectories import demonstration
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack

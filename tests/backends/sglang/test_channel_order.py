@@ -13,8 +13,8 @@ import torch
 
 from milescli.backends.sglang.channels import TensorChannel, readers
 from milescli.backends.sglang.http import EngineRefused
-from milescli.backends.sglang.ports import free_ports
 from milescli.core.types import EngineAddress
+from milescli.platform.ports import free_ports
 from tests.backends.sglang.slow_engine import SlowEngine
 from tests.backends.sglang.two_ranks import NUM_BUCKETS, REFUSED
 

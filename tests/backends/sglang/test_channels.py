@@ -11,9 +11,9 @@ import torch
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.http import EngineHttp
-from milescli.backends.sglang.ports import free_ports
 from milescli.core.errors import MismatchError, WorkerDied
 from milescli.core.types import EngineAddress
+from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.sending import TOKENS, expected_scores, weights
 

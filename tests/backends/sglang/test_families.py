@@ -23,13 +23,13 @@ from safetensors.torch import load_file, save_file
 
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.backends.sglang.http import EngineHttp
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.routing import request_id
 from milescli.backends.sglang.servable import servable_on_cpu
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
+from milescli.platform.ports import free_ports
 from tests.buckets import into_buckets
 from tests.families.cases import ALL, SERVED_TOO
 from tests.families.conftest import ROOT

@@ -15,11 +15,11 @@ import torch
 
 from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
 from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.server import EngineServer
 from milescli.core.errors import WorkerDied
 from milescli.core.types import EngineAddress
+from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import KEY, Service
 from tests.backends.sglang.sending import TOKENS, expected_scores, weights

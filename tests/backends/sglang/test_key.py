@@ -14,6 +14,7 @@ from milescli.backends.sglang.channels import DistributedChannel
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.key import bearer
 from milescli.backends.sglang.server import EngineServer
+from milescli.platform.ports import RANGE
 from tests.backends.sglang.conftest import HOST, KEY
 from tests.backends.sglang.test_server import spec
 
@@ -40,10 +41,11 @@ def family(pid: int) -> list[psutil.Process]:
     return [leader, *leader.children(recursive=True)]
 
 
-def listening_addresses(pid: int) -> set[str]:
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Address and port of every listening socket of the process and those that it started."""
     pids = {process.pid for process in family(pid)}
     sockets = [socket for socket in psutil.net_connections(kind="inet") if socket.pid in pids]
-    return {socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    return {tuple(socket.laddr) for socket in sockets if socket.status == psutil.CONN_LISTEN}
 
 
 @pytest.mark.engine
@@ -109,8 +111,15 @@ def test_the_log_of_an_engine_that_is_well_shows_no_failure(service):
 def test_every_socket_listens_on_the_given_address_alone(service):
     # it knows interfaces only, and takes the first address of the one that it is given
     of_gloo = "127.0.0.1"
-    assert listening_addresses(service.engine.pid) == {HOST, of_gloo}
-    assert listening_addresses(service.router.pid) == {service.router.spec.host}
+    assert {address for address, _ in listening(service.engine.pid)} == {HOST, of_gloo}
+    assert {address for address, _ in listening(service.router.pid)} == {service.router.spec.host}
+
+
+@pytest.mark.engine
+def test_the_ranks_of_an_engine_meet_at_a_port_that_no_outgoing_connection_takes(service):
+    ours = {port for _, port in listening(service.engine.pid) if port in RANGE}
+    # where it answers and where its ranks meet; gloo binds at once what the system gives it
+    assert len(ours) == 2 and service.engine.spec.port in ours
 
 
 def test_an_engine_beyond_loopback_needs_a_key(tmp_path):

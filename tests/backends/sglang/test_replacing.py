@@ -13,10 +13,10 @@ import pytest
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.backends.sglang.http import EngineDied
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.router import RouterServer, RouterSpec
 from milescli.backends.sglang.server import EngineServer
 from milescli.core.types import EngineAddress, WeightVersion
+from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import HOST, KEY, Service
 

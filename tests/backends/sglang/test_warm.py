@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from milescli.backends.sglang.command import own_environment
-from milescli.backends.sglang.ports import free_ports
 from milescli.backends.sglang.server import EngineServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.backends.sglang.warm import UNKNOWN_CODE, NotForked, WarmProcess, fork_engine
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 from milescli.models.scratch import make_model
+from milescli.platform.ports import free_ports
 from milescli.recipe.model import ScratchModel
 
 pytestmark = pytest.mark.engine

@@ -1,0 +1,46 @@
+"""Ports for servers that start seconds after they were chosen."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import deque
+
+from milescli.core.errors import MachineError
+
+RANGE = range(20_000, 32_000)
+"""Below the ports that Linux gives to outgoing connections (32768 and up): those can take a free
+port before its server binds it."""
+_reserved: deque[socket.socket] = deque(maxlen=256)
+"""Of the ports that this process gave last; by now the servers of earlier ones listen."""
+
+
+def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
+    """Distinct ports that nobody listens on, and that this function gave to no other process that
+    lives on this computer. Raises MachineError where there are fewer."""
+    free: dict[int, socket.socket] = {}
+    for port in random.SystemRandom().sample(RANGE, len(RANGE)):
+        if len(free) < count and (reservation := _reserve(port, host)) is not None:
+            free[port] = reservation
+    if len(free) < count:
+        raise MachineError(
+            f"there are not {count} free ports",
+            why=f"of {RANGE.start} to {RANGE.stop} on {host}, {len(free)} are free",
+            fix="ss -ltnp",
+        )
+    _reserved.extend(free.values())
+    return list(free)
+
+
+def _reserve(port: int, host: str) -> socket.socket | None:
+    """A name that one process alone can have, in Linux's abstract namespace: it belongs to a
+    network namespace, as ports do, and is gone with the process. None: another has it, or listens
+    on the port."""
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        reservation.bind(f"\0miles-port-{port}")
+        socket.create_server((host, port)).close()
+    except OSError:
+        reservation.close()
+        return None
+    return reservation
