@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from milescli.agents.mcp_tools import close_servers
 from milescli.agents.tool_box import ToolBox
 from milescli.agents.tool_kit import ToolKit, offered
 from milescli.core.errors import AgentError, MachineError, RecipeError
+from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
 from milescli.rollout.episode import load_agent
@@ -46,8 +46,7 @@ def ended() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """Of a server that is there already."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_ports(1)[0]
     with subprocess.Popen([*COMMAND, str(port)]) as process:
         url, deadline = f"http://127.0.0.1:{port}/mcp", time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -162,8 +161,7 @@ def test_a_server_that_dies_again_and_again_stops_the_run(monkeypatch: pytest.Mo
 
 
 def test_a_server_at_an_address_that_goes_away_is_an_error_and_comes_back() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_ports(1)[0]
     command = [*COMMAND, str(port)]
     keeper = f"import subprocess\nwhile True: subprocess.run({command!r})"
     guarded = [*("-I", "-S", str(GUARD), str(os.getpid())), sys.executable, "-c", keeper]

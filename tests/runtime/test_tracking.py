@@ -16,6 +16,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import MachineError
 from milescli.core.events import EventBus, Notice, OfAdapter, PhaseStarted, RunEnded, WorkerLost
+from milescli.platform.ports import free_ports
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.runtime import tracking
@@ -169,7 +170,7 @@ def test_one_that_hangs_at_the_end_is_waited_for_within_a_bound(
 
 
 def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path / "sums", metrics_address="127.0.0.1:0")
+    spec = spec_of(tmp_path / "sums", metrics_address=f"127.0.0.1:{free_ports(1)[0]}")
     attempt = spec.run.new_attempt()
     line = '{"oom_kills": 0, "resident_bytes": {"7": 4096}, "names": {"7": "driver"}}\n'
     (attempt / "memory.jsonl").write_text(line)

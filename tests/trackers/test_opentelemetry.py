@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import socket
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from milescli.platform.ports import free_ports
 from milescli.trackers.opentelemetry import PHASES, OpenTelemetry
 from tests.trackers.running import BEGAN_S, events, records, run_in, tell
 
@@ -67,9 +67,8 @@ def test_a_server_that_is_not_there_is_an_error_and_nothing_on_the_screen(
     pytest.importorskip(
         "opentelemetry.exporter.otlp.proto.http", reason="the OTLP exporter is not installed"
     )
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        port = bound.getsockname()[1]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    endpoint = f"http://127.0.0.1:{free_ports(1)[0]}"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     tracker = OpenTelemetry(run=run_in(tmp_path))
     for record in records(events(1)):

@@ -3,7 +3,6 @@ a reference. Used by `numerics` and `attention`."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import torch
 from shapes import config_of
 
 from checks import Visit
+from milescli.platform.ports import free_ports
 
 BF16, FP32 = 1e-2, 1e-5
 """Bounds of relative errors. A bfloat16 is right to 2^-9; a few roundings one after the other come
@@ -44,14 +44,11 @@ class OneLayer:
         if visit.on_device:
             torch.cuda.set_device(device)
             attention.avoid_cudnn()  # as a trainer rank does
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         layout = TrainerLayout()
         own_mesh = mesh.bring_up(
             layout=layout,
             rank=0,
-            master=("127.0.0.1", port),
+            master=("127.0.0.1", free_ports(1)[0]),
             backend="nccl" if visit.on_device else "gloo",
             device=device,
             timeouts_s=(60, 60),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from milescli.backends.hub.push import Hub
 from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
+from milescli.platform.ports import free_ports
 from tests.loopback_hub import WRITE_TOKEN, LoopbackHub, loopback_hub
 
 REPO = "my-org/my-model"
@@ -101,11 +101,8 @@ def test_refusals_say_how_to_go_on_with_the_folder(
 
 
 def test_a_hub_that_is_not_there(hub: LoopbackHub) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with pytest.raises(MilesError) as caught:
-        Hub(REPO, endpoint=f"http://127.0.0.1:{port}")
+        Hub(REPO, endpoint=f"http://127.0.0.1:{free_ports(1)[0]}")
     assert caught.value.exit_code == 1 and "cannot be reached" in caught.value.what
 
 

@@ -3,7 +3,6 @@ tokens."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from milescli.core.types import Group, Prompt, RoutedExperts
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
+from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
 from milescli.rollout.trajectories import demonstration
 from milescli.train.base import TrainShard
@@ -206,8 +206,6 @@ def trainer(
 
 def another_port() -> int:
     """A free one, where the new ranks meet."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = [free.getsockname()[1]]
+    port = free_ports(1)
     dist.broadcast_object_list(port, src=0)
     return port[0]

@@ -12,13 +12,14 @@ import os
 import pickle
 import pkgutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+from milescli.platform.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 800
@@ -29,9 +30,7 @@ def agree_on_port(folder: Path, rank: int, name: str) -> int:
     then."""
     file = folder / f"port-{name.replace(' ', '_')}"
     if rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_ports(1)[0]
         file.with_suffix(".part").write_text(str(port))
         file.with_suffix(".part").rename(file)
         return port
