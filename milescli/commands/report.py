@@ -65,10 +65,11 @@ def report(
         if other is None
         else compare_runs(folders[0], folders[1], html=html)
     )
+    if file is not None:
+        write.write(file, made.text, force=force)
     output.json("report", {"path": None if file is None else str(file), **made.figures})
     if file is None:
         output.text(made.text)
         return
-    write.write(file, made.text, force=force)
     output.success(f"{file}, {len(made.text.encode(errors='replace')) / 1000:.0f} kB")
     output.note(made.sentence)
