@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.errors import MachineError
+from milescli.core.errors import unreadable
 from milescli.report.compare import compare
 from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
 from milescli.report.figures import run_figures
@@ -46,11 +46,7 @@ def _read(folder: Path) -> Subject:
             run.events_file.open("rb").close()
         return read_subject(run)
     except PermissionError as error:
-        raise MachineError(
-            f"the run `{run.name}` may not be read",
-            why=f"{error.strerror}: {error.filename}",
-            fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
-        ) from error
+        raise unreadable(folder, error, what="run") from error
 
 
 def compare_runs(folder: Path, other: Path, *, html: bool) -> Reported:

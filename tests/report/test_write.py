@@ -36,6 +36,8 @@ def test_folders_and_missing_folders_are_refused(tmp_path: Path) -> None:
         require_writable(tmp_path / "no" / "x.html", force=True)
     assert refused.value.exit_code is ExitCode.NOT_READY
     assert "mkdir -p" in refused.value.fixes[0]
+    with pytest.raises(MachineError, match="cannot be written"):
+        require_writable(tmp_path / f"{'x' * 300}.html", force=True)
 
 
 def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
