@@ -89,6 +89,11 @@ class RunsCompared:
     """What was not compared, and why."""
 
     @property
+    def has_rows(self) -> bool:
+        """One of them learns from rows, so that its loss says how it goes."""
+        return self.a.learns_from_rows or self.b.learns_from_rows
+
+    @property
     def headline(self) -> str:
         """A sentence or two, without figures."""
         parts = [one.short for one in self.held_out[:1]]

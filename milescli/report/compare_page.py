@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from milescli.console.theme import sparkline
+from milescli.insight.case import LOSS, REWARD
 from milescli.pictures.lines import Line
 from milescli.report import markdown
 from milescli.report.charts import Chart, column, with_trend
@@ -18,8 +19,8 @@ from milescli.report.said import NOTHING, accuracy, duration, figure, per_second
 from milescli.report.subject import Subject
 
 _CURVES = (
-    ("rollout/reward_mean", "Reward"),
-    ("train/loss", "Loss"),
+    (REWARD, "Reward"),
+    (LOSS, "Loss"),
     ("train/entropy", "Entropy"),
     ("rollout/response_tokens_mean", "Tokens of a response"),
     ("train/grad_norm", "Gradient norm"),
@@ -33,7 +34,7 @@ def compare_page(told: RunsCompared) -> str:
     charts = [chart for chart in _charts(told) if chart.is_drawable]
     body: list[Markup | str] = [
         el("h1", f"{told.a_name} and {told.b_name}"),
-        el("p", f"A: {_state(told.a)}. B: {_state(told.b)}.", cls="quiet"),
+        el("p", f"A: {told.a.progress}. B: {told.b.progress}.", cls="quiet"),
         el("div", el("p", told.headline, cls="headline"), cls=_kind(told)),
         *(el("p", sentence) for sentence in told.sentences),
         el("p", " ".join(told.notes), cls="quiet"),
@@ -94,6 +95,10 @@ def compare_figures(told: RunsCompared) -> dict[str, Any]:
     }
 
 
+def _curves(told: RunsCompared) -> Sequence[tuple[str, str]]:
+    return [one for one in _CURVES if told.has_rows or one[0] != LOSS]
+
+
 def _kind(told: RunsCompared) -> str:
     return "verdict good" if told.is_seen else "verdict"
 
@@ -102,18 +107,17 @@ def _both(told: RunsCompared) -> Sequence[tuple[str, Subject]]:
     return (told.a_name, told.a), (told.b_name, told.b)
 
 
-def _state(subject: Subject) -> str:
-    return f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}"
-
-
 def _figures(told: RunsCompared) -> Iterator[tuple[str, str, str]]:
-    yield ("step", *(steps(s.summary["step"], s.summary["num_steps"]) for _, s in _both(told)))
-    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
-        courses = [subject.summary[word] for _, subject in _both(told)]
-        is_shown = word != "loss" or told.a.learns_from_rows or told.b.learns_from_rows
-        if any(courses) and is_shown:
-            yield (f"{word}, last", *(said(one["last"]) if one else NOTHING for one in courses))
-            yield (f"{word}, best", *(said(one["best"]) if one else NOTHING for one in courses))
+    both = told.a.summary, told.b.summary
+    yield ("step", *map(steps, both))
+    for word, courses, form in (
+        ("reward", [one.reward for one in both], figure),
+        ("loss", [one.loss for one in both] if told.has_rows else [], figure),
+        ("accuracy", [one.accuracy for one in both], accuracy),
+    ):
+        if any(courses):
+            yield (f"{word}, last", *(form(one.last) if one else NOTHING for one in courses))
+            yield (f"{word}, best", *(form(one.best) if one else NOTHING for one in courses))
     for one in told.held_out:
         yield (
             f"{one.set}, {one.difference.num_prompts:,} shared prompts",
@@ -132,11 +136,13 @@ def _figures(told: RunsCompared) -> Iterator[tuple[str, str, str]]:
                 _step(curve.a_reached),
                 _step(curve.b_reached),
             )
-    yield ("took", *(duration(subject.summary["elapsed_s"]) for _, subject in _both(told)))
-    for name in ("rollout_tokens_per_s", "train_tokens_per_s"):
-        speeds = [subject.summary[name] for _, subject in _both(told)]
+    yield ("took", *(duration(one.elapsed_s) for one in both))
+    for what, speeds in (
+        ("rollout", [one.rollout_tokens_per_s for one in both]),
+        ("train", [one.train_tokens_per_s for one in both]),
+    ):
         if any(speeds):
-            yield (name.replace("_tokens_per_s", " tokens/s"), *map(per_second, speeds))
+            yield (f"{what} tokens/s", *map(per_second, speeds))
 
 
 def _step(step: int | None) -> str:
@@ -154,11 +160,8 @@ def _differing(told: RunsCompared) -> Markup:
 
 
 def _charts(told: RunsCompared) -> Iterator[Chart]:
-    is_rows = told.a.learns_from_rows or told.b.learns_from_rows
-    for name, title in _CURVES:
+    for name, title in _curves(told):
         lines: list[Line] = []
-        if name == "train/loss" and not is_rows:
-            continue
         for color, (word, subject) in enumerate(_both(told)):
             points = column(subject.history, name)
             lines += with_trend(points, name=word, color=color) if points else []
@@ -167,9 +170,9 @@ def _charts(told: RunsCompared) -> Iterator[Chart]:
             title=title,
             about="Of each step; faint lines are the steps, full ones their trend.",
             lines=lines,
-            from_zero=name != "train/loss",
+            from_zero=name != LOSS,
         )
-        if name == "rollout/reward_mean":
+        if name == REWARD:
             yield _accuracies(told)
 
 
@@ -191,10 +194,10 @@ def _accuracies(told: RunsCompared) -> Chart:
 
 def _sparks(told: RunsCompared) -> Iterator[str]:
     rows = []
-    for name, title in _CURVES[:3]:
+    for name, title in _curves(told)[:3]:
         values = [[y for _, y in column(subject.history, name)] for _, subject in _both(told)]
         flat = [y for one in values for y in one]
-        if any(flat) and (name != "train/loss" or told.a.learns_from_rows):
+        if any(flat):
             low, high = min(flat), max(flat)
             drawn = (sparkline(one, _SPARK, low=low, high=high) for one in values)
             rows.append((title, *(f"`{line}`" if line else "" for line in drawn)))

@@ -14,7 +14,16 @@ from milescli.insight.finding import Verdict
 from milescli.report.charts import column
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.records import data_words
-from milescli.report.said import accuracy, duration, figure, moment, per_second, share, steps
+from milescli.report.said import (
+    accuracy,
+    duration,
+    figure,
+    interval,
+    moment,
+    per_second,
+    share,
+    steps,
+)
 from milescli.report.subject import Subject
 
 MARK = "<!-- miles report -->"
@@ -61,21 +70,25 @@ def made(subject: Subject) -> str:
 
 
 def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
-    told = subject.summary
-    yield "state", f"{subject.state}, step {steps(told['step'], told['num_steps'])}"
-    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
-        course = told[word]
-        if course is not None and (word != "loss" or subject.learns_from_rows):
-            best = f", best {said(course['best'])} at step {course['best_step']}"
-            yield word, f"{said(course['first'])} → {said(course['last'])}{best}"
-    yield "took", duration(told["elapsed_s"])
-    for name in ("rollout", "train"):
-        if speed := told[f"{name}_tokens_per_s"]:
-            yield f"{name} tokens/s", per_second(speed)
-    if told["mfu"] is not None:
-        yield "MFU", share(told["mfu"])
-    if told["restarts"]:
-        yield "restarts", str(told["restarts"])
+    summary = subject.summary
+    yield "state", subject.progress
+    for word, course, form in (
+        ("reward", summary.reward, figure),
+        ("loss", summary.loss if subject.learns_from_rows else None, figure),
+        ("accuracy", summary.accuracy, accuracy),
+    ):
+        if course is not None:
+            best = f", best {form(course.best)} at step {course.best_step}"
+            yield word, f"{form(course.first)} → {form(course.last)}{best}"
+    yield "took", duration(summary.elapsed_s)
+    if summary.rollout_tokens_per_s:
+        yield "rollout tokens/s", per_second(summary.rollout_tokens_per_s)
+    if summary.train_tokens_per_s:
+        yield "train tokens/s", per_second(summary.train_tokens_per_s)
+    if summary.mfu is not None:
+        yield "MFU", share(summary.mfu)
+    if summary.restarts:
+        yield "restarts", str(summary.restarts)
     for name, words in data_words(subject).items():
         yield f"data: {name}", text(words)
 
@@ -102,15 +115,14 @@ def _curves(subject: Subject) -> Iterator[str]:
 def _adapters(subject: Subject) -> Iterator[str]:
     rows = []
     for one in subject.adapters:
-        name = "train/loss" if one.learns_from_rows else "rollout/reward_mean"
-        values = [value for _, value in column(one.history, name)]
+        values = [value for _, value in column(one.history, one.curve)]
         rows.append(
             (
                 text(one.history.name),
-                steps(one.summary["step"], one.summary["num_steps"]),
+                steps(one.summary),
                 f"`{sparkline(values, _SPARK)}`" if values else "",
                 figure(values[-1]) if values else "",
-                accuracy((one.summary["accuracy"] or {}).get("last")),
+                accuracy(one.summary.accuracy.last if one.summary.accuracy else None),
                 text(one.verdict.headline),
             )
         )
@@ -119,12 +131,12 @@ def _adapters(subject: Subject) -> Iterator[str]:
 
 
 def _time(subject: Subject) -> Iterator[str]:
-    phases = subject.summary["phases"]
+    phases = subject.summary.phases
     if phases:
-        head = ["a step", *(phase["name"] for phase in phases)]
+        head = ["a step", *(phase.name for phase in phases)]
         row = [
-            duration(sum(phase["seconds"] for phase in phases)),
-            *(f"{duration(phase['seconds'])} ({phase['share']:.0%})" for phase in phases),
+            duration(sum(phase.seconds for phase in phases)),
+            *(f"{duration(phase.seconds)} ({phase.share:.0%})" for phase in phases),
         ]
         yield table(head, [row])
 
@@ -134,9 +146,7 @@ def _evaluations(subject: Subject) -> Iterator[str]:
         (
             f"{one.step:,}",
             accuracy(one.accuracy),
-            f"{accuracy(one.interval.low)} to {accuracy(one.interval.high)}"
-            if one.interval
-            else "",
+            interval(one.interval),
             f"{one.num_prompts:,}",
         )
         for one in subject.evaluations

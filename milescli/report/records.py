@@ -19,24 +19,24 @@ _SHORT = 16
 def memory(subject: Subject) -> Markup:
     """Of devices, or of processes; planned beside it."""
     parts: list[Markup | str] = []
-    if measured := subject.summary["memory"]:
+    if measured := subject.summary.memory:
         rows = [
             (
-                one["worker"],
-                size(one["used_bytes"]),
-                size(one["peak_bytes"]),
-                size(one["planned_bytes"]),
-                size(one["total_bytes"]),
+                one.worker,
+                size(one.used_bytes),
+                size(one.peak_bytes),
+                size(one.planned_bytes),
+                size(one.total_bytes),
             )
             for one in measured[:_MOST_MEMORY]
         ]
         parts.append(table(["who", "used", "at most", "planned", "there is"], rows))
         if (more := len(measured) - _MOST_MEMORY) > 0:
             parts.append(el("p", f"{more} more are not shown.", cls="quiet"))
-    told = subject.memory
-    if told is not None and told.curve:
-        most = max(held for _, held in told.curve)
-        kills = "" if not told.oom_kills else f"; the kernel ended {told.oom_kills} of them"
+    processes = subject.memory
+    if processes is not None and processes.curve:
+        most = max(held for _, held in processes.curve)
+        kills = f"; the kernel ended {processes.oom_kills} of them" if processes.oom_kills else ""
         parts.append(
             el("p", f"All processes on the driver's computer: {format_bytes(most)} at most{kills}.")
         )
@@ -48,7 +48,8 @@ def recipe(keys: Sequence[ShownKey]) -> Markup:
     if not keys:
         return Markup("")
     name = next((key.value for key in keys if key.name == "name"), "")
-    chosen, default = _parted(keys)
+    chosen = [key for key in keys if key.is_set]
+    default = [key for key in keys if not key.is_set]
     return joined(
         [
             el("h2", "Recipe"),
@@ -63,12 +64,6 @@ def recipe(keys: Sequence[ShownKey]) -> Markup:
             else Markup(""),
         ]
     )
-
-
-def _parted(keys: Sequence[ShownKey]) -> tuple[list[ShownKey], list[ShownKey]]:
-    """(those that somebody set, those that have their defaults or are null)"""
-    chosen = [key for key in keys if key.is_set]
-    return chosen, [key for key in keys if not key.is_set]
 
 
 def _keys(keys: Sequence[ShownKey]) -> Markup:

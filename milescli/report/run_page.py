@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from milescli import __version__
@@ -21,7 +20,7 @@ def run_page(subject: Subject) -> str:
     spent = time_charts(subject.history)
     together, own, further = _adapters(subject)
     body = [
-        heading(subject.name, subject),
+        heading(subject),
         sections.verdict_card(subject.verdict),
         records.error(subject),
         sections.tiles(subject),
@@ -40,16 +39,16 @@ def run_page(subject: Subject) -> str:
     return framed(body, title=f"{subject.name}: report", charts=[*learn, *spent, *further])
 
 
-def heading(name: str, subject: Subject) -> Markup:
+def heading(subject: Subject) -> Markup:
     """Name, recipe, how far."""
     described = next((key.value for key in subject.keys if key.name == "description"), "")
     parts = [
-        f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}",
+        subject.progress,
         f"Last event {moment(subject.history.last_s)}",
     ]
     return joined(
         [
-            el("h1", name),
+            el("h1", subject.name),
             el("p", described) if described not in ("", "null") else Markup(""),
             el("p", ". ".join(parts) + ".", cls="quiet"),
         ]
@@ -78,9 +77,9 @@ def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
     rows = [
         (
             one.history.name,
-            steps(one.summary["step"], one.summary["num_steps"]),
-            figure((one.summary["reward"] or {}).get("last")),
-            accuracy((one.summary["accuracy"] or {}).get("last")),
+            steps(one.summary),
+            figure(one.summary.reward.last if one.summary.reward else None),
+            accuracy(one.summary.accuracy.last if one.summary.accuracy else None),
             one.verdict.headline,
         )
         for one in subject.adapters
@@ -109,6 +108,4 @@ def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
 
 def _line(subject: Subject, place: int) -> Line:
     history = subject.history
-    name = "train/loss" if history.learns_from_rows else "rollout/reward_mean"
-    trend: Sequence[Line] = with_trend(column(history, name), name=history.name, color=place)
-    return trend[-1]
+    return with_trend(column(history, subject.curve), name=history.name, color=place)[-1]

@@ -6,6 +6,8 @@ import math
 from datetime import UTC, datetime
 
 from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.insight.summary import Summary
+from milescli.rollout.chance import Estimate
 
 NOTHING = "-"
 
@@ -31,10 +33,14 @@ def accuracy(value: float | None) -> str:
     return share(value) if value is not None and 0.0 <= value <= 1.0 else figure(value)
 
 
+def interval(estimate: Estimate | None) -> str:
+    """38.1% to 47.2%; empty where there is none."""
+    return "" if estimate is None else f"{accuracy(estimate.low)} to {accuracy(estimate.high)}"
+
+
 def duration(seconds: float | None) -> str:
     """1 m 15 s"""
-    known = seconds is not None and math.isfinite(seconds)
-    return format_duration(seconds) if known and seconds is not None else NOTHING
+    return NOTHING if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 def size(size_bytes: float | None) -> str:
@@ -54,6 +60,7 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def steps(done: int, wanted: int | None) -> str:
+def steps(summary: Summary) -> str:
     """12 of 30"""
-    return f"{done:,} of {wanted:,}" if wanted else f"{done:,}"
+    wanted = f" of {summary.num_steps:,}" if summary.num_steps else ""
+    return f"{summary.step:,}{wanted}"

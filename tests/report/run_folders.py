@@ -75,6 +75,18 @@ def make_planted(folder: Path, *, lr: float = 1e-6, **planted: Any) -> Path:
     return make_run(folder, Planted(**planted).events(), lr=lr)
 
 
+def make_several(folder: Path, *, names: Sequence[str], steps: int = 12) -> Path:
+    """Of several adapters, whose driver is gone."""
+    make_run(folder, [])
+    with (folder / "events.jsonl").open("w") as file:
+        for seed, name in enumerate(names):
+            for _, event in Planted(steps=steps, seed=seed, eval_every=0).events():
+                record = {"time": "2026-11-25T22:08:27Z", **to_record(event), "adapter": name}
+                if record["event"] == "StepDone":
+                    file.write(json.dumps(record) + "\n")
+    return folder
+
+
 def write_samples(folder: Path, step: int, rewards: Sequence[float], response: str) -> None:
     """A group of one prompt."""
     (folder / "rollouts").mkdir(exist_ok=True)

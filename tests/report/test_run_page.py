@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.events import to_record
+from milescli.report.figures import run_figures
 from milescli.report.run_page import run_page
 from milescli.report.subject import read_subject
 from tests.insight.planted import Planted, line
 from tests.report.run_folders import (
     make_planted,
     make_run,
+    make_several,
     row_events,
     write_evaluation,
     write_samples,
@@ -165,16 +166,12 @@ def test_runs_that_failed_go_on_or_never_began_have_a_page(tmp_path: Path) -> No
 
 
 def test_of_several_adapters_each_has_its_part(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "several", [])
-    events = []
-    for name, seed in (("sums", 1), ("words", 2)):
-        for _, event in Planted(steps=12, seed=seed, eval_every=0).events():
-            record = {"time": "2026-11-25T22:08:27Z", **to_record(event)}
-            if record["event"] == "StepDone":
-                events.append(json.dumps({**record, "adapter": name}))
-    (folder / "events.jsonl").write_text("\n".join(events) + "\n")
+    folder = make_several(tmp_path / "several", names=("sums", "words"))
     text = parsed(page_of(folder)).text
     assert "Adapter sums" in text and "Adapter words" in text and "12 of 12" in text
+    figures = run_figures(read_subject(open_run(folder)))
+    states = [one["summary"]["state"] for one in figures["adapters"].values()]
+    assert states == [figures["state"]] * 2 == ["killed"] * 2
 
 
 def test_a_run_over_rows_tells_of_its_loss(tmp_path: Path) -> None:
