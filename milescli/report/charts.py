@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from milescli.insight.case import LOSS, REWARD
 from milescli.insight.history import History
 from milescli.pictures.lines import Line
 from milescli.pictures.scale import Point, finite, thinned
@@ -42,7 +43,6 @@ class _Wanted:
     about: str
     columns: Mapping[str, str]
     """Name of metrics.jsonl -> word of the legend."""
-    from_zero: bool = True
 
 
 _OF_ROLLOUT = (
@@ -168,7 +168,7 @@ def _reward(history: History) -> Chart:
         about="Mean reward of the samples of each step, and of the held-out prompts of "
         "evaluations.",
         lines=[
-            *with_trend(column(history, "rollout/reward_mean"), name="mean reward"),
+            *with_trend(column(history, REWARD), name="mean reward"),
             Line(name="held-out accuracy", points=evals, color=1, as_dots=True),
         ],
     )
@@ -181,7 +181,7 @@ def _loss(history: History) -> Chart:
         title="Loss",
         about="Of the rows of each step, and of rows that are not learned from.",
         lines=[
-            *with_trend(column(history, "train/loss"), name="loss"),
+            *with_trend(column(history, LOSS), name="loss"),
             Line(name="held-out loss", points=held_out, color=1, as_dots=True),
         ],
         from_zero=False,
@@ -207,6 +207,4 @@ def _charts(history: History, wanted: Sequence[_Wanted]) -> Iterator[Chart]:
             for place, (word, points) in enumerate(found.items())
             if any(value for _, value in points)
         ]
-        yield Chart(
-            name=one.name, title=one.title, about=one.about, lines=lines, from_zero=one.from_zero
-        )
+        yield Chart(name=one.name, title=one.title, about=one.about, lines=lines)

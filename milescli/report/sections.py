@@ -19,9 +19,6 @@ from milescli.report.markup import Markup, el, joined, table
 from milescli.report.said import accuracy, duration, figure, interval, per_second, share, steps
 from milescli.report.subject import Subject
 
-_BAR_WIDTH = 520
-"""Pixels: its words are to be read on a phone."""
-
 
 def verdict_card(verdict: Verdict) -> Markup:
     """The headline, and what was found."""
@@ -82,7 +79,7 @@ def tiles(subject: Subject) -> Markup:
 
 
 def _tile(word: str, big: str, more: str = "", *, spark: Sequence[float] = ()) -> Markup:
-    drawn = spark_picture(spark, title=f"{word} over steps", is_inline=True) if spark else ""
+    drawn = spark_picture(spark, title=f"{word} over steps") if spark else ""
     return el(
         "div",
         el("div", word, cls="word"),
@@ -131,13 +128,11 @@ def where_time_goes(subject: Subject, charts: Sequence[Chart]) -> Markup:
                 Part(
                     name=phase.name,
                     size=phase.seconds,
-                    said=f"{duration(phase.seconds)}, {phase.share:.0%}",
+                    note=f"{duration(phase.seconds)}, {phase.share:.0%}",
                 )
                 for phase in summary.phases
             ],
             title="A step, mean of the newest ones",
-            width=_BAR_WIDTH,
-            is_inline=True,
         )
         parts.append(el("figure", Markup(bar), cls="bar"))
     if summary.waits:
