@@ -1,4 +1,4 @@
-"""Lines over axes: a figure of each step, a few dots, bands. One picture, small, with a legend."""
+"""Lines over axes: a figure of each step, or a few dots. One picture, small, with a legend."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
 
 from milescli.insight.case import LOSS, REWARD
 from milescli.insight.history import History
@@ -140,12 +141,10 @@ def column(history: History, name: str) -> list[Point]:
 def smoothed(points: Sequence[Point]) -> list[Point]:
     """The mean of each point and its neighbours, a twentieth of all on either side."""
     half, count = max(1, len(points) // 40), len(points)
-    sums = list(accumulate((y for _, y in points), initial=0.0))
-    edges = ((max(0, place - half), min(count, place + half + 1)) for place in range(count))
-    return [
-        (x, (sums[end] - sums[start]) / (end - start))
-        for (x, _), (start, end) in zip(points, edges, strict=True)
-    ]
+    window, own = np.ones(2 * half + 1), slice(half, half + count)
+    sums = np.convolve([y for _, y in points], window)[own]  # a running sum would keep any spike
+    means = sums / np.convolve(np.ones(count), window)[own]
+    return [(x, float(mean)) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def with_trend(points: Sequence[Point], *, name: str, color: int = 0) -> list[Line]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -117,13 +117,12 @@ def trailing(values: Mapping[int, float]) -> dict[int, float]:
     """Mean of each step and those before it, a tenth of all: a curve that a threshold can be held
     against."""
     steps = sorted(values)
+    if not steps:
+        return {}
     width = max(1, len(steps) // 10)
-    sums = list(accumulate((values[step] for step in steps), initial=0.0))
-    starts = (max(0, place - width + 1) for place in range(len(steps)))
-    return {
-        step: (sums[place + 1] - sums[start]) / (place + 1 - start)
-        for place, (step, start) in enumerate(zip(steps, starts, strict=True))
-    }
+    sums = np.convolve([values[step] for step in steps], np.ones(width))[: len(steps)]
+    means = sums / np.minimum(np.arange(len(steps)) + 1, width)
+    return dict(zip(steps, means.tolist(), strict=True))
 
 
 def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:

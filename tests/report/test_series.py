@@ -118,6 +118,11 @@ def test_the_trailing_mean_looks_back_alone() -> None:
     assert smooth[60] == pytest.approx(0.0, abs=1e-12)
 
 
+def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
+    values = {step: 1e20 if step == 5 else 1.0 for step in range(1, 101)}
+    assert [trailing(values)[step] for step in range(15, 101)] == [1.0] * 86
+
+
 def test_medians_are_compared_where_there_are_some() -> None:
     assert ratio_of_medians([2.0, 9.0, 4.0], [2.0]) == 2.0
     assert ratio_of_medians([], [1.0]) is None
