@@ -12,7 +12,6 @@ from milescli.report.differ import Differing, differences, rewards_differ
 from milescli.report.held_out import NO_DIFFERENCE, HeldOut, held_out_of
 from milescli.report.series import (
     FEWEST_STEPS,
-    LEVEL,
     MeanDifference,
     area,
     common_level,
@@ -22,6 +21,7 @@ from milescli.report.series import (
     reached,
 )
 from milescli.report.subject import Subject
+from milescli.rollout.chance import LEVEL
 
 ONE_EACH = (
     "This is one run of each: the tests say whether these two runs differ, not whether two others "
@@ -41,13 +41,11 @@ class CurveComparison:
     """Of metrics.jsonl."""
     word: str
     """reward or loss."""
-    rises: bool
-    """More is better."""
     num_steps: int
     difference: MeanDifference | None
     """A less B; None where there are too few steps."""
-    a_area: float | None
-    b_area: float | None
+    a_area: float
+    b_area: float
     """Under the curve, as a mean height over the common steps."""
     level: float | None
     """That both reach."""
@@ -152,28 +150,26 @@ def compare(a: Subject, b: Subject) -> RunsCompared:
 
 
 def _curve(a: Subject, b: Subject, a_name: str, b_name: str) -> CurveComparison | None:
-    is_rows = a.learns_from_rows
-    name, word = ("train/loss", "loss") if is_rows else ("rollout/reward_mean", "reward")
-    of_a, of_b = _by_step(a, name), _by_step(b, name)
+    rises, names = not a.learns_from_rows, (a_name, b_name)
+    word = "reward" if rises else "loss"
+    of_a, of_b = _by_step(a, a.curve), _by_step(b, b.curve)
     steps, gains = paired(of_a, of_b)
     if not steps:
         return None
     difference = mean_difference(gains)
-    level = common_level(of_a, of_b, rises=not is_rows)
+    level = common_level(of_a, of_b, rises=rises)
     return CurveComparison(
-        name=name,
+        name=a.curve,
         word=word,
-        rises=not is_rows,
         num_steps=len(steps),
         difference=difference,
         a_area=area(of_a, steps),
         b_area=area(of_b, steps),
         level=level,
-        a_reached=None if level is None else reached(of_a, level, rises=not is_rows),
-        b_reached=None if level is None else reached(of_b, level, rises=not is_rows),
-        short=f"{word.capitalize()}: "
-        + _winner(difference, rises=not is_rows, names=(a_name, b_name)),
-        sentence=_curve_words(difference, num_steps=len(steps), word=word, names=(a_name, b_name)),
+        a_reached=None if level is None else reached(of_a, level, rises=rises),
+        b_reached=None if level is None else reached(of_b, level, rises=rises),
+        short=f"{word.capitalize()}: {_winner(difference, rises=rises, names=names)}",
+        sentence=_curve_words(difference, num_steps=len(steps), word=word, names=names),
     )
 
 
@@ -191,8 +187,7 @@ def _curve_words(
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
-        f"the mean of {difference.num_steps:,} common steps ({LEVEL:.0%} interval "
-        f"{difference.low:+.3f} to "
+        f"the mean of {num_steps:,} common steps ({LEVEL:.0%} interval {difference.low:+.3f} to "
         f"{difference.high:+.3f}); p = {difference.p_value:.2g} {_BY}."
     )
 

@@ -96,30 +96,28 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
         lines = file.read_bytes().splitlines()
     except OSError:
         return {}
-    rewards, places = dict[str, list[float]](), dict[str, list[object]]()
+    rewards, places = dict[str, list[float]](), dict[str, dict[str, int]]()
     for line in lines:
         row = _row(line)
         if row is None:
             continue
-        told = json.dumps([row["prompt"], row.get("label")], default=str).encode()
-        digest = hashlib.blake2b(told, digest_size=16).hexdigest()
-        asked = places.setdefault(digest, [])
-        if row.get("index") not in asked:
-            asked.append(row.get("index"))
-        key = f"{digest}-{asked.index(row.get('index'))}"
+        prompt = json.dumps([row["prompt"], row.get("label")]).encode()
+        digest = hashlib.blake2b(prompt, digest_size=16).hexdigest()
+        asked = places.setdefault(digest, {})
+        key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"
         rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
     return {key: fmean(values) for key, values in rewards.items()}
 
 
-def evaluation_files(run: RunDir) -> dict[tuple[str, int], Path]:
-    """(name of the set, step) -> its samples; the set of the run's own held-out prompts has an
+def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
+    """Name of the set -> step -> its samples; the set of the run's own held-out prompts has an
     empty name."""
-    files = dict[tuple[str, int], Path]()
+    files = dict[str, dict[int, Path]]()
     for file in sorted(run.eval_dir.glob("**/step_*.jsonl")):
         number = file.stem.removeprefix("step_")
         if number.isdigit():
             name = str(file.parent.relative_to(run.eval_dir))
-            files["" if name == "." else name, int(number)] = file
+            files.setdefault("" if name == "." else name, {})[int(number)] = file
     return files
 
 

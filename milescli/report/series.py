@@ -25,9 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milescli.report.student import t_quantile, two_sided_p
+from milescli.rollout.chance import LEVEL
 
-LEVEL = 0.95
-"""Of every interval."""
 FEWEST_STEPS = 16
 """Under it no test says anything: there would be less than 3 waves."""
 MOST_ALIKE = 0.97
@@ -43,7 +42,6 @@ class MeanDifference:
     high: float
     """Of the LEVEL interval."""
     p_value: float
-    num_steps: int
     num_waves: int
     """Degrees of freedom: 0.4 x steps^(2/3), as the source recommends."""
 
@@ -72,16 +70,13 @@ def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
     error = math.sqrt(float(np.mean(_waves(fresh, waves) ** 2)) / num) / (1 - alike)
     if error <= 1e-12 * max(1.0, abs(mean)):
         p_value = 1.0 if abs(mean) <= 1e-12 else 0.0
-        return MeanDifference(
-            value=mean, low=mean, high=mean, p_value=p_value, num_steps=num, num_waves=waves
-        )
+        return MeanDifference(value=mean, low=mean, high=mean, p_value=p_value, num_waves=waves)
     half = t_quantile(0.5 + LEVEL / 2, waves) * error
     return MeanDifference(
         value=mean,
         low=mean - half,
         high=mean + half,
         p_value=two_sided_p(mean / error, waves),
-        num_steps=num,
         num_waves=waves,
     )
 

@@ -40,7 +40,7 @@ def test_json_has_the_figures_and_writes_the_file_too(miles: Miles, two: None) -
     assert told["summary"]["step"] == 80 and len(told["curve"]["values"]) == 80
     assert Path("one.html").exists()
     both = json.loads(miles("report", "one", "two", "--json").out)
-    assert both["curve"]["difference"]["num_steps"] == 80 and both["path"] is None
+    assert both["curve"]["num_steps"] == 80 and both["path"] is None
 
 
 def test_another_file_is_not_written_over_unless_forced(miles: Miles, two: None) -> None:
