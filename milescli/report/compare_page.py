@@ -15,7 +15,7 @@ from milescli.report.compare import RunsCompared
 from milescli.report.frame import chart_grid, framed
 from milescli.report.markup import Markup, el, joined, table
 from milescli.report.run_page import footer
-from milescli.report.said import NOTHING, accuracy, duration, figure, per_second, steps
+from milescli.report.said import NOTHING, accuracy, duration, figure, made_by, per_second, steps
 from milescli.report.subject import Subject
 
 _CURVES = (
@@ -26,6 +26,7 @@ _CURVES = (
     ("train/grad_norm", "Gradient norm"),
     ("time/step_s", "Seconds of a step"),
 )
+_ALIKE = "Recipe, data, versions, machine and plan are alike."
 _SPARK = 32
 
 
@@ -73,10 +74,10 @@ def compare_markdown(told: RunsCompared) -> str:
             ],
         )
         if told.differing
-        else "Recipe, data, versions, machine and plan are alike.",
+        else _ALIKE,
         text(" ".join(told.notes)),
         *(f"**{text(name)}**: {text(subject.verdict.headline)}" for name, subject in _both(told)),
-        markdown.made(told.a),
+        made_by(told.a.made_s),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -151,7 +152,7 @@ def _step(step: int | None) -> str:
 
 def _differing(told: RunsCompared) -> Markup:
     if not told.differing:
-        return el("p", "Recipe, data, versions, machine and plan are alike.")
+        return el("p", _ALIKE)
     parts = []
     for what in dict.fromkeys(one.what for one in told.differing):
         rows = [(one.name, one.a, one.b) for one in told.differing if one.what == what]

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from milescli import __version__
 from milescli.console.theme import sparkline
 from milescli.core.private import without_paths
 from milescli.insight.finding import Verdict
@@ -19,7 +18,7 @@ from milescli.report.said import (
     duration,
     figure,
     interval,
-    moment,
+    made_by,
     per_second,
     share,
     steps,
@@ -29,7 +28,7 @@ from milescli.report.subject import Subject
 MARK = "<!-- miles report -->"
 """By which a file of ours is known; nobody sees it."""
 _SPARK = 32
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>&|#~@])")
 
 
 def run_markdown(subject: Subject) -> str:
@@ -42,7 +41,7 @@ def run_markdown(subject: Subject) -> str:
     parts += list(_evaluations(subject))
     parts += _samples(subject.samples)
     parts += list(_recipe(subject))
-    parts += [made(subject)]
+    parts += [_signature(subject)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -61,12 +60,11 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def made(subject: Subject) -> str:
-    """Who made it, and from what."""
+def _signature(subject: Subject) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in subject.versions().items())
     machine = without_paths(str(subject.facts.manifest.get("machine", "")))
-    told = "; ".join(part for part in (machine, versions) if part)
-    return f"{text(told)}. Made by miles {__version__} at {moment(subject.made_s)}."
+    origin = "; ".join(part for part in (machine, versions) if part)
+    return ". ".join(part for part in (text(origin), made_by(subject.made_s)) if part)
 
 
 def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
@@ -195,7 +193,7 @@ def _cell(cell: str) -> str:
 
 
 def text(said: str) -> str:
-    """As it stands: no markup, no link, no mention."""
+    """As it stands: no markup, no entity."""
     return _SPECIAL.sub(r"\\\1", " ".join(said.split()))
 
 

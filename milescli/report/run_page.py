@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milescli import __version__
 from milescli.pictures.lines import Line
 from milescli.report import records, sections
 from milescli.report.charts import Chart, column, learning_charts, time_charts, with_trend
 from milescli.report.frame import chart_grid, framed
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import accuracy, figure, moment, steps
+from milescli.report.said import accuracy, figure, made_by, moment, steps
 from milescli.report.subject import Subject
 
 
@@ -59,8 +58,8 @@ def footer(subject: Subject) -> Markup:
     """Who made it, and when."""
     return el(
         "footer",
-        f"Made by miles {__version__} at {moment(subject.made_s)}. One file: it loads nothing from "
-        "anywhere. Paths, logins and secrets are left out.",
+        f"{made_by(subject.made_s)} One file: it loads nothing from anywhere. Paths, logins and "
+        "secrets are left out.",
     )
 
 

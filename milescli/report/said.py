@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from milescli import __version__
 from milescli.core.units import format_bytes, format_count, format_duration
 from milescli.insight.summary import Summary
 from milescli.rollout.chance import Estimate
@@ -58,6 +59,11 @@ def moment(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def made_by(made_s: float) -> str:
+    """Made by miles 0.1.0 at 2026-11-25 22:14 UTC."""
+    return f"Made by miles {__version__} at {moment(made_s)}."
 
 
 def steps(summary: Summary) -> str:

@@ -113,6 +113,13 @@ def test_prompts_that_were_asked_otherwise_are_told_of(tmp_path: Path) -> None:
     assert held.asked_otherwise == [] and held.short == "Held-out prompts at step 20: b is better."
 
 
+def test_a_comparison_is_not_signed_with_the_versions_of_the_first(
+    unequal: tuple[Path, Path],
+) -> None:
+    last = compare_markdown(compared(*unequal)).splitlines()[-1]
+    assert last.startswith("Made by miles ") and "torch" not in last
+
+
 def test_runs_over_rows_are_compared_by_their_loss(tmp_path: Path) -> None:
     low = make_run(tmp_path / "low", row_events(line(2.0, 0.5), line(2.0, 0.6), seed=1))
     high = make_run(tmp_path / "high", row_events(line(2.0, 1.2), line(2.0, 1.3), seed=2))

@@ -50,9 +50,14 @@ def test_nothing_private_is_in_it(tmp_path: Path) -> None:
 
 
 def test_runs_that_have_little_have_a_short_one(tmp_path: Path) -> None:
-    assert "not started" in markdown_of(make_run(tmp_path / "empty"))
+    empty = markdown_of(make_run(tmp_path / "empty", manifest={}))
+    assert "not started" in empty and "\n\nMade by miles" in empty
     rows = markdown_of(make_run(tmp_path / "rows", row_events(line(2.0, 0.5), line(2.0, 0.6))))
     assert "| loss |" in rows and "| reward |" not in rows
+
+
+def test_text_is_neither_markup_nor_an_entity() -> None:
+    assert text("a*b* & <i>&copy;") == r"a\*b\* \& \<i\>\&copy;"
 
 
 @given(said=st.text(max_size=60))
