@@ -113,9 +113,8 @@ class RunsCompared:
     @property
     def sentences(self) -> list[str]:
         """With figures: held-out prompts, curve, speed."""
-        told = [one.sentence for one in self.held_out]
-        told += [self.curve.sentence] if self.curve is not None else []
-        return [*told, *([self.speed.sentence] if self.speed is not None else [])]
+        parts = [*self.held_out, self.curve, self.speed]
+        return [one.sentence for one in parts if one is not None]
 
 
 def compare(a: Subject, b: Subject) -> RunsCompared:
@@ -206,8 +205,8 @@ def _speed(a: Subject, b: Subject, a_name: str, b_name: str) -> Speed | None:
         {step: math.log(value) for step, value in one.items() if value > 0} for one in (of_a, of_b)
     ]
     _, gains = paired(*logs)
-    told = mean_difference(gains)
-    if told is None:
+    difference = mean_difference(gains)
+    if difference is None:
         ratio = ratio_of_medians([*of_a.values()], [*of_b.values()])
         if ratio is None:
             return None
@@ -218,8 +217,10 @@ def _speed(a: Subject, b: Subject, a_name: str, b_name: str) -> Speed | None:
             sentence=f"A step of {a_name} takes {ratio:.2f} times as long as one of {b_name}, by "
             "their medians.",
         )
-    ratio, low, high = (math.exp(value) for value in (told.value, told.low, told.high))
-    seen = "" if told.is_seen else f"Speed: {NO_DIFFERENCE}. "
+    ratio, low, high = (
+        math.exp(value) for value in (difference.value, difference.low, difference.high)
+    )
+    seen = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
     return Speed(
         ratio=ratio,
         low=low,

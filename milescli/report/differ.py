@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from milescli.core.private import without_paths
+from milescli.report.formats import NOTHING
 from milescli.report.records import data_words
-from milescli.report.said import NOTHING
 from milescli.report.subject import Subject
 
 _NEVER = ("run.name", "run.dir", "name", "description")

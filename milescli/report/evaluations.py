@@ -75,7 +75,7 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
 
 
 def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
-    """The samples that are there are those that the run was told of."""
+    """The samples that are there are those whose accuracy the run told."""
     return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
 
 
@@ -130,13 +130,13 @@ def sets_of(run: RunDir) -> list[ShownSet]:
 
 def _set(file: Path) -> ShownSet | None:
     try:
-        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        estimates: Sequence[tuple[str, Mapping[str, float]]] = list(told["estimates"].items())
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        estimates: Sequence[tuple[str, Mapping[str, float]]] = list(result["estimates"].items())
         return ShownSet(
-            set=str(told["set"]),
-            step=int(told["step"]),
-            accuracy=float(told["accuracy"]),
-            num_prompts=int(told["num_prompts"]),
+            set=str(result["set"]),
+            step=int(result["step"]),
+            accuracy=float(result["accuracy"]),
+            num_prompts=int(result["num_prompts"]),
             estimates={name: Estimate(**one) for name, one in estimates},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

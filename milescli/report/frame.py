@@ -88,7 +88,7 @@ def _figure(chart: Chart, *, is_wide: bool) -> Markup:
 
 
 def _data(charts: Sequence[Chart]) -> str:
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "colors": [LIGHT, DARK],
         "charts": [
             {
@@ -111,7 +111,7 @@ def _data(charts: Sequence[Chart]) -> str:
             for chart in charts
         ],
     }
-    text = json.dumps(told, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

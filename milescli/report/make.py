@@ -51,9 +51,9 @@ def _read(folder: Path) -> Subject:
 
 def compare_runs(folder: Path, other: Path, *, html: bool) -> Reported:
     """Of two runs, the first less the second. Raises as `report_run`."""
-    told = compare(_read(folder), _read(other))
+    compared = compare(_read(folder), _read(other))
     return Reported(
-        text=compare_page(told) if html else compare_markdown(told),
-        sentence=told.headline,
-        figures=compare_figures(told),
+        text=compare_page(compared) if html else compare_markdown(compared),
+        sentence=compared.headline,
+        figures=compare_figures(compared),
     )

@@ -12,8 +12,7 @@ from milescli.core.private import without_paths
 from milescli.insight.finding import Verdict
 from milescli.report.charts import column
 from milescli.report.chosen_samples import ShownStep
-from milescli.report.records import data_words
-from milescli.report.said import (
+from milescli.report.formats import (
     accuracy,
     duration,
     figure,
@@ -23,6 +22,7 @@ from milescli.report.said import (
     share,
     steps,
 )
+from milescli.report.records import data_words
 from milescli.report.subject import Subject
 
 MARK = "<!-- miles report -->"
@@ -192,20 +192,25 @@ def _cell(cell: str) -> str:
     return " ".join(cell.split("\n"))
 
 
-def text(said: str) -> str:
+def text(content: str) -> str:
     """As it stands: no markup, no entity."""
-    return _SPECIAL.sub(r"\\\1", " ".join(said.split()))
+    return _SPECIAL.sub(r"\\\1", " ".join(content.split()))
 
 
-def code(said: str) -> str:
+def code(content: str) -> str:
     """In a code span within a table, whatever is in it."""
-    said = " ".join(said.split()).replace("|", "\\|")
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", said)), default=0))
-    pad = " " if said.startswith("`") or said.endswith("`") or not said else ""
-    return f"{ticks}{pad}{said}{pad}{ticks}"
+    content = " ".join(content.split()).replace("|", "\\|")
+    ticks = _ticks(content, least=1)
+    pad = " " if content.startswith("`") or content.endswith("`") or not content else ""
+    return f"{ticks}{pad}{content}{pad}{ticks}"
 
 
-def fenced(said: str) -> str:
+def fenced(content: str) -> str:
     """A block of code, whatever is in it."""
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
-    return f"{ticks}text\n{said}\n{ticks}"
+    ticks = _ticks(content, least=3)
+    return f"{ticks}text\n{content}\n{ticks}"
+
+
+def _ticks(content: str, *, least: int) -> str:
+    """More than stand one behind the other anywhere in it."""
+    return "`" * max([least, *(1 + len(run) for run in re.findall("`+", content))])

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from milescli.core.private import without_paths
 from milescli.core.units import format_bytes
+from milescli.report.formats import NOTHING, size
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import NOTHING, size
 from milescli.report.shown_keys import ShownKey
 from milescli.report.subject import Subject
 
@@ -106,24 +106,24 @@ def surroundings(subject: Subject) -> Markup:
 
 def data_words(subject: Subject) -> dict[str, str]:
     """prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
-    told = {}
+    described = {}
     for name, one in subject.data().items():
         words = [str(one.get("path", "")).rpartition("/")[2]]
         if isinstance(one.get("num_rows"), int):
             words.append(f"{one['num_rows']:,} rows")
         if one.get("sha256"):
             words.append(f"sha256 {str(one['sha256'])[:_SHORT]}")
-        told[name] = ", ".join(word for word in words if word)
-    return told
+        described[name] = ", ".join(word for word in words if word)
+    return described
 
 
 def error(subject: Subject) -> Markup:
     """What ended it, where it failed."""
-    told = subject.history.error
-    if not told:
+    failure = subject.history.error
+    if not failure:
         return Markup("")
-    fixes = told.get("fix")
-    lines = [str(told.get("error", "")), f"why: {told.get('why', '')}"]
+    fixes = failure.get("fix")
+    lines = [str(failure.get("error", "")), f"why: {failure.get('why', '')}"]
     lines += [f"fix: {fix}" for fix in fixes] if isinstance(fixes, list) else []
     return joined(
         [el("h2", "What ended it"), el("pre", "\n".join(without_paths(line) for line in lines))]

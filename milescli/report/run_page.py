@@ -7,9 +7,9 @@ from dataclasses import replace
 from milescli.pictures.lines import Line
 from milescli.report import records, sections
 from milescli.report.charts import Chart, column, learning_charts, time_charts, with_trend
+from milescli.report.formats import accuracy, figure, made_by, moment, steps
 from milescli.report.frame import chart_grid, framed
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import accuracy, figure, made_by, moment, steps
 from milescli.report.subject import Subject
 
 
@@ -88,21 +88,21 @@ def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
     parts: list[Markup] = [el("h2", "Is it learning?"), table(head, rows)]
     if charts:
         parts.append(chart_grid(charts))
-    said: list[Markup] = []
+    by_adapter: list[Markup] = []
     for one in subject.adapters:
         own = [
             replace(drawn, name=f"{one.history.name}-{drawn.name}")
             for drawn in learning_charts(one.history)
         ]
         charts += own
-        said += [
+        by_adapter += [
             el("h2", f"Adapter {one.history.name}"),
             sections.verdict_card(one.verdict),
             chart_grid(own) if own else Markup(""),
             sections.samples(one.samples, learns_from_rows=one.learns_from_rows),
             sections.evaluations(one),
         ]
-    return joined(parts), joined(said), charts
+    return joined(parts), joined(by_adapter), charts
 
 
 def _line(subject: Subject, place: int) -> Line:

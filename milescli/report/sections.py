@@ -14,9 +14,9 @@ from milescli.pictures.spark import spark_picture
 from milescli.pictures.stack import Part, stacked_bar
 from milescli.report.charts import Chart, column
 from milescli.report.chosen_samples import ShownStep
+from milescli.report.formats import accuracy, duration, figure, interval, per_second, share, steps
 from milescli.report.frame import chart_grid
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import accuracy, duration, figure, interval, per_second, share, steps
 from milescli.report.subject import Subject
 
 

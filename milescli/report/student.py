@@ -12,7 +12,7 @@ _MOST_TERMS = 400
 def two_sided_p(t: float, freedom: int) -> float:
     """The chance of a |t| as large as this: I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz and
     Stegun 1964, 26.7.1)."""
-    if t * t < freedom:  # else what is next to 1 would be told by what is left of it
+    if t * t < freedom:  # else a chance near 1 loses its digits
         return 1 - _beta_share(t * t / (freedom + t * t), 0.5, freedom / 2)
     return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
 

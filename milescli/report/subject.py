@@ -19,7 +19,7 @@ from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize
 from milescli.report.chosen_samples import ShownStep, chosen_steps
 from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
-from milescli.report.said import steps
+from milescli.report.formats import steps
 from milescli.report.shown_keys import ShownKey, read_keys
 
 
@@ -73,20 +73,20 @@ class Subject:
         """miles, its commit and packages -> version."""
         manifest = self.facts.manifest
         packages = manifest.get("packages")
-        told = {
+        versions = {
             "miles": manifest.get("miles"),
             "commit": manifest.get("commit"),
             "python": manifest.get("python"),
             **(packages if isinstance(packages, dict) else {}),
         }
-        return {name: str(version) for name, version in told.items() if version}
+        return {name: str(version) for name, version in versions.items() if version}
 
     def data(self) -> dict[str, dict[str, Any]]:
         """prompts, eval, ... -> what the manifest says of the file."""
-        told = self.facts.manifest.get("data")
+        data = self.facts.manifest.get("data")
         return (
-            {name: one for name, one in told.items() if isinstance(one, dict)}
-            if isinstance(told, dict)
+            {name: one for name, one in data.items() if isinstance(one, dict)}
+            if isinstance(data, dict)
             else {}
         )
 
