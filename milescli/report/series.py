@@ -109,11 +109,9 @@ def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
 
 
 def trailing(values: Mapping[int, float]) -> dict[int, float]:
-    """Mean of each step and those before it, a tenth of all: a curve that a threshold can be held
-    against."""
+    """Mean of each step and those before it, a tenth of all, of one step at least: a curve that a
+    threshold can be held against."""
     steps = sorted(values)
-    if not steps:
-        return {}
     width = max(1, len(steps) // 10)
     sums = np.convolve([values[step] for step in steps], np.ones(width))[: len(steps)]
     means = sums / np.minimum(np.arange(len(steps)) + 1, width)
@@ -137,8 +135,6 @@ def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool)
     """What both reach: nine tenths of the way from where they begin to the worse of their ends.
     None where one of them gets no better."""
     smooth = [trailing(one) for one in (a, b)]
-    if not all(smooth):
-        return None
     begins = [one[min(one)] for one in smooth]
     ends = [one[max(one)] for one in smooth]
     begin, end = (max(begins), min(ends)) if rises else (min(begins), max(ends))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from milescli.core.events import Event, PhaseStarted, RowStepDone, ValidationDone, to_record
-from tests.insight.planted import BEGAN_S, Course, Planted, report_of
+from tests.insight.planted import BEGAN_S, Course, Planted, late, report_of
 
 RECIPE = """\
 # The whole recipe of this run, with the origin of each value. It loads again: --recipe PATH
@@ -114,6 +114,26 @@ def write_evaluation(folder: Path, step: int, share: float, *, seed: int, num: i
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "eval" / f"step_{step}.jsonl").write_text(text)
+
+
+def make_sick(folder: Path) -> Path:
+    """One with a finding, a result of `miles eval`, and what its processes held."""
+    make_planted(folder, courses={"entropy": (late(0.5, 4.0), 0.05)})
+    names, size = {"7": "driver", "8": "engine-0"}, 2**30
+    held = {"time": BEGAN_S, "resident_bytes": {"7": size, "8": 2 * size}, "names": names}
+    lines = [{**held, "oom_kills": 3}, {"time": BEGAN_S + 1, "oom_kills": 5}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "logs" / "attempt_1" / "memory.jsonl").write_text(text)
+    result = {
+        "set": "hard <sums>",
+        "step": 10,
+        "accuracy": 0.5,
+        "num_prompts": 4,
+        "estimates": {"pass@4": {"value": 0.75, "low": 0.25, "high": 1.0}},
+    }
+    (folder / "eval" / "hard").mkdir(parents=True)
+    (folder / "eval" / "hard" / "step_10.json").write_text(json.dumps(result))
+    return folder
 
 
 def row_events(

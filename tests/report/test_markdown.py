@@ -15,6 +15,8 @@ from tests.insight.planted import line
 from tests.report.run_folders import (
     make_planted,
     make_run,
+    make_several,
+    make_sick,
     row_events,
     write_evaluation,
     write_samples,
@@ -39,6 +41,14 @@ def test_the_verdict_comes_first_and_what_a_model_wrote_is_fenced(tmp_path: Path
     assert "`train.optimizer.lr` | `1e-06` | --set" in said
     assert re.search(r"\| reward \| 0\.\d+ \| `[▁▂▃▄▅▆▇█]+` \|", said)
     assert len(said) < 8000
+
+
+def test_findings_sets_and_adapters_have_their_lines(tmp_path: Path) -> None:
+    sick = markdown_of(make_sick(tmp_path / "sick"))
+    assert re.search(r"\n- \*\*bad: Entropy .+\.\*\* .+ Try: .+", sick)
+    assert r"| hard \<sums\> | 10 | 50.0% | 4 |" in sick
+    several = markdown_of(make_several(tmp_path / "several", names=("sums", "words")))
+    assert re.search(r"\| sums \| 12 of 12 \| `[▁▂▃▄▅▆▇█]+` \| 0\.\d+ \|", several)
 
 
 def test_nothing_private_is_in_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.report.run_folders import (
     make_planted,
     make_run,
     make_several,
+    make_sick,
     row_events,
     write_evaluation,
     write_samples,
@@ -163,6 +164,17 @@ def test_runs_that_failed_go_on_or_never_began_have_a_page(tmp_path: Path) -> No
     bare.mkdir()
     (bare / "recipe.yaml").write_text("")
     assert "not started" in page_of(bare)
+
+
+def test_findings_memory_and_results_of_miles_eval_are_told(tmp_path: Path) -> None:
+    text = parsed(page_of(make_sick(tmp_path / "sick"))).text
+    verdict = read_subject(open_run(tmp_path / "sick")).verdict
+    for finding in verdict.findings:
+        assert finding.title in text and finding.advice[0] in text and finding.source in text
+    assert "entropy-explosion" in [finding.name for finding in verdict.findings]
+    assert "hard <sums>104pass@475.0%25.0% to 100.0%" in text
+    assert "engine-02.0 GiB2.0 GiB--driver1.0 GiB1.0 GiB--" in text
+    assert "3.0 GiB at most; the kernel ended 2 of them." in text
 
 
 def test_of_several_adapters_each_has_its_part(tmp_path: Path) -> None:
