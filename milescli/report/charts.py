@@ -24,7 +24,7 @@ class Chart:
     """One picture."""
 
     name: str
-    """Of letters and hyphens: its id on the page."""
+    """Its id on the page, behind `chart-`."""
     title: str
     about: str
     """A sentence below it."""

@@ -120,36 +120,36 @@ class RunsCompared:
 def compare(a: Subject, b: Subject) -> RunsCompared:
     """A against B."""
     same = a.name == b.name
-    a_name, b_name = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
+    names = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
     differing = differences(a, b)
     notes, curve, held_out = list[str](), None, list[HeldOut]()
     if keys := rewards_differ(differing):
         notes.append(
             f"Rewards were not compared: the two were scored otherwise, by {', '.join(keys)}."
         )
-    elif a.learns_from_rows != b.learns_from_rows:
-        notes.append("Curves were not compared: one learns from rows, and the other by rollouts.")
-        held_out = held_out_of(a, b, names=(a_name, b_name))
     else:
-        curve = _curve(a, b, a_name, b_name)
-        held_out = held_out_of(a, b, names=(a_name, b_name))
+        held_out = held_out_of(a, b, names=names)
+        if a.learns_from_rows == b.learns_from_rows:
+            curve = _curve(a, b, names=names)
+        else:
+            notes.append("Curves were not compared: one learns from rows, the other by rollouts.")
     if a.adapters or b.adapters:
         notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
     return RunsCompared(
         a=a,
         b=b,
-        a_name=a_name,
-        b_name=b_name,
+        a_name=names[0],
+        b_name=names[1],
         differing=differing,
         curve=curve,
         held_out=held_out,
-        speed=_speed(a, b, a_name, b_name),
+        speed=_speed(a, b, names=names),
         notes=[*notes, ONE_EACH],
     )
 
 
-def _curve(a: Subject, b: Subject, a_name: str, b_name: str) -> CurveComparison | None:
-    rises, names = not a.learns_from_rows, (a_name, b_name)
+def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison | None:
+    rises = not a.learns_from_rows
     word = "reward" if rises else "loss"
     of_a, of_b = _by_step(a, a.curve), _by_step(b, b.curve)
     steps, gains = paired(of_a, of_b)
@@ -199,35 +199,24 @@ def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str,
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."
 
 
-def _speed(a: Subject, b: Subject, a_name: str, b_name: str) -> Speed | None:
+def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
     of_a, of_b = _by_step(a, "time/step_s"), _by_step(b, "time/step_s")
     logs = [
         {step: math.log(value) for step, value in one.items() if value > 0} for one in (of_a, of_b)
     ]
-    _, gains = paired(*logs)
-    difference = mean_difference(gains)
+    difference = mean_difference(paired(*logs)[1])
+    low = high = None
+    before, after = "", ", by their medians"
     if difference is None:
         ratio = ratio_of_medians([*of_a.values()], [*of_b.values()])
-        if ratio is None:
-            return None
-        return Speed(
-            ratio=ratio,
-            low=None,
-            high=None,
-            sentence=f"A step of {a_name} takes {ratio:.2f} times as long as one of {b_name}, by "
-            "their medians.",
-        )
-    ratio, low, high = (
-        math.exp(value) for value in (difference.value, difference.low, difference.high)
-    )
-    seen = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
-    return Speed(
-        ratio=ratio,
-        low=low,
-        high=high,
-        sentence=f"{seen}A step of {a_name} takes {ratio:.2f} times as long as one of {b_name} "
-        f"({LEVEL:.0%} interval {low:.2f} to {high:.2f}).",
-    )
+    else:
+        ratio, low, high = map(math.exp, (difference.value, difference.low, difference.high))
+        before = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
+        after = f" ({LEVEL:.0%} interval {low:.2f} to {high:.2f})"
+    if ratio is None:
+        return None
+    words = f"A step of {names[0]} takes {ratio:.2f} times as long as one of {names[1]}"
+    return Speed(ratio=ratio, low=low, high=high, sentence=f"{before}{words}{after}.")
 
 
 def _by_step(subject: Subject, name: str) -> Mapping[int, float]:
