@@ -29,7 +29,7 @@ ONE_EACH = (
 )
 _BY = (
     "by a t-test of the mean difference whose variance takes in that neighbouring steps are alike "
-    "(EWC; Lazarus, Lewis, Stock and Watson 2018)"
+    "(prewhitened EWC; Lazarus, Lewis, Stock and Watson 2018)"
 )
 
 

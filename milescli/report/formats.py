@@ -6,7 +6,9 @@ import math
 from datetime import UTC, datetime
 
 from milescli import __version__
+from milescli.core.private import without_paths
 from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.insight.finding import Finding
 from milescli.insight.summary import Summary
 from milescli.rollout.chance import Estimate
 
@@ -59,6 +61,12 @@ def moment(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def seen(finding: Finding) -> str:
+    """entropy rose from 0.5 to 3.17 nats a token (steps 65 to 80)."""
+    where = f" (steps {finding.steps[0]} to {finding.steps[1]})" if finding.steps else ""
+    return f"{without_paths(finding.evidence)}{where}."
 
 
 def made_by(made_s: float) -> str:

@@ -19,6 +19,7 @@ from milescli.report.formats import (
     interval,
     made_by,
     per_second,
+    seen,
     share,
     steps,
 )
@@ -28,7 +29,7 @@ from milescli.report.subject import Subject
 MARK = "<!-- miles report -->"
 """By which a file of ours is known; nobody sees it."""
 _SPARK = 32
-_SPECIAL = re.compile(r"([\\`*_\[\]<>&|#~@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>&|~])")
 
 
 def run_markdown(subject: Subject) -> str:
@@ -52,7 +53,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
         lines.append(
             "\n".join(
                 f"- **{finding.level}: {text(finding.title)}.** "
-                f"{text(without_paths(finding.evidence))} "
+                f"{text(seen(finding))} "
                 f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
                 for finding in verdict.findings
             )
@@ -193,8 +194,9 @@ def _cell(cell: str) -> str:
 
 
 def text(content: str) -> str:
-    """As it stands: no markup, no entity."""
-    return _SPECIAL.sub(r"\\\1", " ".join(content.split()))
+    """As it stands: no markup, no entity, and nobody and no issue is called."""
+    plain = _SPECIAL.sub(r"\\\1", " ".join(content.split()))
+    return re.sub("[@#]", r"\g<0>&#8203;", plain)  # a backslash alone hides neither from GitHub
 
 
 def code(content: str) -> str:

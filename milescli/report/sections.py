@@ -14,7 +14,16 @@ from milescli.pictures.spark import spark_picture
 from milescli.pictures.stack import Part, stacked_bar
 from milescli.report.charts import Chart, column
 from milescli.report.chosen_samples import ShownStep
-from milescli.report.formats import accuracy, duration, figure, interval, per_second, share, steps
+from milescli.report.formats import (
+    accuracy,
+    duration,
+    figure,
+    interval,
+    per_second,
+    seen,
+    share,
+    steps,
+)
 from milescli.report.frame import chart_grid
 from milescli.report.markup import Markup, el, joined, table
 from milescli.report.subject import Subject
@@ -35,11 +44,10 @@ def verdict_card(verdict: Verdict) -> Markup:
 
 
 def _finding(finding: Finding) -> Markup:
-    where = f" Steps {finding.steps[0]} to {finding.steps[1]}." if finding.steps else ""
     return el(
         "div",
         el("h3", finding.title, el("span", str(finding.level), cls="level")),
-        el("p", without_paths(finding.evidence) + where),
+        el("p", seen(finding)),
         el("ul", (el("li", without_paths(advice)) for advice in finding.advice)),
         el("p", finding.source, cls="quiet"),
         cls=f"finding {finding.level}",

@@ -45,7 +45,9 @@ def test_the_verdict_comes_first_and_what_a_model_wrote_is_fenced(tmp_path: Path
 
 def test_findings_sets_and_adapters_have_their_lines(tmp_path: Path) -> None:
     sick = markdown_of(make_sick(tmp_path / "sick"))
-    assert re.search(r"\n- \*\*bad: Entropy .+\.\*\* .+ Try: .+", sick)
+    assert re.search(
+        r"\n- \*\*bad: Entropy .+\.\*\* entropy .+ token \(steps 65 to 80\)\. Try: .+", sick
+    )
     assert r"| hard \<sums\> | 10 | 50.0% | 4 |" in sick
     several = markdown_of(make_several(tmp_path / "several", names=("sums", "words")))
     assert re.search(r"\| sums \| 12 of 12 \| `[▁▂▃▄▅▆▇█]+` \| 0\.\d+ \|", several)
@@ -67,6 +69,7 @@ def test_runs_that_have_little_have_a_short_one(tmp_path: Path) -> None:
 
 
 def test_text_is_neither_markup_nor_an_entity() -> None:
+    assert text("@all, see #12") == "@&#8203;all, see #&#8203;12", "nobody is called"
     assert text("a*b* & <i>&copy;") == r"a\*b\* \& \<i\>\&copy;"
 
 
