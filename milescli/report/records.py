@@ -77,7 +77,7 @@ def plan(subject: Subject) -> Markup:
     if not isinstance(decisions, list) or not decisions:
         return Markup("")
     rows = [
-        (str(one.get("key", "")), without_paths(str(one.get("value", ""))), str(one.get("reason")))
+        [without_paths(str(one.get(name, ""))) for name in ("key", "value", "reason")]
         for one in decisions
         if isinstance(one, dict)
     ]
