@@ -53,7 +53,7 @@ def report(
     from milescli.report.make import Reported, compare_runs, report_run
 
     output: Output = context.obj
-    file = None if to in (None, _STDOUT) else Path(str(to)).expanduser()
+    file = None if to is None or to == _STDOUT else Path(to).expanduser()
     if file is not None:
         if file.suffix.lower() not in (*write.HTML, *write.MARKDOWN):
             raise typer.BadParameter(f"`{file}` ends neither with .html nor with .md")

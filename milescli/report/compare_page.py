@@ -165,15 +165,15 @@ def _differing(compared: RunsCompared) -> Markup:
 
 def _charts(compared: RunsCompared) -> Iterator[Chart]:
     for name, title in _curves(compared):
-        lines: list[Line] = []
-        for color, (word, subject) in enumerate(_both(compared)):
-            points = column(subject.history, name)
-            lines += with_trend(points, name=word, color=color) if points else []
+        trends = (
+            with_trend(column(subject.history, name), name=word, color=color)
+            for color, (word, subject) in enumerate(_both(compared))
+        )
         yield Chart(
             name=name.replace("/", "-").replace("_", "-"),
             title=title,
             about="Of each step; faint lines are the steps, full ones their trend.",
-            lines=lines,
+            lines=[line for trend in trends for line in trend],
             from_zero=name != LOSS,
         )
         if name == REWARD:

@@ -14,7 +14,6 @@ from milescli.report.subject import Subject
 def run_figures(subject: Subject) -> dict[str, Any]:
     """Everything that is counted or decided; samples and recipe keys as they are shown."""
     curve = column(subject.history, subject.curve)
-    manifest = subject.facts.manifest
     return {
         "run": subject.name,
         "state": subject.summary.state,
@@ -29,7 +28,7 @@ def run_figures(subject: Subject) -> dict[str, Any]:
         "samples": [asdict(one) for one in subject.samples],
         "recipe": [asdict(key) for key in subject.keys if key.is_set],
         "versions": subject.versions(),
-        "machine": without_paths(str(manifest.get("machine", ""))),
+        "machine": subject.machine,
         "data": {
             name: {key: one.get(key) for key in ("num_rows", "sha256")}
             for name, one in subject.data().items()

@@ -63,8 +63,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 def _signature(subject: Subject) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in subject.versions().items())
-    machine = without_paths(str(subject.facts.manifest.get("machine", "")))
-    origin = "; ".join(part for part in (machine, versions) if part)
+    origin = "; ".join(part for part in (subject.machine, versions) if part)
     return ". ".join(part for part in (text(origin), made_by(subject.made_s)) if part)
 
 

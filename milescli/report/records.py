@@ -73,14 +73,9 @@ def _keys(keys: Sequence[ShownKey]) -> Markup:
 
 def plan(subject: Subject) -> Markup:
     """What was decided, and why."""
-    decisions = subject.facts.plan.get("decisions")
-    if not isinstance(decisions, list) or not decisions:
+    rows = [[*one.values()] for one in subject.decisions()]
+    if not rows:
         return Markup("")
-    rows = [
-        [without_paths(str(one.get(name, ""))) for name in ("key", "value", "reason")]
-        for one in decisions
-        if isinstance(one, dict)
-    ]
     return joined([el("h2", "Plan"), table(["what", "chosen", "because"], rows)])
 
 
@@ -89,10 +84,7 @@ def surroundings(subject: Subject) -> Markup:
     manifest = subject.facts.manifest
     if not manifest:
         return Markup("")
-    rows: list[tuple[str, str]] = [
-        ("machine", without_paths(str(manifest.get("machine", NOTHING))))
-    ]
-    rows += [(name, version) for name, version in subject.versions().items()]
+    rows = [("machine", subject.machine or NOTHING), *subject.versions().items()]
     rows += [(f"data: {name}", words) for name, words in data_words(subject).items()]
     rows += [
         (word, str(manifest[name]))

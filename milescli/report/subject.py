@@ -11,6 +11,7 @@ from typing import Any
 
 from milescli.autopsy.memory import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.private import without_paths
 from milescli.insight.case import LOSS, REWARD
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.finding import Verdict
@@ -80,6 +81,20 @@ class Subject:
             **(packages if isinstance(packages, dict) else {}),
         }
         return {name: str(version) for name, version in versions.items() if version}
+
+    @property
+    def machine(self) -> str:
+        """What it ran on; empty where that is not known."""
+        return without_paths(str(self.facts.manifest.get("machine", "")))
+
+    def decisions(self) -> list[dict[str, str]]:
+        """Of the plan, each with key, value and reason."""
+        decisions = self.facts.plan.get("decisions")
+        return [
+            {name: without_paths(str(one.get(name, ""))) for name in ("key", "value", "reason")}
+            for one in (decisions if isinstance(decisions, list) else [])
+            if isinstance(one, dict)
+        ]
 
     def data(self) -> dict[str, dict[str, Any]]:
         """prompts, eval, ... -> what the manifest says of the file."""
