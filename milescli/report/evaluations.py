@@ -19,6 +19,8 @@ from milescli.rollout.chance import Estimate, estimated
 
 MAX_SHOWN = 12
 """Evaluations in a table: of more, the first, the last, and some between."""
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What a file that is missing, torn or another program's raises where it is read."""
 _ROUNDING = 1e-6
 _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.function")
 """Recipe keys by which the same prompts are asked otherwise."""
@@ -84,9 +86,9 @@ def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
     wrote beside the samples, else those of the run's recipe."""
     try:
         settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        settings = recipe
-    return {key: settings.get(key) for key in _SETTINGS}
+        return {key: settings.get(key) for key in _SETTINGS}
+    except _UNUSABLE:
+        return {key: recipe.get(key) for key in _SETTINGS}
 
 
 def rewards_by_prompt(file: Path) -> dict[str, float]:
@@ -131,15 +133,17 @@ def sets_of(run: RunDir) -> list[ShownSet]:
 def _set(file: Path) -> ShownSet | None:
     try:
         result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        estimates: Sequence[tuple[str, Mapping[str, float]]] = list(result["estimates"].items())
         return ShownSet(
             set=str(result["set"]),
             step=int(result["step"]),
             accuracy=float(result["accuracy"]),
             num_prompts=int(result["num_prompts"]),
-            estimates={name: Estimate(**one) for name, one in estimates},
+            estimates={
+                name: Estimate(**{key: float(value) for key, value in one.items()})
+                for name, one in result["estimates"].items()
+            },
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNUSABLE:
         return None
 
 

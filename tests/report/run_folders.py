@@ -45,7 +45,9 @@ PLAN: Mapping[str, Any] = {
     "device_kind": "cpu",
     "steps": 80,
     "batch": {"updates_per_step": 1, "samples_per_prompt": 4},
-    "decisions": [{"key": "device", "value": "cpu", "reason": "no GPU is visible to /data/alice/venv"}],
+    "decisions": [
+        {"key": "device", "value": "cpu", "reason": "no GPU is visible to /data/alice/venv"}
+    ],
 }
 
 
