@@ -34,31 +34,29 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>&|~])")
 
 def run_markdown(subject: Subject) -> str:
     """A whole file."""
-    parts = [MARK, f"## {text(subject.name)}", *verdict_lines(subject.verdict)]
-    parts += [table(["", ""], list(_figures(subject)))]
-    parts += list(_curves(subject))
-    parts += list(_adapters(subject))
-    parts += list(_time(subject))
-    parts += list(_evaluations(subject))
-    parts += _samples(subject.samples)
-    parts += list(_recipe(subject))
-    parts += [_signature(subject)]
+    parts = [
+        MARK,
+        f"## {text(subject.name)}",
+        *_verdict(subject.verdict),
+        table(["", ""], list(_figures(subject))),
+        *_curves(subject),
+        *_adapters(subject),
+        *_time(subject),
+        *_evaluations(subject),
+        *_samples(subject.samples),
+        *_recipe(subject),
+        _signature(subject),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """The headline, and a line for each finding."""
-    lines = [f"**{text(verdict.headline)}**"]
-    if verdict.findings:
-        lines.append(
-            "\n".join(
-                f"- **{finding.level}: {text(finding.title)}.** "
-                f"{text(seen(finding))} "
-                f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
-                for finding in verdict.findings
-            )
-        )
-    return lines
+def _verdict(verdict: Verdict) -> list[str]:
+    lines = [
+        f"- **{finding.level}: {text(finding.title)}.** {text(seen(finding))} "
+        f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
+        for finding in verdict.findings
+    ]
+    return [f"**{text(verdict.headline)}**", "\n".join(lines)]
 
 
 def _signature(subject: Subject) -> str:
@@ -174,10 +172,10 @@ def _recipe(subject: Subject) -> Iterator[str]:
     if not chosen:
         return
     rows = [(code(key.name), code(key.value), text(key.origin)) for key in chosen]
-    yield folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
+    yield _folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
 
 
-def folded(summary: str, inside: str) -> str:
+def _folded(summary: str, inside: str) -> str:
     """Behind a click, where Markdown is shown by GitHub."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
 

@@ -55,13 +55,9 @@ def recipe(keys: Sequence[ShownKey]) -> Markup:
             el("h2", "Recipe"),
             el("p", el("strong", name), f": {len(chosen)} of {len(keys)} keys are set."),
             _keys(chosen),
-            el(
-                "details",
-                el("summary", f"{len(default)} keys have their defaults"),
-                _keys(default),
-            )
+            el("details", el("summary", f"{len(default)} keys have their defaults"), _keys(default))
             if default
-            else Markup(""),
+            else None,
         ]
     )
 
@@ -86,11 +82,7 @@ def surroundings(subject: Subject) -> Markup:
         return Markup("")
     rows = [("machine", subject.machine or NOTHING), *subject.versions().items()]
     rows += [(f"data: {name}", words) for name, words in data_words(subject).items()]
-    rows += [
-        (word, str(manifest[name]))
-        for name, word in (("seed", "seed"), ("created", "created"))
-        if name in manifest
-    ]
+    rows += [(name, str(manifest[name])) for name in ("seed", "created") if name in manifest]
     if fingerprint := manifest.get("plan_fingerprint"):
         rows.append(("plan", str(fingerprint)))
     return joined([el("h2", "Versions and machine"), table([], rows)])

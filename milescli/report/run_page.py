@@ -19,7 +19,7 @@ def run_page(subject: Subject) -> str:
     spent = time_charts(subject.history)
     together, own, further = _adapters(subject)
     body = [
-        heading(subject),
+        _heading(subject),
         sections.verdict_card(subject.verdict),
         records.error(subject),
         sections.tiles(subject),
@@ -38,18 +38,15 @@ def run_page(subject: Subject) -> str:
     return framed(body, title=f"{subject.name}: report", charts=[*learn, *spent, *further])
 
 
-def heading(subject: Subject) -> Markup:
+def _heading(subject: Subject) -> Markup:
     """Name, recipe, how far."""
     described = next((key.value for key in subject.keys if key.name == "description"), "")
-    parts = [
-        subject.progress,
-        f"Last event {moment(subject.history.last_s)}",
-    ]
+    state = f"{subject.progress}. Last event {moment(subject.history.last_s)}."
     return joined(
         [
             el("h1", subject.name),
-            el("p", described) if described not in ("", "null") else Markup(""),
-            el("p", ". ".join(parts) + ".", cls="quiet"),
+            el("p", described) if described not in ("", "null") else None,
+            el("p", state, cls="quiet"),
         ]
     )
 

@@ -83,7 +83,7 @@ def tiles(subject: Subject) -> Markup:
         if summary.restarts
         else None,
     ]
-    return el("div", (tile for tile in shown if tile is not None), cls="tiles")
+    return el("div", *shown, cls="tiles")
 
 
 def _tile(word: str, big: str, more: str = "", *, spark: Sequence[float] = ()) -> Markup:
@@ -121,9 +121,8 @@ def _left(summary: Summary) -> str:
 
 def learning(charts: Sequence[Chart]) -> Markup:
     """Is it learning?"""
-    if not charts:
-        return joined([el("h2", "Is it learning?"), el("p", "No step was done yet.")])
-    return joined([el("h2", "Is it learning?"), chart_grid(charts)])
+    inside = chart_grid(charts) if charts else el("p", "No step was done yet.")
+    return joined([el("h2", "Is it learning?"), inside])
 
 
 def where_time_goes(subject: Subject, charts: Sequence[Chart]) -> Markup:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milescli.autopsy.memory import Memory, read_memory
@@ -41,7 +41,7 @@ class Subject:
     sets: Sequence[ShownSet]
     """Of `miles eval`."""
     memory: Memory | None
-    adapters: Sequence[Subject] = field(default=())
+    adapters: Sequence[Subject] = ()
     made_s: float = math.nan
     """When it was read, seconds since 1970."""
 
