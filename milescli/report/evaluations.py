@@ -152,4 +152,5 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return row if isinstance(row, dict) and "prompt" in row and "reward" in row else None
+    is_scored = isinstance(row, dict) and isinstance(row.get("reward", ""), float | int | None)
+    return row if is_scored and "prompt" in row else None

@@ -44,6 +44,7 @@ def test_rewards_are_means_by_prompt_whatever_the_order_and_torn_lines(tmp_path:
         {"index": 0, "prompt": "a", "label": "1", "reward": 0.0},
         {"index": 2, "prompt": "a", "label": "2", "reward": 1.0},
         {"index": 3, "prompt": "b", "label": "1", "reward": 1.0},
+        {"index": 4, "prompt": "c", "label": "1", "reward": "high"},
     ]
     file = tmp_path / "step_1.jsonl"
     lines = [json.dumps(row) for row in rows]
