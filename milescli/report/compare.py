@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from milescli.report.charts import column
 from milescli.report.differ import Differing, differences, rewards_differ
+from milescli.report.formats import INTERVAL
 from milescli.report.held_out import NO_DIFFERENCE, HeldOut, held_out_of
 from milescli.report.series import (
     FEWEST_STEPS,
@@ -186,7 +187,7 @@ def _curve_words(
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
-        f"the mean of {num_steps:,} common steps ({LEVEL:.0%} interval {difference.low:+.3f} to "
+        f"the mean of {num_steps:,} common steps ({INTERVAL} {difference.low:+.3f} to "
         f"{difference.high:+.3f}); p = {difference.p_value:.2g} {_BY}."
     )
 
@@ -212,7 +213,7 @@ def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
     else:
         ratio, low, high = map(math.exp, (difference.value, difference.low, difference.high))
         before = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
-        after = f" ({LEVEL:.0%} interval {low:.2f} to {high:.2f})"
+        after = f" ({INTERVAL} {low:.2f} to {high:.2f})"
     if ratio is None:
         return None
     words = f"A step of {names[0]} takes {ratio:.2f} times as long as one of {names[1]}"

@@ -10,9 +10,11 @@ from milescli.core.private import without_paths
 from milescli.core.units import format_bytes, format_count, format_duration
 from milescli.insight.finding import Finding
 from milescli.insight.summary import Summary
-from milescli.rollout.chance import Estimate
+from milescli.rollout.chance import LEVEL, Estimate
 
 NOTHING = "-"
+INTERVAL = f"{LEVEL:.0%} interval"
+"""What its two ends are called."""
 
 
 def figure(value: float | None) -> str:

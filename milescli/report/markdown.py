@@ -13,6 +13,7 @@ from milescli.insight.finding import Verdict
 from milescli.report.charts import column
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.formats import (
+    INTERVAL,
     accuracy,
     duration,
     figure,
@@ -148,7 +149,7 @@ def _evaluations(subject: Subject) -> Iterator[str]:
         for one in subject.evaluations
     ]
     if rows:
-        yield table(["evaluated at step", "accuracy", "95% interval", "prompts"], rows)
+        yield table(["evaluated at step", "accuracy", INTERVAL, "prompts"], rows)
     sets = [
         (text(one.set), f"{one.step:,}", accuracy(one.accuracy), f"{one.num_prompts:,}")
         for one in subject.sets

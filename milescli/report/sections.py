@@ -15,6 +15,7 @@ from milescli.pictures.stack import Part, stacked_bar
 from milescli.report.charts import Chart, column
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.formats import (
+    INTERVAL,
     accuracy,
     duration,
     figure,
@@ -210,7 +211,7 @@ def evaluations(subject: Subject) -> Markup:
             )
             for one in subject.evaluations
         ]
-        head = ["step", "accuracy", "95% interval", "prompts", "truncated", "tokens", "took"]
+        head = ["step", "accuracy", INTERVAL, "prompts", "truncated", "tokens", "took"]
         parts += [el("h3", "Held-out prompts"), table(head, rows)]
     if subject.sets:
         rows = [
@@ -225,7 +226,7 @@ def evaluations(subject: Subject) -> Markup:
             for one in subject.sets
             for name, estimate in one.estimates.items()
         ]
-        head = ["set", "step", "prompts", "figure", "value", "95% interval"]
+        head = ["set", "step", "prompts", "figure", "value", INTERVAL]
         parts += [el("h3", "By miles eval"), table(head, rows)]
     if subject.history.validations:
         rows = [(f"{one.step:,}", figure(one.loss)) for one in subject.history.validations[-12:]]
