@@ -6,7 +6,7 @@ metrics.jsonl by matplotlib (SVG, one file) and by plotly (one HTML file that ne
 
 `--peers`: a Python that has matplotlib and plotly (`pip install matplotlib plotly`); this one where
 none is named. Each side is a process of its own, start included; they take turns. Prints seconds,
-bytes, and the ratios of their medians.
+kB, and the ratios of their medians.
 """
 
 from __future__ import annotations

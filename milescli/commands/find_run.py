@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.core.errors import CheckpointError, MachineError
+from milescli.core.errors import CheckpointError, unreadable
 from milescli.core.nearest import nearest
 
 
@@ -56,11 +56,7 @@ def _is_run(folder: Path) -> bool:
     try:
         return (folder / RECIPE_FILE).is_file()
     except PermissionError as error:
-        raise MachineError(
-            f"the run {folder} may not be read",
-            why=f"{error.strerror}: {error.filename}; a run can be read by its owner alone",
-            fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
-        ) from error
+        raise unreadable(folder, error, what="run") from error
 
 
 def newest_run(run: str | None) -> Path:

@@ -53,7 +53,7 @@ def report(
     from milescli.report.make import Reported, compare_runs, report_run
 
     output: Output = context.obj
-    file = None if to in (None, _STDOUT) else Path(str(to)).expanduser()
+    file = None if to is None or to == _STDOUT else Path(to).expanduser()
     if file is not None:
         if file.suffix.lower() not in (*write.HTML, *write.MARKDOWN):
             raise typer.BadParameter(f"`{file}` ends neither with .html nor with .md")
@@ -65,10 +65,11 @@ def report(
         if other is None
         else compare_runs(folders[0], folders[1], html=html)
     )
+    if file is not None:
+        write.write(file, made.text, force=force)
     output.json("report", {"path": None if file is None else str(file), **made.figures})
     if file is None:
         output.text(made.text)
         return
-    write.write(file, made.text, force=force)
     output.success(f"{file}, {len(made.text.encode(errors='replace')) / 1000:.0f} kB")
     output.note(made.sentence)

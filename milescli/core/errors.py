@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 from enum import IntEnum
+from pathlib import Path
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of an OSError that are nobody's fault but the disk's."""
@@ -91,6 +92,15 @@ class MachineError(MilesError, RuntimeError):
     """The machine lacks something that the run needs."""
 
     exit_code = ExitCode.NOT_READY
+
+
+def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
+    """Of a folder that another user keeps to himself. `what`: run, or runs folder."""
+    return MachineError(
+        f"the {what} {folder} may not be read",
+        why=f"{error.strerror}: {error.filename}; a run can be read by its owner alone",
+        fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
+    )
 
 
 class FitError(MilesError, ValueError):

@@ -1,4 +1,4 @@
-"""Lines over axes: a figure of each step, a few dots, bands. One picture, small, with a legend."""
+"""Lines over axes: a figure of each step, or a few dots. One picture, small, with a legend."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def line_picture(
     *,
     title: str,
     about: str = "",
-    x_label: str = "step",
     from_zero: bool = True,
     width: int = WIDTH,
     height: int = HEIGHT,
@@ -71,7 +70,7 @@ def line_picture(
         up=ticks(min(0.0, lowest) if from_zero else lowest, max(value for _, value in every)),
     )
     body = [f'<text x="12" y="20" {INK_FILL} font-weight="bold">{escape(title)}</text>']
-    body += [*_axes(frame, x_label), *_legend(drawable, width)]
+    body += [*_axes(frame), *_legend(drawable, width)]
     for line, points in sorted(drawable, key=lambda one: not one[0].is_faint):
         body += _one(line, thinned(points, max(4, width)), frame)
     return drawn(body, width=width, height=height, title=title, about=about, is_inline=is_inline)
@@ -89,7 +88,7 @@ def reward_curve(rewards: Sequence[Point], evals: Sequence[Point], *, title: str
     )
 
 
-def _axes(frame: _Frame, x_label: str) -> list[str]:
+def _axes(frame: _Frame) -> list[str]:
     right, low = frame.width - _RIGHT, frame.height
     body = []
     for value in frame.up:
@@ -105,7 +104,7 @@ def _axes(frame: _Frame, x_label: str) -> list[str]:
         )
     body.append(
         f'<text x="{(frame.width + _LEFT) / 2:.0f}" y="{low - 6}" {INK_FILL} '
-        f'text-anchor="middle">{escape(x_label)}</text>'
+        'text-anchor="middle">step</text>'
     )
     return body
 

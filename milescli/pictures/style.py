@@ -46,7 +46,7 @@ GRID_STROKE = f'class="mp-grid" stroke="{GRID[0]}"'
 
 
 def drawn(
-    body: Sequence[str], *, width: int, height: int, title: str, about: str, is_inline: bool
+    body: Sequence[str], *, width: int, height: int, title: str, about: str = "", is_inline: bool
 ) -> str:
     """A whole picture. `title` and `about` are what screen readers say. `is_inline`: it goes into a
     page that has STYLE and sets its size; else it is a file of its own, on its own paper."""

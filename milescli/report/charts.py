@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
+
+from milescli.insight.case import LOSS, REWARD
 from milescli.insight.history import History
 from milescli.pictures.lines import Line
 from milescli.pictures.scale import Point, finite, thinned
@@ -22,7 +24,7 @@ class Chart:
     """One picture."""
 
     name: str
-    """Of letters and hyphens: its id on the page."""
+    """Its id on the page, behind `chart-`."""
     title: str
     about: str
     """A sentence below it."""
@@ -42,7 +44,6 @@ class _Wanted:
     about: str
     columns: Mapping[str, str]
     """Name of metrics.jsonl -> word of the legend."""
-    from_zero: bool = True
 
 
 _OF_ROLLOUT = (
@@ -140,12 +141,10 @@ def column(history: History, name: str) -> list[Point]:
 def smoothed(points: Sequence[Point]) -> list[Point]:
     """The mean of each point and its neighbours, a twentieth of all on either side."""
     half, count = max(1, len(points) // 40), len(points)
-    sums = list(accumulate((y for _, y in points), initial=0.0))
-    edges = ((max(0, place - half), min(count, place + half + 1)) for place in range(count))
-    return [
-        (x, (sums[end] - sums[start]) / (end - start))
-        for (x, _), (start, end) in zip(points, edges, strict=True)
-    ]
+    window, own = np.ones(2 * half + 1), slice(half, half + count)
+    sums = np.convolve([y for _, y in points], window)[own]  # a running sum would keep any spike
+    means = sums / np.convolve(np.ones(count), window)[own]
+    return [(x, float(mean)) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def with_trend(points: Sequence[Point], *, name: str, color: int = 0) -> list[Line]:
@@ -168,7 +167,7 @@ def _reward(history: History) -> Chart:
         about="Mean reward of the samples of each step, and of the held-out prompts of "
         "evaluations.",
         lines=[
-            *with_trend(column(history, "rollout/reward_mean"), name="mean reward"),
+            *with_trend(column(history, REWARD), name="mean reward"),
             Line(name="held-out accuracy", points=evals, color=1, as_dots=True),
         ],
     )
@@ -181,7 +180,7 @@ def _loss(history: History) -> Chart:
         title="Loss",
         about="Of the rows of each step, and of rows that are not learned from.",
         lines=[
-            *with_trend(column(history, "train/loss"), name="loss"),
+            *with_trend(column(history, LOSS), name="loss"),
             Line(name="held-out loss", points=held_out, color=1, as_dots=True),
         ],
         from_zero=False,
@@ -207,6 +206,4 @@ def _charts(history: History, wanted: Sequence[_Wanted]) -> Iterator[Chart]:
             for place, (word, points) in enumerate(found.items())
             if any(value for _, value in points)
         ]
-        yield Chart(
-            name=one.name, title=one.title, about=one.about, lines=lines, from_zero=one.from_zero
-        )
+        yield Chart(name=one.name, title=one.title, about=one.about, lines=lines)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from milescli.report.charts import column
 from milescli.report.differ import Differing, differences, rewards_differ
+from milescli.report.formats import INTERVAL
 from milescli.report.held_out import NO_DIFFERENCE, HeldOut, held_out_of
 from milescli.report.series import (
     FEWEST_STEPS,
-    LEVEL,
     MeanDifference,
     area,
     common_level,
@@ -22,6 +22,7 @@ from milescli.report.series import (
     reached,
 )
 from milescli.report.subject import Subject
+from milescli.rollout.chance import LEVEL
 
 ONE_EACH = (
     "This is one run of each: the tests say whether these two runs differ, not whether two others "
@@ -29,7 +30,7 @@ ONE_EACH = (
 )
 _BY = (
     "by a t-test of the mean difference whose variance takes in that neighbouring steps are alike "
-    "(EWC; Lazarus, Lewis, Stock and Watson 2018)"
+    "(prewhitened EWC; Lazarus, Lewis, Stock and Watson 2018)"
 )
 
 
@@ -41,13 +42,11 @@ class CurveComparison:
     """Of metrics.jsonl."""
     word: str
     """reward or loss."""
-    rises: bool
-    """More is better."""
     num_steps: int
     difference: MeanDifference | None
     """A less B; None where there are too few steps."""
-    a_area: float | None
-    b_area: float | None
+    a_area: float
+    b_area: float
     """Under the curve, as a mean height over the common steps."""
     level: float | None
     """That both reach."""
@@ -89,6 +88,11 @@ class RunsCompared:
     """What was not compared, and why."""
 
     @property
+    def has_rows(self) -> bool:
+        """One of them learns from rows, so that its loss says how it goes."""
+        return self.a.learns_from_rows or self.b.learns_from_rows
+
+    @property
     def headline(self) -> str:
         """A sentence or two, without figures."""
         parts = [one.short for one in self.held_out[:1]]
@@ -110,65 +114,62 @@ class RunsCompared:
     @property
     def sentences(self) -> list[str]:
         """With figures: held-out prompts, curve, speed."""
-        told = [one.sentence for one in self.held_out]
-        told += [self.curve.sentence] if self.curve is not None else []
-        return [*told, *([self.speed.sentence] if self.speed is not None else [])]
+        parts = [*self.held_out, self.curve, self.speed]
+        return [one.sentence for one in parts if one is not None]
 
 
 def compare(a: Subject, b: Subject) -> RunsCompared:
     """A against B."""
     same = a.name == b.name
-    a_name, b_name = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
+    names = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
     differing = differences(a, b)
     notes, curve, held_out = list[str](), None, list[HeldOut]()
     if keys := rewards_differ(differing):
         notes.append(
             f"Rewards were not compared: the two were scored otherwise, by {', '.join(keys)}."
         )
-    elif a.learns_from_rows != b.learns_from_rows:
-        notes.append("Curves were not compared: one learns from rows, and the other by rollouts.")
-        held_out = held_out_of(a, b, names=(a_name, b_name))
     else:
-        curve = _curve(a, b, a_name, b_name)
-        held_out = held_out_of(a, b, names=(a_name, b_name))
+        held_out = held_out_of(a, b, names=names)
+        if a.learns_from_rows == b.learns_from_rows:
+            curve = _curve(a, b, names=names)
+        else:
+            notes.append("Curves were not compared: one learns from rows, the other by rollouts.")
     if a.adapters or b.adapters:
         notes.append("Of several adapters each is a run: miles report A/adapters/X B/adapters/X")
     return RunsCompared(
         a=a,
         b=b,
-        a_name=a_name,
-        b_name=b_name,
+        a_name=names[0],
+        b_name=names[1],
         differing=differing,
         curve=curve,
         held_out=held_out,
-        speed=_speed(a, b, a_name, b_name),
+        speed=_speed(a, b, names=names),
         notes=[*notes, ONE_EACH],
     )
 
 
-def _curve(a: Subject, b: Subject, a_name: str, b_name: str) -> CurveComparison | None:
-    is_rows = a.learns_from_rows
-    name, word = ("train/loss", "loss") if is_rows else ("rollout/reward_mean", "reward")
-    of_a, of_b = _by_step(a, name), _by_step(b, name)
+def _curve(a: Subject, b: Subject, *, names: tuple[str, str]) -> CurveComparison | None:
+    rises = not a.learns_from_rows
+    word = "reward" if rises else "loss"
+    of_a, of_b = _by_step(a, a.curve), _by_step(b, b.curve)
     steps, gains = paired(of_a, of_b)
     if not steps:
         return None
     difference = mean_difference(gains)
-    level = common_level(of_a, of_b, rises=not is_rows)
+    level = common_level(of_a, of_b, rises=rises)
     return CurveComparison(
-        name=name,
+        name=a.curve,
         word=word,
-        rises=not is_rows,
         num_steps=len(steps),
         difference=difference,
         a_area=area(of_a, steps),
         b_area=area(of_b, steps),
         level=level,
-        a_reached=None if level is None else reached(of_a, level, rises=not is_rows),
-        b_reached=None if level is None else reached(of_b, level, rises=not is_rows),
-        short=f"{word.capitalize()}: "
-        + _winner(difference, rises=not is_rows, names=(a_name, b_name)),
-        sentence=_curve_words(difference, num_steps=len(steps), word=word, names=(a_name, b_name)),
+        a_reached=None if level is None else reached(of_a, level, rises=rises),
+        b_reached=None if level is None else reached(of_b, level, rises=rises),
+        short=f"{word.capitalize()}: {_winner(difference, rises=rises, names=names)}",
+        sentence=_curve_words(difference, num_steps=len(steps), word=word, names=names),
     )
 
 
@@ -186,8 +187,7 @@ def _curve_words(
         )
     return (
         f"{word.capitalize()} of {names[0]} less that of {names[1]}: {difference.value:+.3f} on "
-        f"the mean of {difference.num_steps:,} common steps ({LEVEL:.0%} interval "
-        f"{difference.low:+.3f} to "
+        f"the mean of {num_steps:,} common steps ({INTERVAL} {difference.low:+.3f} to "
         f"{difference.high:+.3f}); p = {difference.p_value:.2g} {_BY}."
     )
 
@@ -200,33 +200,24 @@ def _winner(difference: MeanDifference | None, *, rises: bool, names: tuple[str,
     return f"{names[0] if (difference.value > 0) == rises else names[1]} is better."
 
 
-def _speed(a: Subject, b: Subject, a_name: str, b_name: str) -> Speed | None:
+def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
     of_a, of_b = _by_step(a, "time/step_s"), _by_step(b, "time/step_s")
     logs = [
         {step: math.log(value) for step, value in one.items() if value > 0} for one in (of_a, of_b)
     ]
-    _, gains = paired(*logs)
-    told = mean_difference(gains)
-    if told is None:
+    difference = mean_difference(paired(*logs)[1])
+    low = high = None
+    before, after = "", ", by their medians"
+    if difference is None:
         ratio = ratio_of_medians([*of_a.values()], [*of_b.values()])
-        if ratio is None:
-            return None
-        return Speed(
-            ratio=ratio,
-            low=None,
-            high=None,
-            sentence=f"A step of {a_name} takes {ratio:.2f} times as long as one of {b_name}, by "
-            "their medians.",
-        )
-    ratio, low, high = (math.exp(value) for value in (told.value, told.low, told.high))
-    seen = "" if told.is_seen else f"Speed: {NO_DIFFERENCE}. "
-    return Speed(
-        ratio=ratio,
-        low=low,
-        high=high,
-        sentence=f"{seen}A step of {a_name} takes {ratio:.2f} times as long as one of {b_name} "
-        f"({LEVEL:.0%} interval {low:.2f} to {high:.2f}).",
-    )
+    else:
+        ratio, low, high = map(math.exp, (difference.value, difference.low, difference.high))
+        before = "" if difference.is_seen else f"Speed: {NO_DIFFERENCE}. "
+        after = f" ({INTERVAL} {low:.2f} to {high:.2f})"
+    if ratio is None:
+        return None
+    words = f"A step of {names[0]} takes {ratio:.2f} times as long as one of {names[1]}"
+    return Speed(ratio=ratio, low=low, high=high, sentence=f"{before}{words}{after}.")
 
 
 def _by_step(subject: Subject, name: str) -> Mapping[int, float]:

@@ -7,120 +7,128 @@ from dataclasses import asdict
 from typing import Any
 
 from milescli.console.theme import sparkline
+from milescli.insight.case import LOSS, REWARD
 from milescli.pictures.lines import Line
 from milescli.report import markdown
 from milescli.report.charts import Chart, column, with_trend
 from milescli.report.compare import RunsCompared
+from milescli.report.formats import NOTHING, accuracy, duration, figure, made_by, per_second, steps
 from milescli.report.frame import chart_grid, framed
 from milescli.report.markup import Markup, el, joined, table
 from milescli.report.run_page import footer
-from milescli.report.said import NOTHING, accuracy, duration, figure, per_second, steps
 from milescli.report.subject import Subject
 
 _CURVES = (
-    ("rollout/reward_mean", "Reward"),
-    ("train/loss", "Loss"),
+    (REWARD, "Reward"),
+    (LOSS, "Loss"),
     ("train/entropy", "Entropy"),
     ("rollout/response_tokens_mean", "Tokens of a response"),
     ("train/grad_norm", "Gradient norm"),
     ("time/step_s", "Seconds of a step"),
 )
+_ALIKE = "Recipe, data, versions, machine and plan are alike."
 _SPARK = 32
 
 
-def compare_page(told: RunsCompared) -> str:
+def compare_page(compared: RunsCompared) -> str:
     """A whole HTML file."""
-    charts = [chart for chart in _charts(told) if chart.is_drawable]
+    charts = [chart for chart in _charts(compared) if chart.is_drawable]
     body: list[Markup | str] = [
-        el("h1", f"{told.a_name} and {told.b_name}"),
-        el("p", f"A: {_state(told.a)}. B: {_state(told.b)}.", cls="quiet"),
-        el("div", el("p", told.headline, cls="headline"), cls=_kind(told)),
-        *(el("p", sentence) for sentence in told.sentences),
-        el("p", " ".join(told.notes), cls="quiet"),
+        el("h1", f"{compared.a_name} and {compared.b_name}"),
+        el("p", f"A: {compared.a.progress}. B: {compared.b.progress}.", cls="quiet"),
+        el("div", el("p", compared.headline, cls="headline"), cls=_kind(compared)),
+        *(el("p", sentence) for sentence in compared.sentences),
+        el("p", " ".join(compared.notes), cls="quiet"),
         el("h2", "Figures"),
-        table(["", told.a_name, told.b_name], list(_figures(told))),
+        table(["", compared.a_name, compared.b_name], list(_figures(compared))),
         el("h2", "What differs"),
-        _differing(told),
+        _differing(compared),
         el("h2", "Curves"),
         chart_grid(charts) if charts else el("p", "No step was done yet."),
         el("h2", "Verdicts"),
         *(
             el("p", el("strong", f"{name}: "), subject.verdict.headline)
-            for name, subject in _both(told)
+            for name, subject in _both(compared)
         ),
-        footer(told.a),
+        footer(compared.a),
     ]
-    return framed(body, title=f"{told.a_name} and {told.b_name}: report", charts=charts)
+    return framed(body, title=f"{compared.a_name} and {compared.b_name}: report", charts=charts)
 
 
-def compare_markdown(told: RunsCompared) -> str:
+def compare_markdown(compared: RunsCompared) -> str:
     """A whole Markdown file."""
     text = markdown.text
-    rows = [[text(cell) for cell in row] for row in _figures(told)]
+    rows = [[text(cell) for cell in row] for row in _figures(compared)]
     parts = [
         markdown.MARK,
-        f"## {text(told.a_name)} and {text(told.b_name)}",
-        f"**{text(told.headline)}**",
-        *(text(sentence) for sentence in told.sentences),
-        markdown.table(["", text(told.a_name), text(told.b_name)], rows),
-        *_sparks(told),
+        f"## {text(compared.a_name)} and {text(compared.b_name)}",
+        f"**{text(compared.headline)}**",
+        *(text(sentence) for sentence in compared.sentences),
+        markdown.table(["", text(compared.a_name), text(compared.b_name)], rows),
+        *_sparks(compared),
         markdown.table(
-            ["differs", "", text(told.a_name), text(told.b_name)],
+            ["differs", "", text(compared.a_name), text(compared.b_name)],
             [
                 (one.what, markdown.code(one.name), markdown.code(one.a), markdown.code(one.b))
-                for one in told.differing
+                for one in compared.differing
             ],
         )
-        if told.differing
-        else "Recipe, data, versions, machine and plan are alike.",
-        text(" ".join(told.notes)),
-        *(f"**{text(name)}**: {text(subject.verdict.headline)}" for name, subject in _both(told)),
-        markdown.made(told.a),
+        if compared.differing
+        else _ALIKE,
+        text(" ".join(compared.notes)),
+        *(
+            f"**{text(name)}**: {text(subject.verdict.headline)}"
+            for name, subject in _both(compared)
+        ),
+        made_by(compared.a.made_s),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def compare_figures(told: RunsCompared) -> dict[str, Any]:
+def compare_figures(compared: RunsCompared) -> dict[str, Any]:
     """For programs."""
     return {
-        "a": told.a_name,
-        "b": told.b_name,
-        "headline": told.headline,
-        "differing": [asdict(one) for one in told.differing],
-        "curve": None if told.curve is None else asdict(told.curve),
-        "held_out": [asdict(one) for one in told.held_out],
-        "speed": None if told.speed is None else asdict(told.speed),
-        "notes": list(told.notes),
+        "a": compared.a_name,
+        "b": compared.b_name,
+        "headline": compared.headline,
+        "differing": [asdict(one) for one in compared.differing],
+        "curve": None if compared.curve is None else asdict(compared.curve),
+        "held_out": [asdict(one) for one in compared.held_out],
+        "speed": None if compared.speed is None else asdict(compared.speed),
+        "notes": list(compared.notes),
     }
 
 
-def _kind(told: RunsCompared) -> str:
-    return "verdict good" if told.is_seen else "verdict"
+def _curves(compared: RunsCompared) -> Sequence[tuple[str, str]]:
+    return [one for one in _CURVES if compared.has_rows or one[0] != LOSS]
 
 
-def _both(told: RunsCompared) -> Sequence[tuple[str, Subject]]:
-    return (told.a_name, told.a), (told.b_name, told.b)
+def _kind(compared: RunsCompared) -> str:
+    return "verdict good" if compared.is_seen else "verdict"
 
 
-def _state(subject: Subject) -> str:
-    return f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}"
+def _both(compared: RunsCompared) -> Sequence[tuple[str, Subject]]:
+    return (compared.a_name, compared.a), (compared.b_name, compared.b)
 
 
-def _figures(told: RunsCompared) -> Iterator[tuple[str, str, str]]:
-    yield ("step", *(steps(s.summary["step"], s.summary["num_steps"]) for _, s in _both(told)))
-    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
-        courses = [subject.summary[word] for _, subject in _both(told)]
-        is_shown = word != "loss" or told.a.learns_from_rows or told.b.learns_from_rows
-        if any(courses) and is_shown:
-            yield (f"{word}, last", *(said(one["last"]) if one else NOTHING for one in courses))
-            yield (f"{word}, best", *(said(one["best"]) if one else NOTHING for one in courses))
-    for one in told.held_out:
+def _figures(compared: RunsCompared) -> Iterator[tuple[str, str, str]]:
+    both = compared.a.summary, compared.b.summary
+    yield ("step", *map(steps, both))
+    for word, courses, form in (
+        ("reward", [one.reward for one in both], figure),
+        ("loss", [one.loss for one in both] if compared.has_rows else [], figure),
+        ("accuracy", [one.accuracy for one in both], accuracy),
+    ):
+        if any(courses):
+            yield (f"{word}, last", *(form(one.last) if one else NOTHING for one in courses))
+            yield (f"{word}, best", *(form(one.best) if one else NOTHING for one in courses))
+    for one in compared.held_out:
         yield (
             f"{one.set}, {one.difference.num_prompts:,} shared prompts",
             f"{accuracy(one.a_accuracy)} (step {one.a_step})",
             f"{accuracy(one.b_accuracy)} (step {one.b_step})",
         )
-    if (curve := told.curve) is not None:
+    if (curve := compared.curve) is not None:
         yield (
             f"mean {curve.word} of {curve.num_steps:,} common steps",
             figure(curve.a_area),
@@ -132,48 +140,47 @@ def _figures(told: RunsCompared) -> Iterator[tuple[str, str, str]]:
                 _step(curve.a_reached),
                 _step(curve.b_reached),
             )
-    yield ("took", *(duration(subject.summary["elapsed_s"]) for _, subject in _both(told)))
-    for name in ("rollout_tokens_per_s", "train_tokens_per_s"):
-        speeds = [subject.summary[name] for _, subject in _both(told)]
+    yield ("took", *(duration(one.elapsed_s) for one in both))
+    for what, speeds in (
+        ("rollout", [one.rollout_tokens_per_s for one in both]),
+        ("train", [one.train_tokens_per_s for one in both]),
+    ):
         if any(speeds):
-            yield (name.replace("_tokens_per_s", " tokens/s"), *map(per_second, speeds))
+            yield (f"{what} tokens/s", *map(per_second, speeds))
 
 
 def _step(step: int | None) -> str:
     return NOTHING if step is None else f"{step:,}"
 
 
-def _differing(told: RunsCompared) -> Markup:
-    if not told.differing:
-        return el("p", "Recipe, data, versions, machine and plan are alike.")
+def _differing(compared: RunsCompared) -> Markup:
+    if not compared.differing:
+        return el("p", _ALIKE)
     parts = []
-    for what in dict.fromkeys(one.what for one in told.differing):
-        rows = [(one.name, one.a, one.b) for one in told.differing if one.what == what]
-        parts += [el("h3", what), table(["", told.a_name, told.b_name], rows, cls="keys")]
+    for what in dict.fromkeys(one.what for one in compared.differing):
+        rows = [(one.name, one.a, one.b) for one in compared.differing if one.what == what]
+        parts += [el("h3", what), table(["", compared.a_name, compared.b_name], rows, cls="keys")]
     return joined(parts)
 
 
-def _charts(told: RunsCompared) -> Iterator[Chart]:
-    is_rows = told.a.learns_from_rows or told.b.learns_from_rows
-    for name, title in _CURVES:
-        lines: list[Line] = []
-        if name == "train/loss" and not is_rows:
-            continue
-        for color, (word, subject) in enumerate(_both(told)):
-            points = column(subject.history, name)
-            lines += with_trend(points, name=word, color=color) if points else []
+def _charts(compared: RunsCompared) -> Iterator[Chart]:
+    for name, title in _curves(compared):
+        trends = (
+            with_trend(column(subject.history, name), name=word, color=color)
+            for color, (word, subject) in enumerate(_both(compared))
+        )
         yield Chart(
             name=name.replace("/", "-").replace("_", "-"),
             title=title,
             about="Of each step; faint lines are the steps, full ones their trend.",
-            lines=lines,
-            from_zero=name != "train/loss",
+            lines=[line for trend in trends for line in trend],
+            from_zero=name != LOSS,
         )
-        if name == "rollout/reward_mean":
-            yield _accuracies(told)
+        if name == REWARD:
+            yield _accuracies(compared)
 
 
-def _accuracies(told: RunsCompared) -> Chart:
+def _accuracies(compared: RunsCompared) -> Chart:
     return Chart(
         name="held-out",
         title="Held-out accuracy",
@@ -184,20 +191,20 @@ def _accuracies(told: RunsCompared) -> Chart:
                 color=color,
                 points=[(float(one.step), one.accuracy) for one in subject.history.evaluations],
             )
-            for color, (word, subject) in enumerate(_both(told))
+            for color, (word, subject) in enumerate(_both(compared))
         ],
     )
 
 
-def _sparks(told: RunsCompared) -> Iterator[str]:
+def _sparks(compared: RunsCompared) -> Iterator[str]:
     rows = []
-    for name, title in _CURVES[:3]:
-        values = [[y for _, y in column(subject.history, name)] for _, subject in _both(told)]
+    for name, title in _curves(compared)[:3]:
+        values = [[y for _, y in column(subject.history, name)] for _, subject in _both(compared)]
         flat = [y for one in values for y in one]
-        if any(flat) and (name != "train/loss" or told.a.learns_from_rows):
+        if any(flat):
             low, high = min(flat), max(flat)
             drawn = (sparkline(one, _SPARK, low=low, high=high) for one in values)
             rows.append((title, *(f"`{line}`" if line else "" for line in drawn)))
     if rows:
-        names = (markdown.text(told.a_name), markdown.text(told.b_name))
+        names = (markdown.text(compared.a_name), markdown.text(compared.b_name))
         yield markdown.table(["over steps", *names], rows)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from milescli.core.private import without_paths
+from milescli.report.formats import NOTHING
 from milescli.report.records import data_words
-from milescli.report.said import NOTHING
 from milescli.report.subject import Subject
 
 _NEVER = ("run.name", "run.dir", "name", "description")
@@ -33,8 +32,8 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
         *_of("recipe", _keys(a), _keys(b)),
         *_of("data", data_words(a), data_words(b)),
         *_of("versions", a.versions(), b.versions()),
-        *_of("machine", _machine(a), _machine(b)),
-        *_of("plan", _decisions(a), _decisions(b)),
+        *_of("machine", {"machine": a.machine or NOTHING}, {"machine": b.machine or NOTHING}),
+        *_of("plan", _decided(a), _decided(b)),
     ]
     return [one for one in found if one.name not in _NEVER]
 
@@ -62,15 +61,5 @@ def _keys(subject: Subject) -> dict[str, str]:
     return {key.name: key.value for key in subject.keys}
 
 
-def _machine(subject: Subject) -> dict[str, str]:
-    machine = subject.facts.manifest.get("machine")
-    return {"machine": without_paths(str(machine))} if machine else {}
-
-
-def _decisions(subject: Subject) -> dict[str, str]:
-    decisions = subject.facts.plan.get("decisions")
-    return {
-        str(one.get("key")): without_paths(str(one.get("value")))
-        for one in (decisions if isinstance(decisions, list) else [])
-        if isinstance(one, dict)
-    }
+def _decided(subject: Subject) -> dict[str, str]:
+    return {one["key"]: one["value"] for one in subject.decisions()}

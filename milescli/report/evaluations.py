@@ -19,6 +19,8 @@ from milescli.rollout.chance import Estimate, estimated
 
 MAX_SHOWN = 12
 """Evaluations in a table: of more, the first, the last, and some between."""
+_UNUSABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+"""What a file that is missing, torn or another program's raises where it is read."""
 _ROUNDING = 1e-6
 _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.function")
 """Recipe keys by which the same prompts are asked otherwise."""
@@ -75,7 +77,7 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
 
 
 def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
-    """The samples that are there are those that the run was told of."""
+    """The samples that are there are those whose accuracy the run told."""
     return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
 
 
@@ -84,9 +86,9 @@ def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
     wrote beside the samples, else those of the run's recipe."""
     try:
         settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
-    except (OSError, ValueError, KeyError, TypeError):
-        settings = recipe
-    return {key: settings.get(key) for key in _SETTINGS}
+        return {key: settings.get(key) for key in _SETTINGS}
+    except _UNUSABLE:
+        return {key: recipe.get(key) for key in _SETTINGS}
 
 
 def rewards_by_prompt(file: Path) -> dict[str, float]:
@@ -96,30 +98,28 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
         lines = file.read_bytes().splitlines()
     except OSError:
         return {}
-    rewards, places = dict[str, list[float]](), dict[str, list[object]]()
+    rewards, places = dict[str, list[float]](), dict[str, dict[str, int]]()
     for line in lines:
         row = _row(line)
         if row is None:
             continue
-        told = json.dumps([row["prompt"], row.get("label")], default=str).encode()
-        digest = hashlib.blake2b(told, digest_size=16).hexdigest()
-        asked = places.setdefault(digest, [])
-        if row.get("index") not in asked:
-            asked.append(row.get("index"))
-        key = f"{digest}-{asked.index(row.get('index'))}"
+        prompt = json.dumps([row["prompt"], row.get("label")]).encode()
+        digest = hashlib.blake2b(prompt, digest_size=16).hexdigest()
+        asked = places.setdefault(digest, {})
+        key = f"{digest}-{asked.setdefault(str(row.get('index')), len(asked))}"
         rewards.setdefault(key, []).append(float(row["reward"] or 0.0))
     return {key: fmean(values) for key, values in rewards.items()}
 
 
-def evaluation_files(run: RunDir) -> dict[tuple[str, int], Path]:
-    """(name of the set, step) -> its samples; the set of the run's own held-out prompts has an
+def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
+    """Name of the set -> step -> its samples; the set of the run's own held-out prompts has an
     empty name."""
-    files = dict[tuple[str, int], Path]()
+    files = dict[str, dict[int, Path]]()
     for file in sorted(run.eval_dir.glob("**/step_*.jsonl")):
         number = file.stem.removeprefix("step_")
         if number.isdigit():
             name = str(file.parent.relative_to(run.eval_dir))
-            files["" if name == "." else name, int(number)] = file
+            files.setdefault("" if name == "." else name, {})[int(number)] = file
     return files
 
 
@@ -132,16 +132,18 @@ def sets_of(run: RunDir) -> list[ShownSet]:
 
 def _set(file: Path) -> ShownSet | None:
     try:
-        told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        estimates: Sequence[tuple[str, Mapping[str, float]]] = list(told["estimates"].items())
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return ShownSet(
-            set=str(told["set"]),
-            step=int(told["step"]),
-            accuracy=float(told["accuracy"]),
-            num_prompts=int(told["num_prompts"]),
-            estimates={name: Estimate(**one) for name, one in estimates},
+            set=str(result["set"]),
+            step=int(result["step"]),
+            accuracy=float(result["accuracy"]),
+            num_prompts=int(result["num_prompts"]),
+            estimates={
+                name: Estimate(**{key: float(value) for key, value in one.items()})
+                for name, one in result["estimates"].items()
+            },
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except _UNUSABLE:
         return None
 
 
@@ -150,4 +152,5 @@ def _row(line: bytes) -> dict[str, Any] | None:
         row = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    return row if isinstance(row, dict) and "prompt" in row and "reward" in row else None
+    is_scored = isinstance(row, dict) and isinstance(row.get("reward", ""), float | int | None)
+    return row if is_scored and "prompt" in row else None

@@ -13,23 +13,22 @@ from milescli.report.subject import Subject
 
 def run_figures(subject: Subject) -> dict[str, Any]:
     """Everything that is counted or decided; samples and recipe keys as they are shown."""
-    name = "train/loss" if subject.learns_from_rows else "rollout/reward_mean"
-    manifest = subject.facts.manifest
+    curve = column(subject.history, subject.curve)
     return {
         "run": subject.name,
-        "state": subject.state,
-        "summary": _clean(dict(subject.summary)),
+        "state": subject.summary.state,
+        "summary": _clean(asdict(subject.summary)),
         "curve": {
-            "name": name,
-            "steps": [int(step) for step, _ in column(subject.history, name)],
-            "values": [value for _, value in column(subject.history, name)],
+            "name": subject.curve,
+            "steps": [int(step) for step, _ in curve],
+            "values": [value for _, value in curve],
         },
         "evaluations": [asdict(one) for one in subject.evaluations],
         "sets": [asdict(one) for one in subject.sets],
         "samples": [asdict(one) for one in subject.samples],
         "recipe": [asdict(key) for key in subject.keys if key.is_set],
         "versions": subject.versions(),
-        "machine": without_paths(str(manifest.get("machine", ""))),
+        "machine": subject.machine,
         "data": {
             name: {key: one.get(key) for key in ("num_rows", "sha256")}
             for name, one in subject.data().items()

@@ -9,13 +9,14 @@ import json
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any
 
 from milescli import __version__
 from milescli.pictures.lines import line_picture
 from milescli.pictures.style import DARK, LIGHT, STYLE
 from milescli.report.charts import Chart
-from milescli.report.markup import Markup, el
+from milescli.report.markup import Child, Markup, el
 
 MARK = '<meta name="generator" content="miles report">'
 """By which a file of ours is known."""
@@ -24,17 +25,12 @@ _DIGITS = 5
 """Of figures in charts."""
 
 
-def framed(body: Sequence[str], *, title: str, charts: Sequence[Chart]) -> str:
+def framed(body: Sequence[Child], *, title: str, charts: Sequence[Chart]) -> str:
     """A whole file."""
     vendored = files("milescli") / "vendored" / "uplot"
-    style = "\n".join(
-        [
-            (vendored / "uPlot.min.css").read_text(encoding="utf-8"),
-            _own("page.css"),
-            STYLE,
-        ]
-    )
-    script = (vendored / "uPlot.iife.min.js").read_text(encoding="utf-8") + "\n" + _own("page.js")
+    own = files("milescli") / "report"
+    style = "\n".join([_text(vendored / "uPlot.min.css"), _text(own / "page.css"), STYLE])
+    script = "\n".join([_text(vendored / "uPlot.iife.min.js"), _text(own / "page.js")])
     assert "</" + "script" not in script.lower() and "</" + "style" not in style.lower()
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -55,7 +51,7 @@ def framed(body: Sequence[str], *, title: str, charts: Sequence[Chart]) -> str:
             f"<style>{style}</style>",
             "</head>",
             "<body>",
-            el("main", [Markup(part) for part in body]),
+            el("main", *body),
             f'<script type="application/json" id="data">{_data(charts)}</script>',
             f"<script>{script}</script>",
             "</body>",
@@ -92,7 +88,7 @@ def _figure(chart: Chart, *, is_wide: bool) -> Markup:
 
 
 def _data(charts: Sequence[Chart]) -> str:
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "colors": [LIGHT, DARK],
         "charts": [
             {
@@ -115,7 +111,7 @@ def _data(charts: Sequence[Chart]) -> str:
             for chart in charts
         ],
     }
-    text = json.dumps(told, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -126,5 +122,5 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(digest).decode()
 
 
-def _own(name: str) -> str:
-    return (files("milescli") / "report" / name).read_text(encoding="utf-8")
+def _text(file: Traversable) -> str:
+    return file.read_text(encoding="utf-8")

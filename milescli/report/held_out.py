@@ -4,14 +4,17 @@ and what the paired test of `miles eval --against` says. Reads the samples that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
 from milescli.report.subject import Subject
 from milescli.rollout.chance import LEVEL, Difference, compared, in_words
 
+Files = Mapping[int, Path]
+"""Step -> samples of its evaluation."""
 NO_DIFFERENCE = "no difference that the data can show"
 
 
@@ -49,39 +52,25 @@ class _Pair:
 def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldOut]:
     """Of each set that both have evaluated, the runs' own prompts first: at the last step at which
     both were asked alike, else at the last of each."""
-    sets = [{name for name, _ in evaluation_files(one.run)} for one in (a, b)]
-    pairs = {name: _chosen(name, a, b) for name in sorted(sets[0] & sets[1])}
+    of_a, of_b = evaluation_files(a.run), evaluation_files(b.run)
+    recipes = a.facts.recipe, b.facts.recipe
+    pairs = {
+        name: _chosen(of_a[name], of_b[name], recipes=recipes)
+        for name in sorted(of_a.keys() & of_b.keys())
+    }
     found = (_held_out(name, pair, names=names) for name, pair in pairs.items())
     return [one for one in found if one is not None]
 
 
-def _chosen(name: str, a: Subject, b: Subject) -> _Pair:
-    of_a, of_b = (
-        {step: file for (own, step), file in evaluation_files(one.run).items() if own == name}
-        for one in (a, b)
-    )
+def _chosen(of_a: Files, of_b: Files, *, recipes: Sequence[Mapping[str, Any]]) -> _Pair:
     common = [(step, step) for step in sorted(of_a.keys() & of_b.keys(), reverse=True) if step]
-    steps = [*common, (max(of_a), max(of_b))]  # at step 0 nothing was learned
-    pairs = [_pair(*at, of_a, of_b, a=a, b=b) for at in steps]
+    pairs = []
+    for steps in [*common, (max(of_a), max(of_b))]:  # at step 0 nothing was learned
+        files = of_a[steps[0]], of_b[steps[1]]
+        one, other = map(asked_by, files, recipes)
+        otherwise = [key for key in one if one[key] != other[key]]
+        pairs.append(_Pair(steps=steps, files=files, asked_otherwise=otherwise))
     return next((pair for pair in pairs if not pair.asked_otherwise), pairs[0])
-
-
-def _pair(
-    a_step: int,
-    b_step: int,
-    of_a: dict[int, Path],
-    of_b: dict[int, Path],
-    *,
-    a: Subject,
-    b: Subject,
-) -> _Pair:
-    files = of_a[a_step], of_b[b_step]
-    one, other = asked_by(files[0], a.facts.recipe), asked_by(files[1], b.facts.recipe)
-    return _Pair(
-        steps=(a_step, b_step),
-        files=files,
-        asked_otherwise=[key for key in one if one[key] != other[key]],
-    )
 
 
 def _held_out(name: str, pair: _Pair, *, names: tuple[str, str]) -> HeldOut | None:

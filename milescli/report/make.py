@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.errors import MachineError
+from milescli.core.errors import unreadable
 from milescli.report.compare import compare
 from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
 from milescli.report.figures import run_figures
@@ -46,18 +46,14 @@ def _read(folder: Path) -> Subject:
             run.events_file.open("rb").close()
         return read_subject(run)
     except PermissionError as error:
-        raise MachineError(
-            f"the run `{run.name}` may not be read",
-            why=f"{error.strerror}: {error.filename}",
-            fix=f"chmod -R a+rX {folder}   # by its owner: samples and data may be private",
-        ) from error
+        raise unreadable(folder, error, what="run") from error
 
 
 def compare_runs(folder: Path, other: Path, *, html: bool) -> Reported:
     """Of two runs, the first less the second. Raises as `report_run`."""
-    told = compare(_read(folder), _read(other))
+    compared = compare(_read(folder), _read(other))
     return Reported(
-        text=compare_page(told) if html else compare_markdown(told),
-        sentence=told.headline,
-        figures=compare_figures(told),
+        text=compare_page(compared) if html else compare_markdown(compared),
+        sentence=compared.headline,
+        figures=compare_figures(compared),
     )

@@ -7,75 +7,85 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from milescli import __version__
 from milescli.console.theme import sparkline
 from milescli.core.private import without_paths
 from milescli.insight.finding import Verdict
 from milescli.report.charts import column
 from milescli.report.chosen_samples import ShownStep
+from milescli.report.formats import (
+    INTERVAL,
+    accuracy,
+    duration,
+    figure,
+    interval,
+    made_by,
+    per_second,
+    seen,
+    share,
+    steps,
+)
 from milescli.report.records import data_words
-from milescli.report.said import accuracy, duration, figure, moment, per_second, share, steps
 from milescli.report.subject import Subject
 
 MARK = "<!-- miles report -->"
 """By which a file of ours is known; nobody sees it."""
 _SPARK = 32
-_SPECIAL = re.compile(r"([\\`*_\[\]<>|#~@])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<>&|~])")
 
 
 def run_markdown(subject: Subject) -> str:
     """A whole file."""
-    parts = [MARK, f"## {text(subject.name)}", *verdict_lines(subject.verdict)]
-    parts += [table(["", ""], list(_figures(subject)))]
-    parts += list(_curves(subject))
-    parts += list(_adapters(subject))
-    parts += list(_time(subject))
-    parts += list(_evaluations(subject))
-    parts += _samples(subject.samples)
-    parts += list(_recipe(subject))
-    parts += [made(subject)]
+    parts = [
+        MARK,
+        f"## {text(subject.name)}",
+        *_verdict(subject.verdict),
+        table(["", ""], list(_figures(subject))),
+        *_curves(subject),
+        *_adapters(subject),
+        *_time(subject),
+        *_evaluations(subject),
+        *_samples(subject.samples),
+        *_recipe(subject),
+        _signature(subject),
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
-    """The headline, and a line for each finding."""
-    lines = [f"**{text(verdict.headline)}**"]
-    if verdict.findings:
-        lines.append(
-            "\n".join(
-                f"- **{finding.level}: {text(finding.title)}.** "
-                f"{text(without_paths(finding.evidence))} "
-                f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
-                for finding in verdict.findings
-            )
-        )
-    return lines
+def _verdict(verdict: Verdict) -> list[str]:
+    lines = [
+        f"- **{finding.level}: {text(finding.title)}.** {text(seen(finding))} "
+        f"Try: {text(without_paths(finding.advice[0])) if finding.advice else 'nothing'}"
+        for finding in verdict.findings
+    ]
+    return [f"**{text(verdict.headline)}**", "\n".join(lines)]
 
 
-def made(subject: Subject) -> str:
-    """Who made it, and from what."""
+def _signature(subject: Subject) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in subject.versions().items())
-    machine = without_paths(str(subject.facts.manifest.get("machine", "")))
-    told = "; ".join(part for part in (machine, versions) if part)
-    return f"{text(told)}. Made by miles {__version__} at {moment(subject.made_s)}."
+    origin = "; ".join(part for part in (subject.machine, versions) if part)
+    return ". ".join(part for part in (text(origin), made_by(subject.made_s)) if part)
 
 
 def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
-    told = subject.summary
-    yield "state", f"{subject.state}, step {steps(told['step'], told['num_steps'])}"
-    for word, said in (("reward", figure), ("loss", figure), ("accuracy", accuracy)):
-        course = told[word]
-        if course is not None and (word != "loss" or subject.learns_from_rows):
-            best = f", best {said(course['best'])} at step {course['best_step']}"
-            yield word, f"{said(course['first'])} → {said(course['last'])}{best}"
-    yield "took", duration(told["elapsed_s"])
-    for name in ("rollout", "train"):
-        if speed := told[f"{name}_tokens_per_s"]:
-            yield f"{name} tokens/s", per_second(speed)
-    if told["mfu"] is not None:
-        yield "MFU", share(told["mfu"])
-    if told["restarts"]:
-        yield "restarts", str(told["restarts"])
+    summary = subject.summary
+    yield "state", subject.progress
+    for word, course, form in (
+        ("reward", summary.reward, figure),
+        ("loss", summary.loss if subject.learns_from_rows else None, figure),
+        ("accuracy", summary.accuracy, accuracy),
+    ):
+        if course is not None:
+            best = f", best {form(course.best)} at step {course.best_step}"
+            yield word, f"{form(course.first)} → {form(course.last)}{best}"
+    yield "took", duration(summary.elapsed_s)
+    if summary.rollout_tokens_per_s:
+        yield "rollout tokens/s", per_second(summary.rollout_tokens_per_s)
+    if summary.train_tokens_per_s:
+        yield "train tokens/s", per_second(summary.train_tokens_per_s)
+    if summary.mfu is not None:
+        yield "MFU", share(summary.mfu)
+    if summary.restarts:
+        yield "restarts", str(summary.restarts)
     for name, words in data_words(subject).items():
         yield f"data: {name}", text(words)
 
@@ -102,15 +112,14 @@ def _curves(subject: Subject) -> Iterator[str]:
 def _adapters(subject: Subject) -> Iterator[str]:
     rows = []
     for one in subject.adapters:
-        name = "train/loss" if one.learns_from_rows else "rollout/reward_mean"
-        values = [value for _, value in column(one.history, name)]
+        values = [value for _, value in column(one.history, one.curve)]
         rows.append(
             (
                 text(one.history.name),
-                steps(one.summary["step"], one.summary["num_steps"]),
+                steps(one.summary),
                 f"`{sparkline(values, _SPARK)}`" if values else "",
                 figure(values[-1]) if values else "",
-                accuracy((one.summary["accuracy"] or {}).get("last")),
+                accuracy(one.summary.accuracy.last if one.summary.accuracy else None),
                 text(one.verdict.headline),
             )
         )
@@ -119,12 +128,12 @@ def _adapters(subject: Subject) -> Iterator[str]:
 
 
 def _time(subject: Subject) -> Iterator[str]:
-    phases = subject.summary["phases"]
+    phases = subject.summary.phases
     if phases:
-        head = ["a step", *(phase["name"] for phase in phases)]
+        head = ["a step", *(phase.name for phase in phases)]
         row = [
-            duration(sum(phase["seconds"] for phase in phases)),
-            *(f"{duration(phase['seconds'])} ({phase['share']:.0%})" for phase in phases),
+            duration(sum(phase.seconds for phase in phases)),
+            *(f"{duration(phase.seconds)} ({phase.share:.0%})" for phase in phases),
         ]
         yield table(head, [row])
 
@@ -134,15 +143,13 @@ def _evaluations(subject: Subject) -> Iterator[str]:
         (
             f"{one.step:,}",
             accuracy(one.accuracy),
-            f"{accuracy(one.interval.low)} to {accuracy(one.interval.high)}"
-            if one.interval
-            else "",
+            interval(one.interval),
             f"{one.num_prompts:,}",
         )
         for one in subject.evaluations
     ]
     if rows:
-        yield table(["evaluated at step", "accuracy", "95% interval", "prompts"], rows)
+        yield table(["evaluated at step", "accuracy", INTERVAL, "prompts"], rows)
     sets = [
         (text(one.set), f"{one.step:,}", accuracy(one.accuracy), f"{one.num_prompts:,}")
         for one in subject.sets
@@ -166,10 +173,10 @@ def _recipe(subject: Subject) -> Iterator[str]:
     if not chosen:
         return
     rows = [(code(key.name), code(key.value), text(key.origin)) for key in chosen]
-    yield folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
+    yield _folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
 
 
-def folded(summary: str, inside: str) -> str:
+def _folded(summary: str, inside: str) -> str:
     """Behind a click, where Markdown is shown by GitHub."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
 
@@ -184,20 +191,26 @@ def _cell(cell: str) -> str:
     return " ".join(cell.split("\n"))
 
 
-def text(said: str) -> str:
-    """As it stands: no markup, no link, no mention."""
-    return _SPECIAL.sub(r"\\\1", " ".join(said.split()))
+def text(content: str) -> str:
+    """As it stands: no markup, no entity, and nobody and no issue is called."""
+    plain = _SPECIAL.sub(r"\\\1", " ".join(content.split()))
+    return re.sub("[@#]", r"\g<0>&#8203;", plain)  # a backslash alone hides neither from GitHub
 
 
-def code(said: str) -> str:
+def code(content: str) -> str:
     """In a code span within a table, whatever is in it."""
-    said = " ".join(said.split()).replace("|", "\\|")
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", said)), default=0))
-    pad = " " if said.startswith("`") or said.endswith("`") or not said else ""
-    return f"{ticks}{pad}{said}{pad}{ticks}"
+    content = " ".join(content.split()).replace("|", "\\|")
+    ticks = _ticks(content, least=1)
+    pad = " " if content.startswith("`") or content.endswith("`") or not content else ""
+    return f"{ticks}{pad}{content}{pad}{ticks}"
 
 
-def fenced(said: str) -> str:
+def fenced(content: str) -> str:
     """A block of code, whatever is in it."""
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", said)), default=0))
-    return f"{ticks}text\n{said}\n{ticks}"
+    ticks = _ticks(content, least=3)
+    return f"{ticks}text\n{content}\n{ticks}"
+
+
+def _ticks(content: str, *, least: int) -> str:
+    """More than stand one behind the other anywhere in it."""
+    return "`" * max([least, *(1 + len(run) for run in re.findall("`+", content))])

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-_EMPTY = frozenset({"meta", "br"})
-
 
 class Markup(str):
     """Text that is HTML already."""
@@ -17,17 +15,15 @@ class Markup(str):
 Child = str | Iterable[str] | None
 
 
-def el(name: str, *children: Child, **attributes: str | bool) -> Markup:
-    """`el("p", "a < b", cls="note")` -> <p class="note">a &lt; b</p>. `cls` is class, an underscore
-    in a name a hyphen; an attribute that is False is left out. None is no child."""
-    said = "".join(
-        f" {_attribute(key)}" + ("" if value is True else f'="{escape(str(value))}"')
+def el(name: str, *children: Child, **attributes: str) -> Markup:
+    """`el("p", "a < b", cls="note")` -> <p class="note">a &lt; b</p>. `cls` is class; an empty
+    attribute is left out. None is no child."""
+    head = "".join(
+        f' {"class" if key == "cls" else key}="{escape(value)}"'
         for key, value in attributes.items()
-        if value is not False and value != ""
+        if value
     )
-    if name in _EMPTY:
-        return Markup(f"<{name}{said}>")
-    return Markup(f"<{name}{said}>{joined(children)}</{name}>")
+    return Markup(f"<{name}{head}>{joined(children)}</{name}>")
 
 
 def joined(children: Iterable[Child]) -> Markup:
@@ -40,10 +36,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, cls: str = ""
     body = (el("tr", (el("td", cell, cls=_side(cell)) for cell in row)) for row in rows)
     top = el("thead", el("tr", (el("th", word, scope="col") for word in head))) if head else None
     return el("div", el("table", top, el("tbody", body), cls=cls), cls="wide")
-
-
-def _attribute(key: str) -> str:
-    return "class" if key == "cls" else key.replace("_", "-")
 
 
 def _side(cell: Child) -> str:

@@ -35,7 +35,7 @@
     var style = getComputedStyle(document.documentElement);
     var ink = style.getPropertyValue("--quiet").trim();
     var grid = { stroke: style.getPropertyValue("--line").trim(), width: 1 };
-    drawn.forEach(function (one) { one.plot.destroy(); });
+    drawn.forEach(function (plot) { plot.destroy(); });
     drawn = [];
     data.charts.forEach(function (chart) {
       var figure = document.getElementById("chart-" + chart.name);
@@ -53,7 +53,7 @@
         series: [{ label: "step" }].concat(chart.lines.map(series)),
         cursor: { drag: { x: true, y: false } }
       }, joined(chart.lines), place);
-      drawn.push({ plot: plot, figure: figure });
+      drawn.push(plot);
     });
   }
   var waiting = 0;

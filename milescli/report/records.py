@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from milescli.core.private import without_paths
 from milescli.core.units import format_bytes
+from milescli.report.formats import NOTHING, size
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import NOTHING, size
 from milescli.report.shown_keys import ShownKey
 from milescli.report.subject import Subject
 
@@ -19,24 +19,24 @@ _SHORT = 16
 def memory(subject: Subject) -> Markup:
     """Of devices, or of processes; planned beside it."""
     parts: list[Markup | str] = []
-    if measured := subject.summary["memory"]:
+    if measured := subject.summary.memory:
         rows = [
             (
-                one["worker"],
-                size(one["used_bytes"]),
-                size(one["peak_bytes"]),
-                size(one["planned_bytes"]),
-                size(one["total_bytes"]),
+                one.worker,
+                size(one.used_bytes),
+                size(one.peak_bytes),
+                size(one.planned_bytes),
+                size(one.total_bytes),
             )
             for one in measured[:_MOST_MEMORY]
         ]
         parts.append(table(["who", "used", "at most", "planned", "there is"], rows))
         if (more := len(measured) - _MOST_MEMORY) > 0:
             parts.append(el("p", f"{more} more are not shown.", cls="quiet"))
-    told = subject.memory
-    if told is not None and told.curve:
-        most = max(held for _, held in told.curve)
-        kills = "" if not told.oom_kills else f"; the kernel ended {told.oom_kills} of them"
+    processes = subject.memory
+    if processes is not None and processes.curve:
+        most = max(held for _, held in processes.curve)
+        kills = f"; the kernel ended {processes.oom_kills} of them" if processes.oom_kills else ""
         parts.append(
             el("p", f"All processes on the driver's computer: {format_bytes(most)} at most{kills}.")
         )
@@ -48,27 +48,18 @@ def recipe(keys: Sequence[ShownKey]) -> Markup:
     if not keys:
         return Markup("")
     name = next((key.value for key in keys if key.name == "name"), "")
-    chosen, default = _parted(keys)
+    chosen = [key for key in keys if key.is_set]
+    default = [key for key in keys if not key.is_set]
     return joined(
         [
             el("h2", "Recipe"),
             el("p", el("strong", name), f": {len(chosen)} of {len(keys)} keys are set."),
             _keys(chosen),
-            el(
-                "details",
-                el("summary", f"{len(default)} keys have their defaults"),
-                _keys(default),
-            )
+            el("details", el("summary", f"{len(default)} keys have their defaults"), _keys(default))
             if default
-            else Markup(""),
+            else None,
         ]
     )
-
-
-def _parted(keys: Sequence[ShownKey]) -> tuple[list[ShownKey], list[ShownKey]]:
-    """(those that somebody set, those that have their defaults or are null)"""
-    chosen = [key for key in keys if key.is_set]
-    return chosen, [key for key in keys if not key.is_set]
 
 
 def _keys(keys: Sequence[ShownKey]) -> Markup:
@@ -78,14 +69,9 @@ def _keys(keys: Sequence[ShownKey]) -> Markup:
 
 def plan(subject: Subject) -> Markup:
     """What was decided, and why."""
-    decisions = subject.facts.plan.get("decisions")
-    if not isinstance(decisions, list) or not decisions:
+    rows = [[*one.values()] for one in subject.decisions()]
+    if not rows:
         return Markup("")
-    rows = [
-        (str(one.get("key", "")), without_paths(str(one.get("value", ""))), str(one.get("reason")))
-        for one in decisions
-        if isinstance(one, dict)
-    ]
     return joined([el("h2", "Plan"), table(["what", "chosen", "because"], rows)])
 
 
@@ -94,16 +80,9 @@ def surroundings(subject: Subject) -> Markup:
     manifest = subject.facts.manifest
     if not manifest:
         return Markup("")
-    rows: list[tuple[str, str]] = [
-        ("machine", without_paths(str(manifest.get("machine", NOTHING))))
-    ]
-    rows += [(name, version) for name, version in subject.versions().items()]
+    rows = [("machine", subject.machine or NOTHING), *subject.versions().items()]
     rows += [(f"data: {name}", words) for name, words in data_words(subject).items()]
-    rows += [
-        (word, str(manifest[name]))
-        for name, word in (("seed", "seed"), ("created", "created"))
-        if name in manifest
-    ]
+    rows += [(name, str(manifest[name])) for name in ("seed", "created") if name in manifest]
     if fingerprint := manifest.get("plan_fingerprint"):
         rows.append(("plan", str(fingerprint)))
     return joined([el("h2", "Versions and machine"), table([], rows)])
@@ -111,24 +90,24 @@ def surroundings(subject: Subject) -> Markup:
 
 def data_words(subject: Subject) -> dict[str, str]:
     """prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
-    told = {}
+    described = {}
     for name, one in subject.data().items():
         words = [str(one.get("path", "")).rpartition("/")[2]]
         if isinstance(one.get("num_rows"), int):
             words.append(f"{one['num_rows']:,} rows")
         if one.get("sha256"):
             words.append(f"sha256 {str(one['sha256'])[:_SHORT]}")
-        told[name] = ", ".join(word for word in words if word)
-    return told
+        described[name] = ", ".join(word for word in words if word)
+    return described
 
 
 def error(subject: Subject) -> Markup:
     """What ended it, where it failed."""
-    told = subject.history.error
-    if not told:
+    failure = subject.history.error
+    if not failure:
         return Markup("")
-    fixes = told.get("fix")
-    lines = [str(told.get("error", "")), f"why: {told.get('why', '')}"]
+    fixes = failure.get("fix")
+    lines = [str(failure.get("error", "")), f"why: {failure.get('why', '')}"]
     lines += [f"fix: {fix}" for fix in fixes] if isinstance(fixes, list) else []
     return joined(
         [el("h2", "What ended it"), el("pre", "\n".join(without_paths(line) for line in lines))]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from milescli import __version__
 from milescli.pictures.lines import Line
 from milescli.report import records, sections
 from milescli.report.charts import Chart, column, learning_charts, time_charts, with_trend
+from milescli.report.formats import accuracy, figure, made_by, moment, steps
 from milescli.report.frame import chart_grid, framed
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import accuracy, figure, moment, steps
 from milescli.report.subject import Subject
 
 
@@ -21,7 +19,7 @@ def run_page(subject: Subject) -> str:
     spent = time_charts(subject.history)
     together, own, further = _adapters(subject)
     body = [
-        heading(subject.name, subject),
+        _heading(subject),
         sections.verdict_card(subject.verdict),
         records.error(subject),
         sections.tiles(subject),
@@ -40,18 +38,15 @@ def run_page(subject: Subject) -> str:
     return framed(body, title=f"{subject.name}: report", charts=[*learn, *spent, *further])
 
 
-def heading(name: str, subject: Subject) -> Markup:
+def _heading(subject: Subject) -> Markup:
     """Name, recipe, how far."""
     described = next((key.value for key in subject.keys if key.name == "description"), "")
-    parts = [
-        f"{subject.state}, step {steps(subject.summary['step'], subject.summary['num_steps'])}",
-        f"Last event {moment(subject.history.last_s)}",
-    ]
+    state = f"{subject.progress}. Last event {moment(subject.history.last_s)}."
     return joined(
         [
-            el("h1", name),
-            el("p", described) if described not in ("", "null") else Markup(""),
-            el("p", ". ".join(parts) + ".", cls="quiet"),
+            el("h1", subject.name),
+            el("p", described) if described not in ("", "null") else None,
+            el("p", state, cls="quiet"),
         ]
     )
 
@@ -60,8 +55,8 @@ def footer(subject: Subject) -> Markup:
     """Who made it, and when."""
     return el(
         "footer",
-        f"Made by miles {__version__} at {moment(subject.made_s)}. One file: it loads nothing from "
-        "anywhere. Paths, logins and secrets are left out.",
+        f"{made_by(subject.made_s)} One file: it loads nothing from anywhere. Paths, logins and "
+        "secrets are left out.",
     )
 
 
@@ -78,9 +73,9 @@ def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
     rows = [
         (
             one.history.name,
-            steps(one.summary["step"], one.summary["num_steps"]),
-            figure((one.summary["reward"] or {}).get("last")),
-            accuracy((one.summary["accuracy"] or {}).get("last")),
+            steps(one.summary),
+            figure(one.summary.reward.last if one.summary.reward else None),
+            accuracy(one.summary.accuracy.last if one.summary.accuracy else None),
             one.verdict.headline,
         )
         for one in subject.adapters
@@ -90,25 +85,23 @@ def _adapters(subject: Subject) -> tuple[Markup, Markup, list[Chart]]:
     parts: list[Markup] = [el("h2", "Is it learning?"), table(head, rows)]
     if charts:
         parts.append(chart_grid(charts))
-    said: list[Markup] = []
+    by_adapter: list[Markup] = []
     for one in subject.adapters:
         own = [
             replace(drawn, name=f"{one.history.name}-{drawn.name}")
             for drawn in learning_charts(one.history)
         ]
         charts += own
-        said += [
+        by_adapter += [
             el("h2", f"Adapter {one.history.name}"),
             sections.verdict_card(one.verdict),
             chart_grid(own) if own else Markup(""),
             sections.samples(one.samples, learns_from_rows=one.learns_from_rows),
             sections.evaluations(one),
         ]
-    return joined(parts), joined(said), charts
+    return joined(parts), joined(by_adapter), charts
 
 
 def _line(subject: Subject, place: int) -> Line:
     history = subject.history
-    name = "train/loss" if history.learns_from_rows else "rollout/reward_mean"
-    trend: Sequence[Line] = with_trend(column(history, name), name=history.name, color=place)
-    return trend[-1]
+    return with_trend(column(history, subject.curve), name=history.name, color=place)[-1]

@@ -4,21 +4,30 @@ learning, time, samples, evaluations. `records` has what lies below."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from milescli.core.private import without_paths
-from milescli.insight.finding import Verdict
+from milescli.insight.case import LOSS, REWARD
+from milescli.insight.finding import Finding, Verdict
+from milescli.insight.history import Healing, History
+from milescli.insight.summary import Course, Summary
 from milescli.pictures.spark import spark_picture
 from milescli.pictures.stack import Part, stacked_bar
 from milescli.report.charts import Chart, column
 from milescli.report.chosen_samples import ShownStep
+from milescli.report.formats import (
+    INTERVAL,
+    accuracy,
+    duration,
+    figure,
+    interval,
+    per_second,
+    seen,
+    share,
+    steps,
+)
 from milescli.report.frame import chart_grid
 from milescli.report.markup import Markup, el, joined, table
-from milescli.report.said import accuracy, duration, figure, per_second, share, steps
 from milescli.report.subject import Subject
-
-_BAR_WIDTH = 520
-"""Pixels: its words are to be read on a phone."""
 
 
 def verdict_card(verdict: Verdict) -> Markup:
@@ -35,12 +44,11 @@ def verdict_card(verdict: Verdict) -> Markup:
     return joined(parts)
 
 
-def _finding(finding: Any) -> Markup:
-    where = f" Steps {finding.steps[0]} to {finding.steps[1]}." if finding.steps else ""
+def _finding(finding: Finding) -> Markup:
     return el(
         "div",
         el("h3", finding.title, el("span", str(finding.level), cls="level")),
-        el("p", without_paths(finding.evidence) + where),
+        el("p", seen(finding)),
         el("ul", (el("li", without_paths(advice)) for advice in finding.advice)),
         el("p", finding.source, cls="quiet"),
         cls=f"finding {finding.level}",
@@ -49,38 +57,38 @@ def _finding(finding: Any) -> Markup:
 
 def tiles(subject: Subject) -> Markup:
     """The figures that are asked for first."""
-    told, history = subject.summary, subject.history
+    summary, history = subject.summary, subject.history
     shown = [
-        _tile("step", steps(told["step"], told["num_steps"]), subject.state),
-        _course(subject, "reward", "rollout/reward_mean", figure),
-        _course(subject, "loss", "train/loss", figure) if subject.learns_from_rows else None,
+        _tile("step", steps(summary), summary.state),
+        _course("reward", summary.reward, history, REWARD),
+        _course("loss", summary.loss, history, LOSS) if subject.learns_from_rows else None,
         _accuracy(subject),
-        _tile("took", duration(told["elapsed_s"]), _ended(subject)),
+        _tile("took", duration(summary.elapsed_s), _left(summary)),
         _tile(
             "rollout",
-            per_second(told["rollout_tokens_per_s"]),
+            per_second(summary.rollout_tokens_per_s),
             "tokens/s, newest steps",
             spark=[y for _, y in column(history, "speed/rollout_tokens_per_s")],
         )
-        if told["rollout_tokens_per_s"]
+        if summary.rollout_tokens_per_s
         else None,
         _tile(
             "training",
-            per_second(told["train_tokens_per_s"]),
-            "tokens/s, " + (f"MFU {share(told['mfu'])}" if told["mfu"] else "newest steps"),
+            per_second(summary.train_tokens_per_s),
+            "tokens/s, " + (f"MFU {share(summary.mfu)}" if summary.mfu else "newest steps"),
             spark=[y for _, y in column(history, "speed/train_tokens_per_s")],
         )
-        if told["train_tokens_per_s"]
+        if summary.train_tokens_per_s
         else None,
-        _tile("restarts", str(told["restarts"]), "of processes that were lost")
-        if told["restarts"]
+        _tile("restarts", str(summary.restarts), "of processes that were lost")
+        if summary.restarts
         else None,
     ]
-    return el("div", (tile for tile in shown if tile is not None), cls="tiles")
+    return el("div", *shown, cls="tiles")
 
 
 def _tile(word: str, big: str, more: str = "", *, spark: Sequence[float] = ()) -> Markup:
-    drawn = spark_picture(spark, title=f"{word} over steps", is_inline=True) if spark else ""
+    drawn = spark_picture(spark, title=f"{word} over steps") if spark else ""
     return el(
         "div",
         el("div", word, cls="word"),
@@ -91,61 +99,54 @@ def _tile(word: str, big: str, more: str = "", *, spark: Sequence[float] = ()) -
     )
 
 
-def _course(subject: Subject, word: str, name: str, said: Any) -> Markup | None:
-    course = subject.summary[word]
+def _course(word: str, course: Course | None, history: History, name: str) -> Markup | None:
     if course is None:
         return None
-    more = f"from {said(course['first'])}, best {said(course['best'])}"
-    values = [y for _, y in column(subject.history, name)]
-    return _tile(word, said(course["last"]), more, spark=values)
+    more = f"from {figure(course.first)}, best {figure(course.best)}"
+    return _tile(word, figure(course.last), more, spark=[y for _, y in column(history, name)])
 
 
 def _accuracy(subject: Subject) -> Markup | None:
-    course = subject.summary["accuracy"]
+    course = subject.summary.accuracy
     if course is None:
         return None
-    more = f"held-out, step {course['last_step']}; from {accuracy(course['first'])}"
+    more = f"held-out, step {course.last_step}; from {accuracy(course.first)}"
     values = [one.accuracy for one in subject.history.evaluations]
-    return _tile("accuracy", accuracy(course["last"]), more, spark=values)
+    return _tile("accuracy", accuracy(course.last), more, spark=values)
 
 
-def _ended(subject: Subject) -> str:
-    left = subject.summary["left"]
-    if left is not None:
-        return f"{duration(left['low_s'])} to {duration(left['high_s'])} are left"
-    return ""
+def _left(summary: Summary) -> str:
+    left = summary.left
+    return f"{duration(left.low_s)} to {duration(left.high_s)} are left" if left else ""
 
 
 def learning(charts: Sequence[Chart]) -> Markup:
     """Is it learning?"""
-    if not charts:
-        return joined([el("h2", "Is it learning?"), el("p", "No step was done yet.")])
-    return joined([el("h2", "Is it learning?"), chart_grid(charts)])
+    inside = chart_grid(charts) if charts else el("p", "No step was done yet.")
+    return joined([el("h2", "Is it learning?"), inside])
 
 
 def where_time_goes(subject: Subject, charts: Sequence[Chart]) -> Markup:
     """Phases, waits, losses of processes."""
-    told = subject.summary
+    summary = subject.summary
     parts: list[Markup | str] = [el("h2", "Where does the time go?")]
-    if told["phases"]:
+    if summary.phases:
         bar = stacked_bar(
             [
                 Part(
-                    name=phase["name"],
-                    size=phase["seconds"],
-                    said=f"{duration(phase['seconds'])}, {phase['share']:.0%}",
+                    name=phase.name,
+                    size=phase.seconds,
+                    note=f"{duration(phase.seconds)}, {phase.share:.0%}",
                 )
-                for phase in told["phases"]
+                for phase in summary.phases
             ],
             title="A step, mean of the newest ones",
-            width=_BAR_WIDTH,
-            is_inline=True,
         )
         parts.append(el("figure", Markup(bar), cls="bar"))
-    if told["waits"]:
+    if summary.waits:
         rows = [
-            (one["who"], one["for_whom"], duration(one["seconds"]), share(one["share"]))
-            for one in told["waits"]
+            (one.who, one.for_whom, duration(one.seconds), share(one.share))
+            for one in summary.waits
         ]
         parts += [
             el("h3", "Who waits"),
@@ -161,7 +162,7 @@ def where_time_goes(subject: Subject, charts: Sequence[Chart]) -> Markup:
     return joined(parts) if len(parts) > 1 else Markup("")
 
 
-def _back(healing: Any) -> str:
+def _back(healing: Healing) -> str:
     return "never" if healing.replaced_s is None else duration(healing.replaced_s - healing.lost_s)
 
 
@@ -202,7 +203,7 @@ def evaluations(subject: Subject) -> Markup:
             (
                 f"{one.step:,}",
                 accuracy(one.accuracy),
-                _interval(one.interval),
+                interval(one.interval),
                 f"{one.num_prompts:,}",
                 share(one.truncated_fraction),
                 figure(one.response_tokens_mean),
@@ -210,7 +211,7 @@ def evaluations(subject: Subject) -> Markup:
             )
             for one in subject.evaluations
         ]
-        head = ["step", "accuracy", "95% interval", "prompts", "truncated", "tokens", "took"]
+        head = ["step", "accuracy", INTERVAL, "prompts", "truncated", "tokens", "took"]
         parts += [el("h3", "Held-out prompts"), table(head, rows)]
     if subject.sets:
         rows = [
@@ -220,20 +221,14 @@ def evaluations(subject: Subject) -> Markup:
                 f"{one.num_prompts:,}",
                 name,
                 accuracy(estimate.value),
-                _interval(estimate),
+                interval(estimate),
             )
             for one in subject.sets
             for name, estimate in one.estimates.items()
         ]
-        head = ["set", "step", "prompts", "figure", "value", "95% interval"]
+        head = ["set", "step", "prompts", "figure", "value", INTERVAL]
         parts += [el("h3", "By miles eval"), table(head, rows)]
     if subject.history.validations:
         rows = [(f"{one.step:,}", figure(one.loss)) for one in subject.history.validations[-12:]]
         parts += [el("h3", "Held-out rows"), table(["step", "loss"], rows)]
     return joined([el("h2", "Evaluations"), *parts]) if parts else Markup("")
-
-
-def _interval(estimate: Any) -> str:
-    if estimate is None:
-        return ""
-    return f"{accuracy(estimate.low)} to {accuracy(estimate.high)}"

@@ -57,9 +57,10 @@ def read_keys(file: Path) -> list[ShownKey]:
 
 def _shown(name: str, text: str) -> str:
     try:
-        value = without_secrets_in(yaml.safe_load(text), name=name)
+        value = yaml.safe_load(text)
     except yaml.YAMLError:
-        return without_paths(text)
+        value = text
+    value = without_secrets_in(value, name=name)
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -12,9 +12,9 @@ _MOST_TERMS = 400
 def two_sided_p(t: float, freedom: int) -> float:
     """The chance of a |t| as large as this: I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz and
     Stegun 1964, 26.7.1)."""
-    if t * t < freedom:  # else what is next to 1 would be told by what is left of it
-        return 1 - beta_share(t * t / (freedom + t * t), 0.5, freedom / 2)
-    return beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
+    if t * t < freedom:  # else a chance near 1 loses its digits
+        return 1 - _beta_share(t * t / (freedom + t * t), 0.5, freedom / 2)
+    return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 @cache
@@ -33,13 +33,13 @@ def t_quantile(share: float, freedom: int) -> float:
     return (low + high) / 2
 
 
-def beta_share(x: float, a: float, b: float) -> float:
+def _beta_share(x: float, a: float, b: float) -> float:
     """The regularised incomplete beta function I_x(a, b), by its continued fraction (Abramowitz and
     Stegun 1964, 26.5.8), evaluated by Lentz's method."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
-        return 1 - beta_share(1 - x, b, a)
+        return 1 - _beta_share(1 - x, b, a)
     front = math.exp(
         math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     )
@@ -48,7 +48,7 @@ def beta_share(x: float, a: float, b: float) -> float:
 
 def _fraction(x: float, a: float, b: float) -> float:
     above, below = 1.0, 0.0
-    told = 1.0
+    value = 1.0
     for term in range(_MOST_TERMS):
         half = term // 2
         if term == 0:
@@ -61,7 +61,7 @@ def _fraction(x: float, a: float, b: float) -> float:
         below = 1 / (below if abs(below) > _TINY else _TINY)
         above = 1 + part / above
         above = above if abs(above) > _TINY else _TINY
-        told *= above * below
+        value *= above * below
         if term and abs(above * below - 1) < 1e-14:
             break
-    return told - 1
+    return value - 1

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milescli.autopsy.memory import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.private import without_paths
+from milescli.insight.case import LOSS, REWARD
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.finding import Verdict
 from milescli.insight.history import History
 from milescli.insight.reader import read_history
-from milescli.insight.summary import summarize
+from milescli.insight.summary import Summary, summarize
 from milescli.report.chosen_samples import ShownStep, chosen_steps
 from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
+from milescli.report.formats import steps
 from milescli.report.shown_keys import ShownKey, read_keys
 
 
@@ -26,13 +29,10 @@ class Subject:
     """One run, or one of several adapters."""
 
     run: RunDir
-    state: str
-    """running, done, stopped, failed, killed, not started."""
     history: History
     facts: RunFacts
-    summary: Mapping[str, Any]
-    """`insight.summary.Summary`, as a dict."""
-    verdict: Verdict
+    summary: Summary
+    """Of an adapter with the state of the whole run."""
     keys: Sequence[ShownKey]
     samples: Sequence[ShownStep]
     """Of the first, a middle and the last step."""
@@ -41,7 +41,7 @@ class Subject:
     sets: Sequence[ShownSet]
     """Of `miles eval`."""
     memory: Memory | None
-    adapters: Sequence[Subject] = field(default=())
+    adapters: Sequence[Subject] = ()
     made_s: float = math.nan
     """When it was read, seconds since 1970."""
 
@@ -49,6 +49,21 @@ class Subject:
     def name(self) -> str:
         """The run's."""
         return self.run.full_name
+
+    @property
+    def verdict(self) -> Verdict:
+        """Is it learning, and if not, why?"""
+        return self.summary.verdict
+
+    @property
+    def progress(self) -> str:
+        """done, step 12 of 30"""
+        return f"{self.summary.state}, step {steps(self.summary)}"
+
+    @property
+    def curve(self) -> str:
+        """Name in metrics.jsonl of what is to get better."""
+        return LOSS if self.learns_from_rows else REWARD
 
     @property
     def learns_from_rows(self) -> bool:
@@ -59,20 +74,34 @@ class Subject:
         """miles, its commit and packages -> version."""
         manifest = self.facts.manifest
         packages = manifest.get("packages")
-        told = {
+        versions = {
             "miles": manifest.get("miles"),
             "commit": manifest.get("commit"),
             "python": manifest.get("python"),
             **(packages if isinstance(packages, dict) else {}),
         }
-        return {name: str(version) for name, version in told.items() if version}
+        return {name: str(version) for name, version in versions.items() if version}
+
+    @property
+    def machine(self) -> str:
+        """What it ran on; empty where that is not known."""
+        return without_paths(str(self.facts.manifest.get("machine", "")))
+
+    def decisions(self) -> list[dict[str, str]]:
+        """Of the plan, each with key, value and reason."""
+        decisions = self.facts.plan.get("decisions")
+        return [
+            {name: without_paths(str(one.get(name, ""))) for name in ("key", "value", "reason")}
+            for one in (decisions if isinstance(decisions, list) else [])
+            if isinstance(one, dict)
+        ]
 
     def data(self) -> dict[str, dict[str, Any]]:
         """prompts, eval, ... -> what the manifest says of the file."""
-        told = self.facts.manifest.get("data")
+        data = self.facts.manifest.get("data")
         return (
-            {name: one for name, one in told.items() if isinstance(one, dict)}
-            if isinstance(told, dict)
+            {name: one for name, one in data.items() if isinstance(one, dict)}
+            if isinstance(data, dict)
             else {}
         )
 
@@ -82,23 +111,23 @@ def read_subject(run: RunDir) -> Subject:
     history = read_history(run)
     whole = _subject(run, history)
     adapters = [
-        replace(_subject(RunDir(run.adapters_dir / name), own), state=whole.state)
-        for name, own in history.adapters.items()
+        _subject(RunDir(run.adapters_dir / name), own) for name, own in history.adapters.items()
     ]
-    return replace(whole, adapters=adapters)
+    state = whole.summary.state
+    return replace(
+        whole,
+        adapters=[replace(one, summary=replace(one.summary, state=state)) for one in adapters],
+    )
 
 
 def _subject(run: RunDir, history: History) -> Subject:
     facts = read_facts(run)
-    summary = summarize(run, history, facts)
     attempts = run.attempts()
     return Subject(
         run=run,
-        state=summary.state,
         history=history,
         facts=facts,
-        summary=asdict(summary),
-        verdict=summary.verdict,
+        summary=summarize(run, history, facts),
         keys=read_keys(run.recipe_file),
         samples=chosen_steps(run),
         evaluations=evaluations_of(run, history),

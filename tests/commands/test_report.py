@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def test_json_has_the_figures_and_writes_the_file_too(miles: Miles, two: None) -
     assert told["summary"]["step"] == 80 and len(told["curve"]["values"]) == 80
     assert Path("one.html").exists()
     both = json.loads(miles("report", "one", "two", "--json").out)
-    assert both["curve"]["difference"]["num_steps"] == 80 and both["path"] is None
+    assert both["curve"]["num_steps"] == 80 and both["path"] is None
 
 
 def test_another_file_is_not_written_over_unless_forced(miles: Miles, two: None) -> None:
@@ -48,6 +50,17 @@ def test_another_file_is_not_written_over_unless_forced(miles: Miles, two: None)
     assert miles("report", "one", "--to", "notes.md", "--force").code == 0
     assert miles("report", "two", "--to", "notes.md").code == 0
     assert "## two" in Path("notes.md").read_text()
+
+
+def test_a_report_that_could_not_be_written_is_not_told_of(
+    miles: Miles, two: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    said = miles("report", "one", "--json", "--to", "one.html")
+    assert said.code == 4 and said.out == "" and "No space left" in said.err
 
 
 def test_what_cannot_be_is_refused_by_what_it_is(miles: Miles, two: None) -> None:

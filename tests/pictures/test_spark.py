@@ -7,19 +7,19 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from milescli.pictures.spark import spark_picture
+from milescli.pictures.spark import HEIGHT, WIDTH, spark_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, math.nan, 5.0], [1e9, -1e9, 3.0]])
 def test_a_sparkline_stays_within_its_frame(values: list[float]) -> None:
-    svg = ET.fromstring(spark_picture(values, title="reward <up>", width=100, height=20))
+    svg = ET.fromstring(spark_picture(values, title="reward <up>"))
     pairs = svg.find(f"{SVG}polyline").attrib["points"].split()
     assert len(pairs) == sum(map(math.isfinite, values))
     for pair in pairs:
         x, y = map(float, pair.split(","))
-        assert 0 <= x <= 100 and 0 <= y <= 20
+        assert 0 <= x <= WIDTH and 0 <= y <= HEIGHT
     assert svg.attrib["aria-label"] == "reward <up>"
 
 

@@ -11,14 +11,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_parts_fill_the_bar_by_their_shares_and_those_without_size_are_left_out() -> None:
     parts = [
-        Part(name="rollout", size=3.0),
-        Part(name="save", size=0.0),
-        Part(name="<train>", size=1.0),
+        Part(name="rollout", size=3.0, note="75%"),
+        Part(name="save", size=0.0, note="0%"),
+        Part(name="<train>", size=1.0, note="25%"),
     ]
-    svg = ET.fromstring(stacked_bar(parts, title="where a step goes", is_inline=True))
+    svg = ET.fromstring(stacked_bar(parts, title="where a step goes"))
     bars = [rect for rect in svg.iter(f"{SVG}rect") if rect.attrib["height"] == "26"]
     widths = [float(bar.attrib["width"]) for bar in bars]
-    assert len(bars) == 2 and abs(sum(widths) - 696) < 0.2
+    assert len(bars) == 2 and abs(sum(widths) - 496) < 0.2
     assert abs(widths[0] / widths[1] - 3) < 0.01
     words = [text.text for text in svg.iter(f"{SVG}text")]
     assert words == ["where a step goes", "rollout 75%", "<train> 25%"]

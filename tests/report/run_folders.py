@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from milescli.core.events import Event, PhaseStarted, RowStepDone, ValidationDone, to_record
-from tests.insight.planted import BEGAN_S, Course, Planted, report_of
+from tests.insight.planted import BEGAN_S, Course, Planted, late, report_of
 
 RECIPE = """\
 # The whole recipe of this run, with the origin of each value. It loads again: --recipe PATH
@@ -45,7 +45,9 @@ PLAN: Mapping[str, Any] = {
     "device_kind": "cpu",
     "steps": 80,
     "batch": {"updates_per_step": 1, "samples_per_prompt": 4},
-    "decisions": [{"key": "device", "value": "cpu", "reason": "no GPU is visible"}],
+    "decisions": [
+        {"key": "device", "value": "cpu", "reason": "no GPU is visible to /data/alice/venv"}
+    ],
 }
 
 
@@ -75,6 +77,18 @@ def make_planted(folder: Path, *, lr: float = 1e-6, **planted: Any) -> Path:
     return make_run(folder, Planted(**planted).events(), lr=lr)
 
 
+def make_several(folder: Path, *, names: Sequence[str], steps: int = 12) -> Path:
+    """Of several adapters, whose driver is gone."""
+    make_run(folder, [])
+    with (folder / "events.jsonl").open("w") as file:
+        for seed, name in enumerate(names):
+            for _, event in Planted(steps=steps, seed=seed, eval_every=0).events():
+                record = {"time": "2026-11-25T22:08:27Z", **to_record(event), "adapter": name}
+                if record["event"] == "StepDone":
+                    file.write(json.dumps(record) + "\n")
+    return folder
+
+
 def write_samples(folder: Path, step: int, rewards: Sequence[float], response: str) -> None:
     """A group of one prompt."""
     (folder / "rollouts").mkdir(exist_ok=True)
@@ -102,6 +116,26 @@ def write_evaluation(folder: Path, step: int, share: float, *, seed: int, num: i
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / "eval" / f"step_{step}.jsonl").write_text(text)
+
+
+def make_sick(folder: Path) -> Path:
+    """One with a finding, a result of `miles eval`, and what its processes held."""
+    make_planted(folder, courses={"entropy": (late(0.5, 4.0), 0.05)})
+    names, size = {"7": "driver", "8": "engine-0"}, 2**30
+    held = {"time": BEGAN_S, "resident_bytes": {"7": size, "8": 2 * size}, "names": names}
+    lines = [{**held, "oom_kills": 3}, {"time": BEGAN_S + 1, "oom_kills": 5}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "logs" / "attempt_1" / "memory.jsonl").write_text(text)
+    result = {
+        "set": "hard <sums>",
+        "step": 10,
+        "accuracy": 0.5,
+        "num_prompts": 4,
+        "estimates": {"pass@4": {"value": 0.75, "low": 0.25, "high": 1.0}},
+    }
+    (folder / "eval" / "hard").mkdir(parents=True)
+    (folder / "eval" / "hard" / "step_10.json").write_text(json.dumps(result))
+    return folder
 
 
 def row_events(

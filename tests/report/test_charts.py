@@ -28,6 +28,12 @@ def test_the_trend_is_the_mean_of_neighbours(values: list[float]) -> None:
         assert x == place and y == pytest.approx(fsum(near) / len(near), abs=1e-9)
 
 
+def test_a_spike_is_seen_by_its_neighbours_alone() -> None:
+    points = [(float(step), 1e20 if step == 5 else 1.0) for step in range(100)]
+    trend = smoothed(points)
+    assert trend[5][1] > 1e19 and [y for _, y in trend[8:]] == [1.0] * 92
+
+
 def test_few_steps_are_drawn_as_they_are_and_many_with_their_trend() -> None:
     few = with_trend([(1.0, 1.0), (2.0, 3.0)], name="reward")
     assert [one.name for one in few] == ["reward"]

@@ -12,7 +12,13 @@ from milescli.report.compare import ONE_EACH, RunsCompared, compare
 from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
 from milescli.report.subject import read_subject
 from tests.insight.planted import line, saturating
-from tests.report.run_folders import make_planted, make_run, row_events, write_evaluation
+from tests.report.run_folders import (
+    make_planted,
+    make_run,
+    make_several,
+    row_events,
+    write_evaluation,
+)
 
 
 def compared(a: Path, b: Path) -> RunsCompared:
@@ -111,6 +117,35 @@ def test_prompts_that_were_asked_otherwise_are_told_of(tmp_path: Path) -> None:
         write_evaluation(run, 20, 0.5 if run is a else 0.9, seed=2)
     held = compared(a, b).held_out[0]
     assert held.asked_otherwise == [] and held.short == "Held-out prompts at step 20: b is better."
+
+
+def test_a_comparison_is_not_signed_with_the_versions_of_the_first(
+    unequal: tuple[Path, Path],
+) -> None:
+    last = compare_markdown(compared(*unequal)).splitlines()[-1]
+    assert last.startswith("Made by miles ") and "torch" not in last
+
+
+def test_few_steps_are_not_tested(tmp_path: Path) -> None:
+    a, b = (make_planted(tmp_path / name, steps=12, eval_every=0) for name in ("a", "b"))
+    result = compared(a, b)
+    assert result.headline == "Reward: too few steps to say."
+    assert result.sentences[0].startswith("The reward of 12 common steps was not tested: 16 are")
+    assert (
+        result.sentences[1] == "A step of a takes 1.00 times as long as one of b, by their medians."
+    )
+
+
+def test_what_learns_otherwise_and_prompts_of_others_are_not_compared(tmp_path: Path) -> None:
+    rows = make_run(tmp_path / "rows", row_events(line(2.0, 0.5), line(2.0, 0.6)))
+    rollouts = make_several(tmp_path / "rollouts", names=("sums",))
+    write_evaluation(rows, 10, 0.5, seed=1)
+    (rollouts / "eval").mkdir()
+    row = {"index": 0, "prompt": "another", "label": "1", "reward": 1.0}
+    (rollouts / "eval" / "step_10.jsonl").write_text(json.dumps(row))
+    result = compared(rows, rollouts)
+    assert result.curve is None and result.held_out == []
+    assert "one learns from rows" in result.notes[0] and "adapters/X" in result.notes[1]
 
 
 def test_runs_over_rows_are_compared_by_their_loss(tmp_path: Path) -> None:

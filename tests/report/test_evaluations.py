@@ -13,6 +13,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import read_history
 from milescli.report.evaluations import (
     MAX_SHOWN,
+    asked_by,
     evaluation_files,
     evaluations_of,
     rewards_by_prompt,
@@ -43,6 +44,7 @@ def test_rewards_are_means_by_prompt_whatever_the_order_and_torn_lines(tmp_path:
         {"index": 0, "prompt": "a", "label": "1", "reward": 0.0},
         {"index": 2, "prompt": "a", "label": "2", "reward": 1.0},
         {"index": 3, "prompt": "b", "label": "1", "reward": 1.0},
+        {"index": 4, "prompt": "c", "label": "1", "reward": "high"},
     ]
     file = tmp_path / "step_1.jsonl"
     lines = [json.dumps(row) for row in rows]
@@ -62,15 +64,32 @@ def test_files_are_found_by_set_and_step_and_results_that_cannot_be_read_are_lef
     write_evaluation(folder, 10, 0.5, seed=1)
     (folder / "eval" / "sums").mkdir()
     (folder / "eval" / "sums" / "step_10.jsonl").write_text("")
-    told = {
+    result = {
         "set": "sums",
         "step": 10,
         "accuracy": 0.5,
         "num_prompts": 4,
         "estimates": {"avg@1": {"value": 0.5, "low": 0.2, "high": 0.8}},
     }
-    (folder / "eval" / "sums" / "step_10.json").write_text(json.dumps(told))
+    (folder / "eval" / "sums" / "step_10.json").write_text(json.dumps(result))
     (folder / "eval" / "sums" / "step_20.json").write_text("{}")
+    result["estimates"]["avg@1"]["low"] = [0.2]
+    (folder / "eval" / "sums" / "step_30.json").write_text(json.dumps(result))
     run = RunDir(folder)
-    assert set(evaluation_files(run)) == {("", 10), ("sums", 10)}
+    assert {name: list(of) for name, of in evaluation_files(run).items()} == {
+        "": [10],
+        "sums": [10],
+    }
     assert [(one.set, one.estimates["avg@1"].high) for one in sets_of(run)] == [("sums", 0.8)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "temperature"),
+    [('{"settings": {"eval.temperature": 0.0}}', 0.0), ("[]", 1.0), ('{"settings": []}', 1.0)],
+)
+def test_the_recipe_says_how_it_was_asked_where_miles_eval_does_not(
+    tmp_path: Path, kept: str, temperature: float
+) -> None:
+    (tmp_path / "step_1.json").write_text(kept)
+    asked = asked_by(tmp_path / "step_1.jsonl", {"eval.temperature": 1.0, "train.steps": 8})
+    assert asked["eval.temperature"] == temperature and "train.steps" not in asked

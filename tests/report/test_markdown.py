@@ -15,6 +15,8 @@ from tests.insight.planted import line
 from tests.report.run_folders import (
     make_planted,
     make_run,
+    make_several,
+    make_sick,
     row_events,
     write_evaluation,
     write_samples,
@@ -41,6 +43,16 @@ def test_the_verdict_comes_first_and_what_a_model_wrote_is_fenced(tmp_path: Path
     assert len(said) < 8000
 
 
+def test_findings_sets_and_adapters_have_their_lines(tmp_path: Path) -> None:
+    sick = markdown_of(make_sick(tmp_path / "sick"))
+    assert re.search(
+        r"\n- \*\*bad: Entropy .+\.\*\* entropy .+ token \(steps 65 to 80\)\. Try: .+", sick
+    )
+    assert r"| hard \<sums\> | 10 | 50.0% | 4 |" in sick
+    several = markdown_of(make_several(tmp_path / "several", names=("sums", "words")))
+    assert re.search(r"\| sums \| 12 of 12 \| `[▁▂▃▄▅▆▇█]+` \| 0\.\d+ \|", several)
+
+
 def test_nothing_private_is_in_it(tmp_path: Path) -> None:
     folder = make_planted(tmp_path / "one")
     write_samples(folder, 80, [0.0, 1.0], f"hf_{'a' * 20}")
@@ -50,9 +62,15 @@ def test_nothing_private_is_in_it(tmp_path: Path) -> None:
 
 
 def test_runs_that_have_little_have_a_short_one(tmp_path: Path) -> None:
-    assert "not started" in markdown_of(make_run(tmp_path / "empty"))
+    empty = markdown_of(make_run(tmp_path / "empty", manifest={}))
+    assert "not started" in empty and "\n\nMade by miles" in empty
     rows = markdown_of(make_run(tmp_path / "rows", row_events(line(2.0, 0.5), line(2.0, 0.6))))
     assert "| loss |" in rows and "| reward |" not in rows
+
+
+def test_text_is_neither_markup_nor_an_entity() -> None:
+    assert text("@all, see #12") == "@&#8203;all, see #&#8203;12", "nobody is called"
+    assert text("a*b* & <i>&copy;") == r"a\*b\* \& \<i\>\&copy;"
 
 
 @given(said=st.text(max_size=60))

@@ -30,4 +30,4 @@ def test_any_text_comes_back_as_it_was(said: str) -> None:
 def test_tables_know_numbers_from_words() -> None:
     made = table(["a", "b"], [("12%", "word"), ("-3", None)])
     assert made.count('class="number"') == 2 and '<th scope="col">a</th>' in made
-    assert el("meta", charset="utf-8", hidden=True) == '<meta charset="utf-8" hidden>'
+    assert el("p", None, "a < b", cls="", id="x") == '<p id="x">a &lt; b</p>'

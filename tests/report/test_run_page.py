@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.events import to_record
+from milescli.report.figures import run_figures
 from milescli.report.run_page import run_page
 from milescli.report.subject import read_subject
 from tests.insight.planted import Planted, line
 from tests.report.run_folders import (
     make_planted,
     make_run,
+    make_several,
+    make_sick,
     row_events,
     write_evaluation,
     write_samples,
@@ -164,17 +166,25 @@ def test_runs_that_failed_go_on_or_never_began_have_a_page(tmp_path: Path) -> No
     assert "not started" in page_of(bare)
 
 
+def test_findings_memory_and_results_of_miles_eval_are_told(tmp_path: Path) -> None:
+    text = parsed(page_of(make_sick(tmp_path / "sick"))).text
+    verdict = read_subject(open_run(tmp_path / "sick")).verdict
+    for finding in verdict.findings:
+        assert finding.title in text and finding.advice[0] in text and finding.source in text
+    assert "entropy-explosion" in [finding.name for finding in verdict.findings]
+    assert "nats a token (steps 65 to 80)." in text
+    assert "hard <sums>104pass@475.0%25.0% to 100.0%" in text
+    assert "engine-02.0 GiB2.0 GiB--driver1.0 GiB1.0 GiB--" in text
+    assert "3.0 GiB at most; the kernel ended 2 of them." in text
+
+
 def test_of_several_adapters_each_has_its_part(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "several", [])
-    events = []
-    for name, seed in (("sums", 1), ("words", 2)):
-        for _, event in Planted(steps=12, seed=seed, eval_every=0).events():
-            record = {"time": "2026-11-25T22:08:27Z", **to_record(event)}
-            if record["event"] == "StepDone":
-                events.append(json.dumps({**record, "adapter": name}))
-    (folder / "events.jsonl").write_text("\n".join(events) + "\n")
+    folder = make_several(tmp_path / "several", names=("sums", "words"))
     text = parsed(page_of(folder)).text
     assert "Adapter sums" in text and "Adapter words" in text and "12 of 12" in text
+    figures = run_figures(read_subject(open_run(folder)))
+    states = [one["summary"]["state"] for one in figures["adapters"].values()]
+    assert states == [figures["state"]] * 2 == ["killed"] * 2
 
 
 def test_a_run_over_rows_tells_of_its_loss(tmp_path: Path) -> None:

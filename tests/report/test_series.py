@@ -58,12 +58,17 @@ def test_a_test_that_takes_steps_as_independent_would_call_many_equal_runs_diffe
         gains = course(draw, steps=60, alike=0.8) - course(draw, steps=60, alike=0.8)
         seen += abs(gains.mean()) > 2.0 * gains.std(ddof=1) / np.sqrt(len(gains))
     assert seen / PAIRS > 0.35
-    assert share_seen(steps=60, alike=0.8, lift=0.0) < 0.17
+
+
+@pytest.mark.parametrize(("steps", "alike"), [(60, 0.8), (100, 0.9), (300, 0.9)])
+def test_neighbours_that_are_much_alike_are_allowed_for(steps: int, alike: float) -> None:
+    # without prewhitening 11%, 18% and 13%
+    assert share_seen(steps=steps, alike=alike, lift=0.0) <= 0.1
 
 
 @pytest.mark.parametrize(("steps", "alike"), [(30, 0.0), (60, 0.5)])
 def test_a_planted_difference_is_found(steps: int, alike: float) -> None:
-    assert share_seen(steps=steps, alike=alike, lift=0.06) > 0.85
+    assert share_seen(steps=steps, alike=alike, lift=0.06) > 0.8
 
 
 def test_the_interval_holds_the_true_difference_about_as_often_as_it_says() -> None:
@@ -111,6 +116,11 @@ def test_the_trailing_mean_looks_back_alone() -> None:
     smooth = trailing(values)
     assert smooth[49] == 0.0 and smooth[50] == pytest.approx(0.1) == smooth[59]
     assert smooth[60] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
+    values = {step: 1e20 if step == 5 else 1.0 for step in range(1, 101)}
+    assert [trailing(values)[step] for step in range(15, 101)] == [1.0] * 86
 
 
 def test_medians_are_compared_where_there_are_some() -> None:

@@ -25,6 +25,13 @@ def test_secrets_are_shown_neither_as_values_nor_as_origins(tmp_path: Path) -> N
     assert shown["rollout.mcp"] == '{"servers": [{"env": {"SERVICE_TOKEN": "[removed]"}}]}'
 
 
+def test_a_secret_that_is_no_yaml_is_a_secret(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text('eval:\n  api_key: "s3cret\n  note: "see /data/alice/x\n')
+    key, note = read_keys(file)
+    assert key.value == "[removed]" and note.value == '"see …/x'
+
+
 def test_a_recipe_that_a_real_launch_writes_is_read_key_by_key(tmp_path: Path) -> None:
     from milescli.recipe.load import load
     from milescli.recipe.resolved import resolved_yaml

@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from milescli import __version__
+from milescli.core.private import without_paths
 from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.insight.finding import Finding
+from milescli.insight.summary import Summary
+from milescli.rollout.chance import LEVEL, Estimate
 
 NOTHING = "-"
+INTERVAL = f"{LEVEL:.0%} interval"
+"""What its two ends are called."""
 
 
 def figure(value: float | None) -> str:
@@ -31,10 +38,14 @@ def accuracy(value: float | None) -> str:
     return share(value) if value is not None and 0.0 <= value <= 1.0 else figure(value)
 
 
+def interval(estimate: Estimate | None) -> str:
+    """38.1% to 47.2%; empty where there is none."""
+    return "" if estimate is None else f"{accuracy(estimate.low)} to {accuracy(estimate.high)}"
+
+
 def duration(seconds: float | None) -> str:
     """1 m 15 s"""
-    known = seconds is not None and math.isfinite(seconds)
-    return format_duration(seconds) if known and seconds is not None else NOTHING
+    return NOTHING if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 def size(size_bytes: float | None) -> str:
@@ -54,6 +65,18 @@ def moment(seconds: float | None) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
-def steps(done: int, wanted: int | None) -> str:
+def seen(finding: Finding) -> str:
+    """entropy rose from 0.5 to 3.17 nats a token (steps 65 to 80)."""
+    where = f" (steps {finding.steps[0]} to {finding.steps[1]})" if finding.steps else ""
+    return f"{without_paths(finding.evidence)}{where}."
+
+
+def made_by(made_s: float) -> str:
+    """Made by miles 0.1.0 at 2026-11-25 22:14 UTC."""
+    return f"Made by miles {__version__} at {moment(made_s)}."
+
+
+def steps(summary: Summary) -> str:
     """12 of 30"""
-    return f"{done:,} of {wanted:,}" if wanted else f"{done:,}"
+    wanted = f" of {summary.num_steps:,}" if summary.num_steps else ""
+    return f"{summary.step:,}{wanted}"
