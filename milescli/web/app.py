@@ -4,7 +4,7 @@ sends what comes back. Who may ask is `gate`'s business."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, evaluations, memory, records, samples, timeline, told
 from milescli.web.asked import Asked, Json
@@ -26,8 +27,7 @@ from milescli.web.page_files import static_file
 from milescli.web.question import Question
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
-from milescli.web.shown import ShownRuns
-from milescli.web.states import States
+from milescli.web.shown import ShownRun, ShownRuns
 from milescli.web.summary import summary
 from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
 
@@ -58,7 +58,7 @@ class Site:
     fault: Callable[[str], None]
     """Is told, in one sentence, of a fault of ours."""
     histories: Histories = field(default_factory=Histories)
-    states: States = field(default_factory=States)
+    states: RunStates = field(default_factory=RunStates)
     streams: LiveStreams = field(default_factory=LiveStreams)
     readers: Threads = field(
         default_factory=lambda: Threads(NUM_READERS, what="read the files of a run")
@@ -178,7 +178,11 @@ def send(request: Request, body: Body, media_type: str) -> Response:
 
 
 def _runs(site: Site) -> Json:
-    return {"runs": [site.states.of(run) for run in site.shown.all()]}
+    return {"runs": [_line(site, shown) for shown in site.shown.all()]}
+
+
+def _line(site: Site, shown: ShownRun) -> Json:
+    return {"id": shown.id, "adapters": shown.adapters, **asdict(site.states.of(shown.run))}
 
 
 def _live(asked: Asked, request: Request) -> Asked:

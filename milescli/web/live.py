@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from starlette.types import Message, Receive, Scope, Send
 
 from milescli.insight.history import History
-from milescli.insight.summary import state_of
+from milescli.insight.run_state import state_of
 from milescli.web.asked import Asked
 from milescli.web.refusals import Busy
 from milescli.web.responses import to_json
@@ -26,7 +26,6 @@ MAX_STREAMS = 64
 """Open at once."""
 MAX_TOLD = 500
 """Of a backlog, the newest."""
-ENDED = ("done", "stopped", "failed", "killed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def changes(history: History, state: str, seen: Seen) -> list[bytes]:
     if (step := (history.step, history.num_steps)) != seen.step:
         seen.step = step
         events.append(_event("step", {"step": step[0], "num_steps": step[1]}, number=seen.told))
-    outcome = state if state in ENDED else None
+    outcome = None if state in ("not started", "running") else state
     if outcome != seen.outcome:
         seen.outcome = outcome
         if outcome is not None:
@@ -142,7 +141,8 @@ class Stream:
 
     def _changes(self) -> list[bytes]:
         with self._asked.history() as history:
-            return changes(history, state_of(self._asked.with_logs, history), self._seen)
+            state = state_of(self._asked.run, outcome=history.outcome)
+            return changes(history, state, self._seen)
 
 
 def _event(name: str, value: object, *, number: int = 0) -> bytes:

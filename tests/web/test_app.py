@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from milescli.checkpoint.run_lock import lock
 from milescli.web import app
 from milescli.web.app import READS
 from milescli.web.page_files import STATIC
@@ -36,6 +37,37 @@ def test_a_run_that_is_not_shown_is_not_found(
         response = client.get(f"/api/runs/{wrong}/{name}")
         assert response.status_code == 404, response.text
         assert set(response.json()) == {"what", "why", "fix"}
+
+
+def test_runs_are_listed_and_new_ones_show_up_by_themselves(
+    run: WrittenRun, folder: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milescli.web.shown.LOOK_EVERY_S", 0.0)
+    run.steps(1, 3, reward=0.75)
+    [told] = client.get("/api/runs").json()["runs"]
+    assert told == {
+        "id": "tiny-1",
+        "name": "tiny-1",
+        "state": "not started",
+        "step": 3,
+        "num_steps": 40,
+        "reward": 0.75,
+        "accuracy": None,
+        "changed_s": pytest.approx(run.run.events_file.stat().st_mtime),
+        "adapters": [],
+    }
+    WrittenRun(path=folder / "tiny-2")
+    (folder / "no-run").mkdir()
+    listed = client.get("/api/runs").json()["runs"]
+    assert {one["id"] for one in listed} == {"tiny-1", "tiny-2"}
+
+
+def test_an_adapter_runs_as_long_as_its_run(run: WrittenRun, client: TestClient) -> None:
+    run.attempt(engine_0="")
+    WrittenRun(path=run.run.adapters_dir / "sums").steps(1, 20)
+    with lock(run.run):
+        told = client.get("/api/runs/tiny-1:sums/summary").json()
+    assert told["state"] == "running" and told["left"]["mean_s"] == pytest.approx(160.0)
 
 
 def test_what_the_browser_has_is_not_sent_again(run: WrittenRun, client: TestClient) -> None:

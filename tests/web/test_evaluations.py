@@ -9,8 +9,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import ValidationDone
 from milescli.runtime.eval_records import SetResult, write_result
-from tests.web.test_states import evaluation
-from tests.web.written import WrittenRun, row_step_done
+from tests.web.written import WrittenRun, evaluation, row_step_done
 
 
 def result(step: int, name: str) -> SetResult:

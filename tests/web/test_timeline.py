@@ -7,8 +7,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import CheckpointSaved, Notice, PhaseStarted, WorkerLost, WorkerReplaced
 from milescli.web import timeline
-from tests.web.test_states import evaluation
-from tests.web.written import WrittenRun
+from tests.web.written import WrittenRun, evaluation
 
 
 def test_phases_of_the_last_steps(run: WrittenRun, client: TestClient) -> None:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import (
+    EvalDone,
     Event,
     PhaseSeconds,
     RolloutStats,
@@ -90,6 +91,18 @@ def step_done(
         version=step,
         rollout_tokens_per_s=80.0,
         train_tokens_per_s=250.0,
+    )
+
+
+def evaluation(step: int, accuracy: float) -> EvalDone:
+    return EvalDone(
+        step=step,
+        accuracy=accuracy,
+        num_prompts=8,
+        truncated_fraction=0.0,
+        response_tokens_mean=9.0,
+        seconds=2.0,
+        path=f"eval/step_{step}.jsonl",
     )
 
 
