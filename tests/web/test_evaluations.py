@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import ValidationDone
 from milescli.runtime.eval_records import SetResult, write_result
+from milescli.web import line_index
 from tests.web.written import WrittenRun, evaluation, row_step_done
 
 
@@ -77,6 +78,16 @@ def test_right_and_wrong_samples_of_an_evaluation(run: WrittenRun, client: TestC
     right = client.get(f"{url}&only=right&offset=5&limit=9").json()
     assert [one["index"] for one in right["samples"]] == [5, 6]
     assert (wrong["total"], right["total"], right["is_all"]) == (2, 7, True)
+
+
+@pytest.mark.parametrize("only", ["", "&only=right"])
+def test_a_file_that_was_not_counted_to_its_end_is_not_all(
+    run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    monkeypatch.setattr(line_index, "COUNT_S", -1.0)
+    write_result(result(3, "gsm8k"), ROWS, folder=run.path)
+    url = f"/api/runs/tiny-1/evaluation-samples?path=gsm8k/step_3.jsonl{only}"
+    assert client.get(url).json()["is_all"] is False
 
 
 @pytest.mark.parametrize(
