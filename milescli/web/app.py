@@ -82,14 +82,14 @@ class Site:
         )
 
     async def reply(
-        self, request: Request, call: Callable[[], object], *, threads: Threads | None = None
+        self, request: Request, call: Callable[[], object], threads: Threads
     ) -> Response:
         """What a call returns, as JSON, made in a thread."""
 
         def body() -> Body:
             return body_of(to_json(call()), may_pack=_may_pack(request))
 
-        return send(request, await (threads or self.readers).run(body), "application/json")
+        return send(request, await threads.run(body), "application/json")
 
 
 def make_app(site: Site, gate: Gate) -> ASGIApp:
@@ -97,21 +97,13 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
     def reading(endpoint: Endpoint) -> Callable[[Request], object]:
         async def respond(request: Request) -> Response:
-            return await site.reply(request, lambda: endpoint(site.asked(request)))
-
-        return respond
-
-    def searching(endpoint: Endpoint) -> Callable[[Request], object]:
-        async def respond(request: Request) -> Response:
-            is_search = bool(request.query_params.get("q"))
-            threads = site.searches if is_search else site.readers
-            call = lambda: endpoint(site.asked(request))  # noqa: E731
-            return await site.reply(request, call, threads=threads)
+            threads = site.searches if request.query_params.get("q") else site.readers
+            return await site.reply(request, lambda: endpoint(site.asked(request)), threads)
 
         return respond
 
     async def runs(request: Request) -> Response:
-        return await site.reply(request, lambda: _runs(site))
+        return await site.reply(request, lambda: _runs(site), site.readers)
 
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
@@ -141,8 +133,8 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
         Route("/metrics", metrics),
         Route("/api/runs", runs),
         Route(f"{of_run}/live", live),
-        Route(f"{of_run}/find-samples", searching(find_samples)),
-        Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", searching(site.logs.lines)),
+        Route(f"{of_run}/find-samples", reading(find_samples)),
+        Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", reading(site.logs.lines)),
         Route(f"{of_run}/evaluation-samples", reading(site.evaluation_samples.samples)),
         *(Route(f"{of_run}/{name}", reading(endpoint)) for name, endpoint in READS.items()),
     ]

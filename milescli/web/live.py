@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
@@ -88,8 +88,8 @@ class LiveStreams:
         return Stream(asked, look, self)
 
     @contextlib.contextmanager
-    def counted(self):  # type: ignore[no-untyped-def]
-        """One more within."""
+    def counted(self) -> Iterator[None]:
+        """One more is open within."""
         self._num_open += 1
         try:
             yield
@@ -97,7 +97,7 @@ class LiveStreams:
             self._num_open -= 1
 
     async def closes_within(self, seconds: float) -> bool:
-        """Waits."""
+        """Waits so long, or until the streams are to end; whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from milescli.core.errors import ExitCode, MachineError
-from milescli.web.serve import is_loopback, open_door
+from milescli.web.gate import is_loopback
+from milescli.web.serve import open_door
 from tests.web.written import WrittenRun
 
 MILES = Path(sys.executable).with_name("miles")
