@@ -51,7 +51,7 @@ def ui(
     output: Output = context.obj
     here = {"environ": os.environ, "cwd": Path.cwd(), "home": Path.home()}
     folder = None if runs else readable_folder(runs_folder(**here))
-    shown = shown_runs(folder, [_found(run) for run in runs or ()])
+    shown = shown_runs(folder, [find_run(run) for run in runs or ()])
     door = open_door(host=host, port=port)
     if not door.is_loopback:
         output.warn(
@@ -69,13 +69,3 @@ def ui(
 
     serve(door, shown, fault=output.warn, ready=ready)
     output.note("the page has ended")
-
-
-def _found(run: str) -> Path:
-    """Raises MachineError where it is not ours to read, and as `find_run`."""
-    try:
-        return find_run(run)
-    except PermissionError as error:
-        from milescli.web.shown import unreadable
-
-        raise unreadable(Path(run), error, what="run") from None

@@ -112,17 +112,12 @@ def readable_folder(folder: Path) -> Path:
     return folder
 
 
-def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
-    """A folder that is not ours to read."""
-    return MachineError(
-        f"the {what} {folder} cannot be read",
-        why=f"{type(error).__name__}: {error}",
-        fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
-    )
-
-
 def _require_listing(folder: Path, *, what: str) -> None:
     try:
         next(folder.iterdir(), None)
     except OSError as error:
-        raise unreadable(folder, error, what=what) from None
+        raise MachineError(
+            f"the {what} {folder} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
+        ) from None
