@@ -15,7 +15,8 @@ from milescli.core.events import Notice, RunEnded
 from milescli.insight import run_state
 from milescli.insight.reader import read_history
 from milescli.insight.run_state import RunState, RunStates, state_of
-from tests.web.written import WrittenRun, evaluation, row_step_done, step_done
+from tests.console.fake_run import eval_done
+from tests.web.written import WrittenRun, row_step_done, step_done
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_run_in_a_list(run: WrittenRun) -> None:
         accuracy=None,
         changed_s=run.path.stat().st_mtime,
     )
-    run.tell(evaluation(0, 0.25))
+    run.tell(eval_done(0, 0.25))
     run.steps(1, 3, reward=0.75)
     told = states.of(run.run)
     assert (told.step, told.num_steps, told.reward, told.accuracy) == (3, 40, 0.75, 0.25)
@@ -129,7 +130,7 @@ def test_reading_on_says_what_reading_all_says(
                 run.tell(step_done(number))
             elif kind == "eval":
                 accuracy = number / 100
-                run.tell(evaluation(number, accuracy))
+                run.tell(eval_done(number, accuracy))
             elif kind == "notice":
                 run.tell(Notice(text="x" * 900))
             else:

@@ -4,7 +4,6 @@ started for them."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from starlette.testclient import TestClient
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import (
-    EvalDone,
     Event,
     PhaseSeconds,
     RolloutStats,
@@ -91,18 +89,6 @@ def step_done(
         version=step,
         rollout_tokens_per_s=80.0,
         train_tokens_per_s=250.0,
-    )
-
-
-def evaluation(step: int, accuracy: float) -> EvalDone:
-    return EvalDone(
-        step=step,
-        accuracy=accuracy,
-        num_prompts=8,
-        truncated_fraction=0.0,
-        response_tokens_mean=9.0,
-        seconds=2.0,
-        path=f"eval/step_{step}.jsonl",
     )
 
 
@@ -206,6 +192,3 @@ def client_of(site: Site, gate: Gate = GATE, *, has_key: bool = True) -> Iterato
 def with_host(host: str) -> Gate:
     """That was told to listen there."""
     return replace(GATE, host=host)
-
-
-NAN = math.nan
