@@ -67,8 +67,8 @@ def open_door(*, host: str, port: int) -> Door:
 def serve(
     door: Door, shown: ShownRuns, *, fault: Callable[[str], None], ready: Callable[[], None]
 ) -> None:
-    """Until SIGINT or SIGTERM. `ready` is called when requests are answered, `fault` with a
-    sentence when something of ours fails."""
+    """Until SIGINT or SIGTERM. `ready` is called once before the first request is answered; those
+    that come meanwhile wait. `fault` is called with a sentence when something of ours fails."""
 
     async def serving() -> None:
         server = PageServer(door, Site(shown=shown, fault=fault))

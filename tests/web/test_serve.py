@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ import pytest
 from milescli.core.errors import ExitCode, MachineError
 from milescli.web.gate import is_loopback
 from milescli.web.serve import open_door
+from tests.web.browser.chromium import url_of
 from tests.web.written import WrittenRun
 
 MILES = Path(sys.executable).with_name("miles")
@@ -39,10 +39,7 @@ def page(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()  # ends with the process, too
-            assert line, process.stderr.read() if process.stderr else ""
-            yield process, json.loads(line)["url"]
+            yield process, url_of(process)
         finally:
             process.kill()
 
