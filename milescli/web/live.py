@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from milescli.insight.history import History
 from milescli.insight.run_state import state_of
 from milescli.web.asked import Asked
-from milescli.web.refusals import Busy
+from milescli.web.refusals import Busy, Refusal
 from milescli.web.responses import to_json
 
 POLL_S = 0.5
@@ -113,7 +113,8 @@ class Stream:
         self._seen = Seen(told=asked.question.number("told"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the page leaves, or the server ends."""
+        """Send until the page leaves, or the server ends. What is refused meanwhile ends it: the
+        page asks again. Raises a fault of ours."""
         with self._streams.counted():
             sending = asyncio.ensure_future(self._send(_bounded(send)))
             leaving = asyncio.ensure_future(_left(receive))
@@ -122,7 +123,9 @@ class Stream:
             finally:
                 leaving.cancel()
                 sending.cancel()
-                await asyncio.gather(sending, leaving, return_exceptions=True)
+                ended, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+        if isinstance(ended, Exception) and not isinstance(ended, Refusal | TimeoutError):
+            raise ended
 
     async def _send(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]

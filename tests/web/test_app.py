@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milescli.checkpoint.run_lock import lock
-from milescli.web import app
+from milescli.web import app, live
 from milescli.web.app import READS
 from milescli.web.page_files import STATIC
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
@@ -130,19 +130,23 @@ def test_nothing_else_of_the_disk_has_a_url(client: TestClient, path: str) -> No
     assert "import" not in response.text and "root:" not in response.text
 
 
+@pytest.mark.parametrize("path", ["/api/runs", "/api/runs/tiny-1/live"])
 def test_a_fault_of_ours_is_told_and_shows_no_key(
-    folder: Path, run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+    folder: Path, run: WrittenRun, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    """Of a stream too, which has begun by then."""
     told = list[str]()
     site = site_of(folder)
     site.fault = told.append
 
-    def broken() -> object:
+    def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(app, "_runs", lambda site: broken())
+    monkeypatch.setattr(app, "_runs", broken)
+    monkeypatch.setattr(live, "state_of", broken)
     with client_of(site) as client:
         client._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
-        response = client.get(f"/api/runs?key={KEY}")
-    assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]
-    assert told == ["/api/runs: ZeroDivisionError: by nothing"]
+        response = client.get(f"{path}?key={KEY}")
+    assert told == [f"{path}: ZeroDivisionError: by nothing"]
+    if not path.endswith("live"):
+        assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]
