@@ -82,7 +82,7 @@ class Site:
         )
 
     async def reply(
-        self, request: Request, call: Callable[[], object], threads: Threads
+        self, request: Request, call: Callable[[], object], *, threads: Threads
     ) -> Response:
         """What a call returns, as JSON, made in a thread."""
 
@@ -98,12 +98,12 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
     def reading(endpoint: Endpoint) -> Callable[[Request], object]:
         async def respond(request: Request) -> Response:
             threads = site.searches if request.query_params.get("q") else site.readers
-            return await site.reply(request, lambda: endpoint(site.asked(request)), threads)
+            return await site.reply(request, lambda: endpoint(site.asked(request)), threads=threads)
 
         return respond
 
     async def runs(request: Request) -> Response:
-        return await site.reply(request, lambda: _runs(site), site.readers)
+        return await site.reply(request, lambda: _runs(site), threads=site.readers)
 
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
