@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from milescli.commands.find_run import run_names, runs_folder
 from milescli.commands.options import verb
+from milescli.console.columns import percent
 from milescli.console.output import Output
+
+if TYPE_CHECKING:
+    from milescli.insight.run_state import RunState
 
 EXAMPLES = ["miles runs", "miles runs --json", "MILES_RUN__DIR=/data/runs miles runs"]
 
@@ -23,14 +29,31 @@ def register(app: typer.Typer) -> None:
 def runs(context: typer.Context) -> None:
     """List the runs, newest first."""
     from milescli.checkpoint.run_dir import RunDir
-    from milescli.commands.run_state import read_state
+    from milescli.insight.run_state import RunStates
 
     output: Output = context.obj
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
-    states = [read_state(RunDir(folder / name)) for name in run_names(folder)]
-    output.json("runs", {"dir": str(folder), "runs": [asdict(state) for state in states]})
-    if not states:
+    states = RunStates()
+    shown = [states.of(RunDir(folder / name)) for name in run_names(folder)]
+    told = [{**asdict(one), "changed": _local_time(one.changed_s)} for one in shown]
+    output.json("runs", {"dir": str(folder), "runs": told})
+    if not shown:
         output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")
         return
     columns = ["run", "state", "step", "reward", "accuracy", "changed"]
-    output.table(columns, [state.row() for state in states])
+    output.table(columns, [_row(one) for one in shown])
+
+
+def _row(run: RunState) -> list[object]:
+    step = f"{run.step}/{run.num_steps}" if run.num_steps else str(run.step)
+    reward = None if run.reward is None else f"{run.reward:.3f}"
+    accuracy = None if run.accuracy is None else percent(run.accuracy)
+    changed = (_local_time(run.changed_s) or "").replace("T", " ")[:16]
+    return [run.name, run.state, step, reward, accuracy, changed]
+
+
+def _local_time(seconds: float | None) -> str | None:
+    """ISO 8601."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds")

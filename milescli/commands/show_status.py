@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console import theme
 from milescli.console.columns import number, percent, rate
 from milescli.console.output import Mode, Output
-from milescli.console.screen import Line, Screen
+from milescli.console.screen import Line, redrawn, show_lines
 from milescli.core.units import format_bytes, format_duration
 from milescli.insight.facts import read_facts
 from milescli.insight.finding import Finding, Level, Verdict
@@ -43,31 +44,31 @@ def show_status(run: RunDir, output: Output) -> None:
     if output.mode is Mode.QUIET:
         _show_bare(summary, output)
     elif output.mode is Mode.HUMAN:
-        Screen(output).show([*lines_of(summary, reader.history)])
+        show_lines([*lines_of(summary, reader.history)], output)
 
 
 def watch_status(run: RunDir, output: Output) -> None:
-    """Until the run ends, or Ctrl-C. Where nothing can be redrawn: a line when a step is done."""
-    reader, last = RunReader(run), (-1, "")
-    with Screen(output, is_watched=True) as screen:
-        try:
-            while True:
-                reader.update()
-                summary = summarize(run, reader.history, read_facts(run))
-                if screen.redraws:
-                    screen.show([*lines_of(summary, reader.history)])
-                elif (now := (summary.step, summary.state)) != last:
-                    last = now
-                    output.json("status", as_json(summary))
-                    if output.mode is Mode.QUIET:
-                        _show_bare(summary, output)
-                    elif output.mode is Mode.HUMAN:
-                        screen.show([_head(summary), [summary.verdict.headline]])
-                if summary.state != "running":
-                    return
-                time.sleep(EVERY_S)
-        except KeyboardInterrupt:
-            return
+    """Until the run ends, or Ctrl-C. Where nothing can be redrawn: when a step is done, the run
+    ends, or something else is wrong."""
+    reader, last = RunReader(run), None
+    with redrawn(output) as redraw, suppress(KeyboardInterrupt):
+        while True:
+            reader.update()
+            summary = summarize(run, reader.history, read_facts(run))
+            wrong = [finding.name for finding in summary.verdict.findings]
+            now = (summary.step, summary.state, wrong)
+            if redraw is not None:
+                redraw([*lines_of(summary, reader.history)])
+            elif now != last:
+                last = now
+                output.json("status", as_json(summary))
+                if output.mode is Mode.QUIET:
+                    _show_bare(summary, output)
+                elif output.mode is Mode.HUMAN:
+                    show_lines([_head(summary), [summary.verdict.headline]], output)
+            if summary.state != "running":
+                return
+            time.sleep(EVERY_S)
 
 
 def _show_bare(summary: Summary, output: Output) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -46,12 +47,11 @@ def ui(
     Ctrl-C ends it."""
     from milescli.web.browser import open_page
     from milescli.web.serve import open_door, serve
-    from milescli.web.shown import readable_folder, shown_runs
+    from milescli.web.shown import shown_runs
 
     output: Output = context.obj
-    here = {"environ": os.environ, "cwd": Path.cwd(), "home": Path.home()}
-    folder = None if runs else readable_folder(runs_folder(**here))
-    shown = shown_runs(folder, [_found(run) for run in runs or ()])
+    folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+    shown = shown_runs(None if runs else folder, [find_run(run) for run in runs or ()])
     door = open_door(host=host, port=port)
     if not door.is_loopback:
         output.warn(
@@ -64,18 +64,9 @@ def ui(
         output.json("ui", {"url": door.url, "host": host, "port": door.gate.port})
         output.text(door.url)
         output.note("whoever has this URL can read the runs; Ctrl-C ends it")
-        if opens:
-            open_page(door.url, failed=output.warn)
+        if opens:  # not here: what it opens is served behind us, and it may wait for that
+            told = {"url": door.url, "failed": output.warn}
+            threading.Thread(target=open_page, kwargs=told, daemon=True).start()
 
     serve(door, shown, fault=output.warn, ready=ready)
     output.note("the page has ended")
-
-
-def _found(run: str) -> Path:
-    """Raises MachineError where it is not ours to read, and as `find_run`."""
-    try:
-        return find_run(run)
-    except PermissionError as error:
-        from milescli.web.shown import unreadable
-
-        raise unreadable(Path(run), error, what="run") from None

@@ -8,7 +8,6 @@ import re
 import threading
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -57,12 +56,7 @@ class LiveRun:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

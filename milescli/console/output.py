@@ -205,21 +205,22 @@ class Output:
 
 
 def envelope(kind: str, payload: Mapping[str, object]) -> str:
-    """One line of strict JSON; NaN and infinity, which JSON has not, become null."""
+    """One line of strict JSON, see `finite`."""
     return json.dumps(
-        {"schema": JSON_SCHEMA, "kind": kind, **_finite(dict(payload))},
+        {"schema": JSON_SCHEMA, "kind": kind, **finite(dict(payload))},
         ensure_ascii=False,
         default=str,
     )  # type: ignore[dict-item]
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """A value of JSON without NaN and infinity, which JSON has not: they become null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
+        return {str(name): finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

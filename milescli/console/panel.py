@@ -182,7 +182,7 @@ def _table(progress: RunProgress, width: int, height: int) -> Table:
     for place, column in enumerate(columns):
         room = column.width + (GAP if place else 0)
         table.add_column("\n".join(column.head), justify="right", width=room, no_wrap=True)
-    rows = max(3, min(MAX_ROWS, height - OTHER_LINES))
+    rows = max(1, min(MAX_ROWS, height - OTHER_LINES))
     shown = list(progress.steps)[-rows:]
     for done in shown:
         table.add_row(

@@ -1,69 +1,40 @@
-"""Lines of styled pieces: how a screen of figures is said. Cut to the width of a terminal; redrawn
-in place where it is watched. Made by commands."""
+"""Lines of styled pieces: how a screen of figures is said. Where it is watched, cut to the
+width of the terminal and drawn in place. Made by commands."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.live import Live
 from rich.text import Text
 
-from milescli.console.output import Output
+from milescli.console.output import Mode, Output
 
 Piece = str | tuple[str, str]
 """Text, or text and a style of `theme`."""
 Line = Sequence[Piece]
 
 
-class Screen:
-    """Shows lines once, or again and again.
+def show_lines(lines: Sequence[Line], output: Output) -> None:
+    """Once."""
+    for line in lines:
+        output.data.print(Text.assemble(*line), soft_wrap=True)
 
-    with Screen(output, is_watched=True) as screen:
-        screen.show(lines)
-    """
 
-    def __init__(self, output: Output, *, is_watched: bool = False) -> None:
-        self.output = output
-        self._is_drawn = is_watched and output.is_interactive and output.data.is_terminal
-        self._live: Live | None = None
+@contextmanager
+def redrawn(output: Output) -> Iterator[Callable[[Sequence[Line]], None] | None]:
+    """What draws a screen in the place of the one before. None where there is no terminal, or
+    nobody who looks at it."""
+    if output.mode is not Mode.HUMAN or not (output.is_interactive and output.data.is_terminal):
+        yield None
+        return
+    with Live(console=output.data, auto_refresh=False) as live:
 
-    @property
-    def width(self) -> int:
-        """Columns."""
-        return self.output.data.width
-
-    @property
-    def redraws(self) -> bool:
-        """It is a terminal that is drawn in place; else each frame would be said anew."""
-        return self._is_drawn
-
-    def __enter__(self) -> Screen:
-        if self._is_drawn:
-            self._live = Live(console=self.output.data, auto_refresh=False, screen=False)
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def show(self, lines: Sequence[Line]) -> None:
-        """The whole screen."""
-        shown = [_text(line) for line in lines]
-        if self._live is not None:
+        def draw(lines: Sequence[Line]) -> None:
+            shown = [Text.assemble(*line) for line in lines]
             for line in shown:
-                line.truncate(self.width, overflow="ellipsis")
-            self._live.update(Text("\n").join(shown), refresh=True)
-            return
-        for line in shown:
-            self.output.data.print(line, soft_wrap=True)
+                line.truncate(output.data.width, overflow="ellipsis")
+            live.update(Text("\n").join(shown), refresh=True)
 
-
-def _text(line: Line) -> Text:
-    return Text.assemble(*line)
+        yield draw

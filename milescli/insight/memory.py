@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import RunDir, read_jsonl
 from milescli.insight.facts import RunFacts
 from milescli.insight.history import History
 from milescli.platform.memory_record import FILE
 
 SMALL = 32 * 2**20
 """Bytes: helpers of Ray and of engines that hold less are not named."""
+_SIZES = "resident_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +38,29 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
     if any(told.get("total_bytes") for told in history.memory.values()):
         return [_of_device(told, facts) for told in history.memory.values()]
     attempts = run.attempts()
-    return by_process(records(run, attempts[-1].name)) if attempts else []
+    return _of_processes(records(attempts[-1])) if attempts else []
 
 
-def by_process(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
-    """Of lines of memory.jsonl, oldest first; those that write one log count together. Small ones
-    are left out."""
+def records(attempt: Path) -> list[Mapping[str, Any]]:
+    """Lines of an attempt's memory.jsonl that have sizes, oldest first: time, resident_bytes by
+    pid, names by pid. Raises OSError where they are not ours to read."""
+    return [one for one in read_jsonl(attempt / FILE) if isinstance(one.get(_SIZES), dict)]
+
+
+def by_name(record: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of one line, by who holds them; processes that write one log count together."""
+    names, held = record.get("names") or {}, dict[str, int]()
+    for pid, size in record[_SIZES].items():
+        name = str(names.get(pid, pid))
+        held[name] = held.get(name, 0) + int(size)
+    return held
+
+
+def _of_processes(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
+    """The largest first; small ones are left out."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
-        names, own = record.get("names", {}), dict[str, int]()
-        for pid, size in record["resident_bytes"].items():
-            name = str(names.get(pid, pid))
-            own[name] = own.get(name, 0) + int(size)
+        own = by_name(record)
         used |= own
         peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}
     return [
@@ -62,23 +74,6 @@ def by_process(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
         for name, peak in sorted(peaks.items(), key=lambda told: -told[1])
         if peak >= SMALL
     ]
-
-
-def records(run: RunDir, attempt: str) -> list[dict[str, Any]]:
-    """All lines of an attempt that have sizes: time, resident_bytes by pid, names by pid."""
-    try:
-        lines = (run.path / "logs" / attempt / FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    told = list[dict[str, Any]]()
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and record.get("resident_bytes"):
-            told.append(record)
-    return told
 
 
 def planned_bytes(facts: RunFacts) -> int | None:

@@ -50,7 +50,7 @@ class LineReader:
                 while block := opened.read(BLOCK_BYTES):
                     *lines, rest = (rest + block).split(b"\n")
                     self._at = opened.tell() - len(rest)
-                    yield [one for line in lines if (one := _object(line)) is not None], is_new
+                    yield [one for line in lines if (one := object_of(line)) is not None], is_new
                     is_new = False
                 if is_new:
                     yield [], True
@@ -87,7 +87,8 @@ def read_history(run: RunDir) -> History:
     return reader.history
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """The JSON object that a line holds; None where it is torn, or holds something else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.checkpoint.run_lock import is_locked
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
 from milescli.insight.finding import Verdict
 from milescli.insight.flops import mfu_of
 from milescli.insight.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
+from milescli.insight.run_state import state_of
 from milescli.insight.timeline import PHASES, of_run
 from milescli.insight.verdict import read_verdict
 
@@ -75,7 +75,7 @@ class Summary:
 
     name: str
     state: str
-    """not started, running, done, stopped, failed or killed."""
+    """See `state_of`."""
     phase: str
     phase_detail: str
     phase_s: float | None
@@ -120,7 +120,7 @@ def summarize(
 ) -> Summary:
     """As the run is now."""
     now_s = time.time() if now_s is None else now_s
-    state = state_of(run, history)
+    state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
     shown = leading(history)
     return Summary(
@@ -161,17 +161,6 @@ def leading(history: History) -> History:
     if not history.adapters:
         return history
     return min(history.adapters.values(), key=lambda own: own.share_done or 0.0)
-
-
-def state_of(run: RunDir, history: History) -> str:
-    """See `Summary.state`."""
-    if history.outcome is not None:
-        return history.outcome
-    if not run.attempts():
-        return "not started"
-    if (told := run.verdict()) is not None:
-        return str(told.get("outcome", "ended"))
-    return "running" if is_locked(run) else "killed"
 
 
 def phases_of(history: History) -> list[Phase]:

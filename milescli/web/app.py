@@ -4,7 +4,7 @@ sends what comes back. Who may ask is `gate`'s business."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
 from milescli.web import columns, evaluations, memory, records, samples, timeline, told
 from milescli.web.asked import Asked, Json
@@ -26,8 +27,7 @@ from milescli.web.page_files import static_file
 from milescli.web.question import Question
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
-from milescli.web.shown import ShownRuns
-from milescli.web.states import States
+from milescli.web.shown import ShownRun, ShownRuns
 from milescli.web.summary import summary
 from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
 
@@ -58,7 +58,7 @@ class Site:
     fault: Callable[[str], None]
     """Is told, in one sentence, of a fault of ours."""
     histories: Histories = field(default_factory=Histories)
-    states: States = field(default_factory=States)
+    states: RunStates = field(default_factory=RunStates)
     streams: LiveStreams = field(default_factory=LiveStreams)
     readers: Threads = field(
         default_factory=lambda: Threads(NUM_READERS, what="read the files of a run")
@@ -82,14 +82,14 @@ class Site:
         )
 
     async def reply(
-        self, request: Request, call: Callable[[], object], *, threads: Threads | None = None
+        self, request: Request, call: Callable[[], object], *, threads: Threads
     ) -> Response:
         """What a call returns, as JSON, made in a thread."""
 
         def body() -> Body:
             return body_of(to_json(call()), may_pack=_may_pack(request))
 
-        return send(request, await (threads or self.readers).run(body), "application/json")
+        return send(request, await threads.run(body), "application/json")
 
 
 def make_app(site: Site, gate: Gate) -> ASGIApp:
@@ -97,21 +97,13 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
 
     def reading(endpoint: Endpoint) -> Callable[[Request], object]:
         async def respond(request: Request) -> Response:
-            return await site.reply(request, lambda: endpoint(site.asked(request)))
-
-        return respond
-
-    def searching(endpoint: Endpoint) -> Callable[[Request], object]:
-        async def respond(request: Request) -> Response:
-            is_search = bool(request.query_params.get("q"))
-            threads = site.searches if is_search else site.readers
-            call = lambda: endpoint(site.asked(request))  # noqa: E731
-            return await site.reply(request, call, threads=threads)
+            threads = site.searches if request.query_params.get("q") else site.readers
+            return await site.reply(request, lambda: endpoint(site.asked(request)), threads=threads)
 
         return respond
 
     async def runs(request: Request) -> Response:
-        return await site.reply(request, lambda: _runs(site))
+        return await site.reply(request, lambda: _runs(site), threads=site.readers)
 
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
@@ -141,8 +133,8 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
         Route("/metrics", metrics),
         Route("/api/runs", runs),
         Route(f"{of_run}/live", live),
-        Route(f"{of_run}/find-samples", searching(find_samples)),
-        Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", searching(site.logs.lines)),
+        Route(f"{of_run}/find-samples", reading(find_samples)),
+        Route(f"{of_run}/logs/{{attempt}}/{{file:path}}", reading(site.logs.lines)),
         Route(f"{of_run}/evaluation-samples", reading(site.evaluation_samples.samples)),
         *(Route(f"{of_run}/{name}", reading(endpoint)) for name, endpoint in READS.items()),
     ]
@@ -178,7 +170,11 @@ def send(request: Request, body: Body, media_type: str) -> Response:
 
 
 def _runs(site: Site) -> Json:
-    return {"runs": [site.states.of(run) for run in site.shown.all()]}
+    return {"runs": [_line(site, shown) for shown in site.shown.all()]}
+
+
+def _line(site: Site, shown: ShownRun) -> Json:
+    return {"id": shown.id, "adapters": shown.adapters, **asdict(site.states.of(shown.run))}
 
 
 def _live(asked: Asked, request: Request) -> Asked:

@@ -26,6 +26,8 @@ class Asked:
     question: Question = field(default_factory=Question)
     names: Mapping[str, str] = field(default_factory=dict)
     """Parts of the path: attempt, file."""
+    nothing: History = field(default_factory=History)
+    """Of an adapter that told nothing yet: the same one at each look."""
 
     @property
     def run(self) -> RunDir:
@@ -48,4 +50,4 @@ class Asked:
                 yield history
         else:
             with self.histories.reading(above) as history:
-                yield history.adapters.get(self.run.name) or History(name=self.run.name)
+                yield history.adapters.get(self.run.name, self.nothing)

@@ -3,12 +3,10 @@ eval`, and the samples behind it."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
-import orjson
-
 from milescli.checkpoint.run_dir import RunDir
+from milescli.insight.reader import object_of
 from milescli.web.asked import Asked, Json
 from milescli.web.line_index import LineIndex, LineIndexes
 from milescli.web.paths import file_within, readable
@@ -46,7 +44,8 @@ class EvaluationSamples:
         self._indexes = LineIndexes()
 
     def samples(self, asked: Asked) -> Json:
-        """Rows of one file below `eval/`, by their order."""
+        """Rows of one file below `eval/`, by their order. `is_all`: False where counting was ended
+        for time, or only so many lines were looked through."""
         ask = asked.question
         offset, limit = ask.count("offset", 0), ask.count("limit", 50, high=MAX_LIMIT)
         name = ask.text("path").removeprefix("eval/")
@@ -64,8 +63,8 @@ class EvaluationSamples:
                 rows, total, is_all = _only(index, is_right=only == "right")
                 rows = rows[offset : offset + limit]
             else:
-                lines, total, is_all = index.lines(offset, limit), index.num_lines, True
-                rows = [row for line in lines if (row := _object(line)) is not None]
+                lines, total, is_all = index.lines(offset, limit), index.num_lines, index.is_whole
+                rows = [row for line in lines if (row := object_of(line)) is not None]
         shown = [{k: v for k, v in row.items() if k not in NOT_SHOWN} for row in rows]
         return {"total": total, "samples": shown, "is_all": is_all}
 
@@ -74,10 +73,10 @@ def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
     """(rows, how many, whether all of the file was read): the right or the wrong ones."""
     rows = list[Json]()
     for line in index.lines(0, MAX_FILTERED):
-        row = _object(line)
+        row = object_of(line)
         if row is not None and _is_right(row) == is_right:
             rows.append(row)
-    return rows, len(rows), index.num_lines <= MAX_FILTERED
+    return rows, len(rows), index.is_whole and index.num_lines <= MAX_FILTERED
 
 
 def _is_right(row: Json) -> bool:
@@ -94,20 +93,9 @@ def _results(run: RunDir) -> list[Json]:
     for file in sorted(run.eval_dir.rglob("step_*.json"))[:MAX_RESULTS]:
         try:
             is_shown = root in file.resolve().parents and file.stat().st_size <= MAX_BYTES
-            result = _object(file.read_bytes()) if is_shown else None
+            result = object_of(file.read_bytes()) if is_shown else None
         except (OSError, RuntimeError):
             continue
         if result is not None and "accuracy" in result and "step" in result:
             results.append({name: value for name, value in result.items() if name != "rewards"})
     return sorted(results, key=lambda one: (str(one.get("set")), str(one["step"]).zfill(12)))
-
-
-def _object(line: bytes) -> Json | None:
-    try:
-        told = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        try:
-            told = json.loads(line)  # knows NaN
-        except ValueError:
-            return None
-    return told if isinstance(told, dict) else None

@@ -61,7 +61,7 @@ class Gate:
         name = _name_of(header or "")
         if name is None:
             return False
-        if name == "localhost" or _is_loopback(name):
+        if is_loopback(name):
             return True
         if is_any(self.host):
             return _is_address(name) or name == socket.gethostname().lower()
@@ -169,14 +169,12 @@ def refuse(refusal: Refusal, *, path: str) -> Response:
 
 def is_any(host: str) -> bool:
     """Whether it stands for all addresses of this computer."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return host == ""
+    return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)
 
 
-def _is_loopback(name: str) -> bool:
-    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+def is_loopback(host: str) -> bool:
+    """Whether an address or a name stands for this computer alone."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 
 def _is_address(name: str) -> bool:

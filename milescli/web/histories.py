@@ -16,7 +16,10 @@ from milescli.insight.reader import RunReader
 from milescli.web.refusals import Busy, Forbidden
 
 NUM_HELD = 16
-"""Histories in memory; the one that was not asked for the longest goes first."""
+"""Histories in memory, beside those that are followed; the one that was not asked for the longest
+goes first."""
+FOLLOWED_S = 10.0
+"""A page that follows a run asks more often."""
 FORGET_S = 600.0
 """After so long without a question."""
 READ_S = 60.0
@@ -28,6 +31,12 @@ class _Held:
     reader: RunReader
     lock: threading.Lock = field(default_factory=threading.Lock)
     asked_s: float = 0.0
+
+    def is_kept(self, place: int) -> bool:
+        """`place` among all by when they were asked for, the newest first."""
+        age_s = time.monotonic() - self.asked_s
+        is_new = age_s < FORGET_S if place < NUM_HELD else age_s < FOLLOWED_S
+        return self.lock.locked() or is_new
 
 
 class Histories:
@@ -62,12 +71,9 @@ class Histories:
     def forget_unused(self) -> None:
         """Those that nobody asked for."""
         with self._lock:
-            oldest = sorted(self._held.items(), key=lambda item: -item[1].asked_s)
-            now = time.monotonic()
+            newest = sorted(self._held.items(), key=lambda item: -item[1].asked_s)
             self._held = {
-                path: held
-                for place, (path, held) in enumerate(oldest)
-                if held.lock.locked() or (place < NUM_HELD and now - held.asked_s < FORGET_S)
+                path: held for place, (path, held) in enumerate(newest) if held.is_kept(place)
             }
 
     def _of(self, run: RunDir) -> _Held:

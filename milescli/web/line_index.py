@@ -43,9 +43,9 @@ class LineIndex:
         """Of what was counted; one that is still being written counts."""
         return self.newlines[-1] + (not self.ends_line)
 
-    def count(self, *, seconds: float | None = None) -> None:
-        """Take in what is new, for at most COUNT_S or so many seconds. Raises OSError."""
-        until = time.monotonic() + (COUNT_S if seconds is None else seconds)
+    def count(self) -> None:
+        """Take in what is new, for at most COUNT_S. Raises OSError."""
+        until = time.monotonic() + COUNT_S
         with open(self.file, "rb") as opened:
             seen = os.fstat(opened.fileno())
             if seen.st_ino != self.inode or seen.st_size < self.size_bytes:

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
 from milescli.insight.history import History
-from milescli.insight.summary import state_of
+from milescli.insight.run_state import state_of
 from milescli.web.asked import Asked
-from milescli.web.refusals import Busy
+from milescli.web.refusals import Busy, Refusal
 from milescli.web.responses import to_json
 
 POLL_S = 0.5
@@ -26,7 +26,6 @@ MAX_STREAMS = 64
 """Open at once."""
 MAX_TOLD = 500
 """Of a backlog, the newest."""
-ENDED = ("done", "stopped", "failed", "killed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +58,7 @@ def changes(history: History, state: str, seen: Seen) -> list[bytes]:
     if (step := (history.step, history.num_steps)) != seen.step:
         seen.step = step
         events.append(_event("step", {"step": step[0], "num_steps": step[1]}, number=seen.told))
-    outcome = state if state in ENDED else None
+    outcome = None if state in ("not started", "running") else state
     if outcome != seen.outcome:
         seen.outcome = outcome
         if outcome is not None:
@@ -89,8 +88,8 @@ class LiveStreams:
         return Stream(asked, look, self)
 
     @contextlib.contextmanager
-    def counted(self):  # type: ignore[no-untyped-def]
-        """One more within."""
+    def counted(self) -> Iterator[None]:
+        """One more is open within."""
         self._num_open += 1
         try:
             yield
@@ -98,7 +97,7 @@ class LiveStreams:
             self._num_open -= 1
 
     async def closes_within(self, seconds: float) -> bool:
-        """Waits."""
+        """Waits so long, or until the streams are to end; whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
@@ -114,7 +113,8 @@ class Stream:
         self._seen = Seen(told=asked.question.number("told"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the page leaves, or the server ends."""
+        """Send until the page leaves, or the server ends. What is refused meanwhile ends it: the
+        page asks again. Raises a fault of ours."""
         with self._streams.counted():
             sending = asyncio.ensure_future(self._send(_bounded(send)))
             leaving = asyncio.ensure_future(_left(receive))
@@ -123,7 +123,9 @@ class Stream:
             finally:
                 leaving.cancel()
                 sending.cancel()
-                await asyncio.gather(sending, leaving, return_exceptions=True)
+                ended, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+        if isinstance(ended, Exception) and not isinstance(ended, Refusal | TimeoutError):
+            raise ended
 
     async def _send(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -142,7 +144,8 @@ class Stream:
 
     def _changes(self) -> list[bytes]:
         with self._asked.history() as history:
-            return changes(history, state_of(self._asked.with_logs, history), self._seen)
+            state = state_of(self._asked.run, outcome=history.outcome)
+            return changes(history, state, self._seen)
 
 
 def _event(name: str, value: object, *, number: int = 0) -> bytes:

@@ -90,23 +90,22 @@ def _found(
 
 
 def _forwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
+    """Of each block those that end in it."""
     number, rest = 0, b""
     for data in index.blocks(0):
         head, found, tail = (rest + data).rpartition(b"\n")
-        if found:
-            yield _fitting(head, text, number)
-            number += head.count(b"\n") + 1
+        yield _fitting(head, text, number) if found else []
+        number += head.count(b"\n") + len(found)
         rest = tail[:LONGEST_BYTES]
     yield _fitting(rest, text, number)
 
 
 def _backwards(index: LineIndex, text: str) -> Iterator[list[tuple[int, bytes]]]:
-    """Newest line first."""
+    """The same from the end on, the newest line first."""
     rest = b""
     for number, data in index.blocks_backwards():
         head, found, tail = (data + rest).partition(b"\n")
-        if found:
-            yield _fitting(tail, text, number + 1)[::-1]
+        yield _fitting(tail, text, number + 1)[::-1] if found else []
         rest = head[:LONGEST_BYTES]
     yield _fitting(rest, text, 0)
 

@@ -3,11 +3,9 @@ the run held in main memory over time."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from milescli.checkpoint.run_dir import RunDir, read_jsonl
+from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.facts import read_facts
-from milescli.platform.memory_record import FILE
+from milescli.insight.memory import by_name, records
 from milescli.web.asked import Asked, Json
 
 MAX_POINTS = 2000
@@ -33,27 +31,12 @@ def memory(asked: Asked) -> Json:
 
 
 def _over_time(run: RunDir) -> list[Json]:
-    """Of all attempts. Processes of one name count together."""
+    """Of all attempts."""
     points = [
-        point
+        {"time_s": record["time"], "resident_bytes": by_name(record)}
         for attempt in run.attempts()
-        for record in read_jsonl(attempt / FILE)
-        if (point := _point(record)) is not None
+        for record in records(attempt)
     ]
     while len(points) > MAX_POINTS:
         points = points[::2]
     return points
-
-
-def _point(record: dict[str, Any]) -> Json | None:
-    held, names = record.get("resident_bytes"), record.get("names")
-    time_s = record.get("time")
-    if not isinstance(held, dict) or not isinstance(time_s, int | float):
-        return None  # the last line of an attempt counts out-of-memory kills alone
-    names = names if isinstance(names, dict) else {}
-    together = dict[str, int]()
-    for pid, size_bytes in held.items():
-        if isinstance(size_bytes, int):
-            name = str(names.get(pid, pid))
-            together[name] = together.get(name, 0) + size_bytes
-    return {"time_s": time_s, "resident_bytes": together}

@@ -3,6 +3,7 @@ The records are read on from where the last scrape ended."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -65,7 +66,7 @@ def together(texts: Iterable[str]) -> str:
     """Of several runs: what is said of a metric stands once, before all its samples."""
     heads, samples = dict[str, str](), dict[str, str]()
     for text in texts:
-        for block in text.split("# HELP ")[1:]:
+        for block in re.split(r"^# HELP ", text, flags=re.MULTILINE)[1:]:
             name = block.split(" ", 1)[0]
             about, kind, rest = block.split("\n", 2)
             heads.setdefault(name, f"# HELP {about}\n{kind}\n")

@@ -19,9 +19,9 @@ class Question:
     pairs: Sequence[tuple[str, str]] = field(default=())
     """Names and values, in their order."""
 
-    def text(self, name: str, default: str = "") -> str:
-        """The last that was given. Raises BadRequest where it is too long."""
-        value = next((value for key, value in reversed(self.pairs) if key == name), default)
+    def text(self, name: str) -> str:
+        """The last that was given; empty where none was. Raises BadRequest where it is too long."""
+        value = next((value for key, value in reversed(self.pairs) if key == name), "")
         if len(value) > LONGEST_TEXT:
             raise BadRequest(
                 f"`{name}` is too long",

@@ -3,11 +3,9 @@ from. Of a run of another version of miles too."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
-from milescli.insight.facts import read_facts
+from milescli.insight.facts import RunFacts, read_facts
 from milescli.recipe import reader
 from milescli.web.asked import Asked, Json
 
@@ -33,7 +31,7 @@ def manifest(asked: Asked) -> Json:
     return {name: value for name, value in _facts(asked).manifest.items() if name != "recipe"}
 
 
-def _facts(asked: Asked) -> Any:
+def _facts(asked: Asked) -> RunFacts:
     own = read_facts(asked.run)
     return own if own.plan or own.manifest else read_facts(asked.with_logs)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
+
+from milescli.console.output import finite
 
 PACKED_FROM_BYTES = 4096
 """What is shorter is sent as it is."""
@@ -37,19 +37,9 @@ def body_of(data: bytes, *, may_pack: bool) -> Body:
 
 
 def to_json(value: object) -> bytes:
-    """Strict: NaN and infinity, which JSON has not, become null."""
+    """Strict: NaN and infinity become null."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
         # half of a surrogate pair in a model's text, or a number of more than 64 bits
-        return json.dumps(_finite(value), default=str).encode()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(name): _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
+        return json.dumps(finite(value), default=str).encode()

@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
 
 from milescli.core.errors import MachineError
 from milescli.web.app import Site, make_app
-from milescli.web.gate import Gate, is_any, new_key
+from milescli.web.gate import Gate, is_any, is_loopback, new_key
 from milescli.web.shown import ShownRuns
 
 STOP_S = 1
@@ -51,14 +50,6 @@ class Door:
         return is_loopback(self.gate.host)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address or a name stands for this computer alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def open_door(*, host: str, port: int) -> Door:
     """Listen; 0: any free port. Raises MachineError."""
     try:
@@ -76,8 +67,8 @@ def open_door(*, host: str, port: int) -> Door:
 def serve(
     door: Door, shown: ShownRuns, *, fault: Callable[[str], None], ready: Callable[[], None]
 ) -> None:
-    """Until SIGINT or SIGTERM. `ready` is called when requests are answered, `fault` with a
-    sentence when something of ours fails."""
+    """Until SIGINT or SIGTERM. `ready` is called once before the first request is answered; those
+    that come meanwhile wait. `fault` is called with a sentence when something of ours fails."""
 
     async def serving() -> None:
         server = PageServer(door, Site(shown=shown, fault=fault))
@@ -130,11 +121,11 @@ async def _forget(site: Site) -> None:
 
 
 class _Server(uvicorn.Server):
-    """It leaves signals to us."""
+    """Leaves signals to us."""
 
     @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
-        """None."""
+    def capture_signals(self) -> Iterator[None]:
+        """Of none."""
         yield
 
 

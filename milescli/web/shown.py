@@ -98,31 +98,23 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def shown_runs(folder: Path | None, named: Sequence[Path]) -> ShownRuns:
-    """All of a folder, or those that are named. Raises MachineError where one cannot be read."""
+    """All of a folder, which may come later, or those that are named. Raises MachineError where one
+    cannot be read."""
+    if folder is not None:
+        _require_listing(folder, what="runs folder")
     for path in named:
         _require_listing(path, what="run")
     return ShownRuns(folder=folder, named=tuple(named))
 
 
-def readable_folder(folder: Path) -> Path:
-    """The runs folder; one that is not there yet will do. Raises MachineError where it cannot be
-    read."""
-    if folder.exists():
-        _require_listing(folder, what="runs folder")
-    return folder
-
-
-def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
-    """A folder that is not ours to read."""
-    return MachineError(
-        f"the {what} {folder} cannot be read",
-        why=f"{type(error).__name__}: {error}",
-        fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
-    )
-
-
 def _require_listing(folder: Path, *, what: str) -> None:
     try:
         next(folder.iterdir(), None)
+    except FileNotFoundError:
+        return
     except OSError as error:
-        raise unreadable(folder, error, what=what) from None
+        raise MachineError(
+            f"the {what} {folder} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            fix=[f"ls -ld {folder}   # whose is it?", "ask its owner for the right to read it"],
+        ) from None

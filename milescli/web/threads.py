@@ -15,7 +15,7 @@ T = TypeVar("T")
 NUM_READERS = 4
 """Requests that read at once."""
 NUM_SEARCHES = 2
-"""Of these, that search through text."""
+"""Requests that search through text at once, beside those."""
 CALL_S = 60.0
 """Longest that one may take."""
 WAIT_S = 30.0

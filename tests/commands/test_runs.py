@@ -6,6 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import lock
 from milescli.core.events import RunEnded, to_record
 from tests.commands.conftest import Miles
 from tests.console.fake_run import eval_done, step_done
@@ -32,14 +34,19 @@ def test_runs_are_listed_with_what_they_reached(miles: Miles) -> None:
     make_run("first", outcome="done", steps=20)
     make_run("second", steps=3)
     make_run("third", outcome="killed")
-    rows = {line.split()[0]: line.split()[1:-2] for line in miles("runs").out.splitlines()[1:]}
+    make_run("fourth", steps=3)
+    with lock(RunDir(Path("runs/second"))):
+        said = miles("runs").out
+    rows = {line.split()[0]: line.split()[1:-2] for line in said.splitlines()[1:]}
     assert rows == {
         "first": ["done", "20/40", "0.700", "75.0%"],
         "second": ["running", "3/40", "0.530", "75.0%"],
         "third": ["killed", "0", "-", "-"],
+        "fourth": ["killed", "3/40", "0.530", "75.0%"],
     }
     listed = json.loads(miles("runs", "--json").out)["runs"]
-    assert {run["name"]: run["step"] for run in listed} == {"first": 20, "second": 3, "third": 0}
+    steps = {run["name"]: run["step"] for run in listed}
+    assert steps == {"first": 20, "second": 3, "third": 0, "fourth": 3}
 
 
 def test_newest_comes_first(miles: Miles) -> None:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import lock
+from milescli.commands import show_status
 from milescli.core.events import to_record
 from tests.commands.conftest import Miles
 from tests.commands.test_runs import make_run
@@ -14,8 +21,10 @@ from tests.insight.planted import Planted, line
 
 def planted(name: str, run: Planted) -> Path:
     folder = make_run(name)
-    records = (json.dumps(to_record(event)) + "\n" for _, event in run.events())
-    (folder / "events.jsonl").write_text("".join(records))
+    with (folder / "events.jsonl").open("w") as file:
+        for time_s, event in run.events():
+            when = datetime.fromtimestamp(time_s, UTC).isoformat()
+            file.write(json.dumps({"time": when, **to_record(event)}) + "\n")
     return folder
 
 
@@ -54,3 +63,27 @@ def test_watching_a_run_that_has_ended_ends(miles: Miles) -> None:
     planted("one", Planted())
     said = miles("status", "one", "--watch")
     assert said.code == 0 and "It is learning" in said.out
+
+
+def test_watching_tells_of_a_run_that_falls_silent(
+    miles: Miles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose driver somebody stopped; a script reads no screen that is redrawn."""
+    course = Planted(ends=False)
+    run = RunDir(planted("one", course))
+    last_s = max(time_s for time_s, _ in course.events())
+    clock = SimpleNamespace(time=lambda: last_s + 1)
+    monkeypatch.setattr("milescli.insight.summary.time", clock)
+    looks = iter([1, 2, 600, 601])
+
+    def sleep(_: float) -> None:
+        if (look := next(looks, None)) is None:
+            (run.path / "logs/attempt_1/verdict.json").write_text('{"outcome": "killed"}')
+        else:
+            clock.time = lambda: last_s + look
+
+    monkeypatch.setattr(show_status.time, "sleep", sleep)
+    with lock(run):
+        said = miles("status", "one", "--watch", "-q").out.splitlines()
+    assert [line.split("\t")[1] for line in said] == ["running", "running", "killed"]
+    assert ["nothing was heard" in line for line in said] == [False, True, False]

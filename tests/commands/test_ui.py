@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from milescli.web import serve
+from milescli.web import browser, serve
 from tests.commands.conftest import Miles
 
 
@@ -64,3 +65,20 @@ def test_who_lets_others_in_is_told_what_it_means(
     said = miles("ui", "--host", "0.0.0.0")
     assert said.code == 0 and said.err.startswith("warning: 0.0.0.0 can be reached")
     assert "not encrypted" in said.err and "ssh -L" in said.err
+
+
+def test_the_server_does_not_wait_for_the_browser(
+    miles: Miles, run_dir: Path, ends_at_once: list[serve.Door], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some return only when they are closed, and all wait for the page."""
+    opened, closed, returned = threading.Event(), threading.Event(), list[bool]()
+
+    def browse(url: str) -> bool:
+        opened.set()
+        returned.append(closed.wait(2.0))
+        return True
+
+    monkeypatch.setattr(browser.webbrowser, "open", browse)
+    assert miles("ui", "--open").code == 0
+    assert returned == [] and opened.wait(60.0)
+    closed.set()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from milescli.console.columns import COLUMNS, that_fit
-from milescli.console.lines import step_line
+from milescli.console.lines import milestone, step_line
 from milescli.console.panel import frame
 from milescli.console.progress import RunProgress
-from milescli.core.events import OfAdapter, PhaseStarted
+from milescli.core.events import OfAdapter, PhaseStarted, VerdictGiven
 from tests.console.fake_run import eval_done, events, step_done
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -88,6 +88,29 @@ def test_no_figure_and_no_terminal_breaks_the_panel(
 @pytest.mark.parametrize("height", [18, 24, 30, 50])
 def test_the_panel_is_not_higher_than_the_terminal(height: int) -> None:
     assert len(drawn(after(None), 80, height)) <= height
+
+
+@pytest.mark.parametrize("height", [18, 24, 30, 50])
+def test_the_verdict_stands_below_with_the_worst_that_is_wrong(height: int) -> None:
+    findings = {"one": "the first", "two": "the second", "three": "the third"}
+    told = VerdictGiven(step=40, headline="It is learning.", is_learning=True, findings=findings)
+    progress = after(None)
+    progress.feed(told)
+    lines = drawn(progress, 80, height)
+    shown = "\n".join(lines)
+    assert len(lines) <= height and "verdict It is learning." in shown
+    assert "! the first" in shown and "! the second" in shown and "the third" not in shown
+    line = milestone(told)
+    assert line is not None and line.plain == "verdict   step 40: It is learning."
+
+
+def test_after_an_evaluation_the_phase_before_it_goes_on() -> None:
+    progress = RunProgress(name="mine", clock=lambda: 42.0)
+    progress.feed(PhaseStarted(phase="train", detail="steps 1 to 40"))
+    progress.feed(PhaseStarted(phase="eval", detail="200 prompts"))
+    assert "eval" in drawn(progress, 80)[-1]
+    progress.feed(eval_done(10, 0.5))
+    assert (progress.phase, progress.detail) == ("train", "steps 1 to 40")
 
 
 @given(st.integers(10, 200))

@@ -229,37 +229,38 @@ def history_of(events: Iterator[tuple[float, Event]]) -> History:
     return history
 
 
-def rows_history(
-    loss: Course, held_out: Course, *, steps: int = 60, noise: float = 0.05
-) -> History:
+def row_events(
+    loss: Course, held_out: Course, *, steps: int = 60, seed: int = 0
+) -> Iterator[tuple[float, Event]]:
     """Of a run that learns from rows, with a validation every five steps."""
+    draw = np.random.default_rng(seed)
+    yield BEGAN_S, PhaseStarted(phase="start")
+    for step in range(1, steps + 1):
+        share = (step - 1) / (steps - 1)
+        told = {"grad_norm": 1.0, "lr": 1e-5, "diff_mean": 0.0, "entropy": 0.5}
+        told["loss"] = loss(share) + 0.05 * draw.standard_normal()
+        yield (
+            BEGAN_S + step,
+            RowStepDone(
+                step=step,
+                num_steps=steps,
+                epoch=3 * share,
+                report=report_of(told),
+                pack_s=0.1,
+                train_s=0.8,
+                save_s=0.0,
+                step_s=1.0,
+                tokens_per_s=3e4,
+            ),
+        )
+        if step % 5 == 0:
+            held = ValidationDone(step=step, loss=held_out(share), num_rows=100, seconds=1.0)
+            yield BEGAN_S + step, held
 
-    def events() -> Iterator[tuple[float, Event]]:
-        draw = np.random.default_rng(0)
-        yield BEGAN_S, PhaseStarted(phase="start")
-        for step in range(1, steps + 1):
-            share = (step - 1) / (steps - 1)
-            told = {"grad_norm": 1.0, "lr": 1e-5, "diff_mean": 0.0, "entropy": 0.5}
-            told["loss"] = loss(share) + noise * draw.standard_normal()
-            yield (
-                BEGAN_S + step,
-                RowStepDone(
-                    step=step,
-                    num_steps=steps,
-                    epoch=3 * share,
-                    report=report_of(told),
-                    pack_s=0.1,
-                    train_s=0.8,
-                    save_s=0.0,
-                    step_s=1.0,
-                    tokens_per_s=3e4,
-                ),
-            )
-            if step % 5 == 0:
-                held = ValidationDone(step=step, loss=held_out(share), num_rows=100, seconds=1.0)
-                yield BEGAN_S + step, held
 
-    return history_of(events())
+def rows_history(loss: Course, held_out: Course) -> History:
+    """The same as a reader of its events has it."""
+    return history_of(row_events(loss, held_out))
 
 
 def sample(

@@ -4,15 +4,16 @@ runs that are made up step by step; shared by the tests of this folder."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from milescli.core.events import Event, PhaseStarted, RowStepDone, ValidationDone, to_record
-from tests.insight.planted import BEGAN_S, Course, Planted, late, report_of
+from milescli.core.events import Event, to_record
+from tests.insight.planted import BEGAN_S, Planted, late
+from tests.insight.planted import row_events as row_events
 
 RECIPE = """\
 # The whole recipe of this run, with the origin of each value. It loads again: --recipe PATH
@@ -136,32 +137,3 @@ def make_sick(folder: Path) -> Path:
     (folder / "eval" / "hard").mkdir(parents=True)
     (folder / "eval" / "hard" / "step_10.json").write_text(json.dumps(result))
     return folder
-
-
-def row_events(
-    loss: Course, held_out: Course, *, steps: int = 60, seed: int = 0
-) -> Iterator[tuple[float, Event]]:
-    """Of a run that learns from rows, with a validation every five steps."""
-    draw = np.random.default_rng(seed)
-    yield BEGAN_S, PhaseStarted(phase="start")
-    for step in range(1, steps + 1):
-        share = (step - 1) / (steps - 1)
-        told = {"grad_norm": 1.0, "lr": 1e-5, "diff_mean": 0.0, "entropy": 0.5}
-        told["loss"] = loss(share) + 0.05 * draw.standard_normal()
-        yield (
-            BEGAN_S + step,
-            RowStepDone(
-                step=step,
-                num_steps=steps,
-                epoch=3 * share,
-                report=report_of(told),
-                pack_s=0.1,
-                train_s=0.8,
-                save_s=0.0,
-                step_s=1.0,
-                tokens_per_s=3e4,
-            ),
-        )
-        if step % 5 == 0:
-            held = ValidationDone(step=step, loss=held_out(share), num_rows=100, seconds=1.0)
-            yield BEGAN_S + step, held

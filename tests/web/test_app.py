@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from milescli.web import app
+from milescli.checkpoint.run_lock import lock
+from milescli.web import app, live
 from milescli.web.app import READS
 from milescli.web.page_files import STATIC
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
@@ -36,6 +37,37 @@ def test_a_run_that_is_not_shown_is_not_found(
         response = client.get(f"/api/runs/{wrong}/{name}")
         assert response.status_code == 404, response.text
         assert set(response.json()) == {"what", "why", "fix"}
+
+
+def test_runs_are_listed_and_new_ones_show_up_by_themselves(
+    run: WrittenRun, folder: Path, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milescli.web.shown.LOOK_EVERY_S", 0.0)
+    run.steps(1, 3, reward=0.75)
+    [told] = client.get("/api/runs").json()["runs"]
+    assert told == {
+        "id": "tiny-1",
+        "name": "tiny-1",
+        "state": "not started",
+        "step": 3,
+        "num_steps": 40,
+        "reward": 0.75,
+        "accuracy": None,
+        "changed_s": pytest.approx(run.run.events_file.stat().st_mtime),
+        "adapters": [],
+    }
+    WrittenRun(path=folder / "tiny-2")
+    (folder / "no-run").mkdir()
+    listed = client.get("/api/runs").json()["runs"]
+    assert {one["id"] for one in listed} == {"tiny-1", "tiny-2"}
+
+
+def test_an_adapter_runs_as_long_as_its_run(run: WrittenRun, client: TestClient) -> None:
+    run.attempt(engine_0="")
+    WrittenRun(path=run.run.adapters_dir / "sums").steps(1, 20)
+    with lock(run.run):
+        told = client.get("/api/runs/tiny-1:sums/summary").json()
+    assert told["state"] == "running" and told["left"]["mean_s"] == pytest.approx(160.0)
 
 
 def test_what_the_browser_has_is_not_sent_again(run: WrittenRun, client: TestClient) -> None:
@@ -98,19 +130,23 @@ def test_nothing_else_of_the_disk_has_a_url(client: TestClient, path: str) -> No
     assert "import" not in response.text and "root:" not in response.text
 
 
+@pytest.mark.parametrize("path", ["/api/runs", "/api/runs/tiny-1/live"])
 def test_a_fault_of_ours_is_told_and_shows_no_key(
-    folder: Path, run: WrittenRun, monkeypatch: pytest.MonkeyPatch
+    folder: Path, run: WrittenRun, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
+    """Of a stream too, which has begun by then."""
     told = list[str]()
     site = site_of(folder)
     site.fault = told.append
 
-    def broken() -> object:
+    def broken(*_: object, **__: object) -> object:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr(app, "_runs", lambda site: broken())
+    monkeypatch.setattr(app, "_runs", broken)
+    monkeypatch.setattr(live, "state_of", broken)
     with client_of(site) as client:
         client._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
-        response = client.get(f"/api/runs?key={KEY}")
-    assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]
-    assert told == ["/api/runs: ZeroDivisionError: by nothing"]
+        response = client.get(f"{path}?key={KEY}")
+    assert told == [f"{path}: ZeroDivisionError: by nothing"]
+    if not path.endswith("live"):
+        assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]

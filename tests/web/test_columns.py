@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import OfAdapter, to_record
 from milescli.web.columns import thinned
-from tests.web.written import NAN, WrittenRun, row_step_done, step_done
+from tests.web.written import WrittenRun, row_step_done, step_done
 
 FIGURES = st.lists(
     st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=400
@@ -53,7 +53,7 @@ def test_a_range_of_steps(run: WrittenRun, client: TestClient) -> None:
 
 
 def test_a_loss_that_is_no_number_is_null(run: WrittenRun, client: TestClient) -> None:
-    run.tell(step_done(1), step_done(2, loss=NAN), step_done(3, loss=math.inf))
+    run.tell(step_done(1), step_done(2, loss=math.nan), step_done(3, loss=math.inf))
     assert columns(client, "name=train/loss")["columns"]["train/loss"] == [0.1, None, None]
 
 

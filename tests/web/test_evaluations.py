@@ -9,7 +9,8 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import ValidationDone
 from milescli.runtime.eval_records import SetResult, write_result
-from tests.web.test_states import evaluation
+from milescli.web import line_index
+from tests.console.fake_run import eval_done
 from tests.web.written import WrittenRun, row_step_done
 
 
@@ -40,14 +41,14 @@ ROWS = [
 
 
 def test_evaluations_of_the_run_and_of_named_sets(run: WrittenRun, client: TestClient) -> None:
-    run.tell(evaluation(0, 0.1), evaluation(20, 0.9))
+    run.tell(eval_done(0, 0.1), eval_done(20, 0.9))
     for step in (40, 3):
         write_result(result(step, "gsm8k"), ROWS, folder=run.path)
     (run.run.eval_dir / "gsm8k" / "step_7.json").write_text("{torn")
     (run.run.eval_dir / "step_9.json").symlink_to(run.path.parent / "step_1.json")
     told = client.get("/api/runs/tiny-1/evaluations").json()
     assert [(one["step"], one["accuracy"]) for one in told["evaluations"]] == [(0, 0.1), (20, 0.9)]
-    assert told["evaluations"][0]["figures"]["truncated_fraction"] == 0.0
+    assert told["evaluations"][0]["figures"]["truncated_fraction"] == 0.01
     assert [(one["set"], one["step"]) for one in told["sets"]] == [("gsm8k", 3), ("gsm8k", 40)]
     assert "rewards" not in told["sets"][0]
 
@@ -78,6 +79,16 @@ def test_right_and_wrong_samples_of_an_evaluation(run: WrittenRun, client: TestC
     right = client.get(f"{url}&only=right&offset=5&limit=9").json()
     assert [one["index"] for one in right["samples"]] == [5, 6]
     assert (wrong["total"], right["total"], right["is_all"]) == (2, 7, True)
+
+
+@pytest.mark.parametrize("only", ["", "&only=right"])
+def test_a_file_that_was_not_counted_to_its_end_is_not_all(
+    run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch, only: str
+) -> None:
+    monkeypatch.setattr(line_index, "COUNT_S", -1.0)
+    write_result(result(3, "gsm8k"), ROWS, folder=run.path)
+    url = f"/api/runs/tiny-1/evaluation-samples?path=gsm8k/step_3.jsonl{only}"
+    assert client.get(url).json()["is_all"] is False
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,19 @@ def test_many_at_once_read_one_history(run: WrittenRun) -> None:
     assert len(seen) == 8 and len({id(one) for one in seen}) == 1
 
 
-def test_so_many_are_held(tmp_path: Path) -> None:
-    held = Histories()
-    for number in range(histories.NUM_HELD + 4):
-        with held.reading(WrittenRun(path=tmp_path / f"tiny-{number}").run):
-            pass
+def test_so_many_are_held_and_all_that_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else pages that follow more runs than that would read them anew at each look."""
+    runs = [WrittenRun(path=tmp_path / f"tiny-{n}").run for n in range(histories.NUM_HELD + 4)]
+    held, seen = Histories(), list[list[object]]()
+    for _ in range(2):
+        seen.append([])
+        for run in runs:
+            with held.reading(run) as history:
+                seen[-1].append(history)
+    assert [id(one) for one in seen[0]] == [id(one) for one in seen[1]]
+    monkeypatch.setattr(histories, "FOLLOWED_S", -1.0)
     held.forget_unused()
     assert len(held) == histories.NUM_HELD
 
@@ -65,6 +73,7 @@ def test_what_nobody_asks_for_is_forgotten(
     held = Histories()
     with held.reading(run.run):
         monkeypatch.setattr(histories, "FORGET_S", -1.0)
+        monkeypatch.setattr(histories, "FOLLOWED_S", -1.0)
         held.forget_unused()
         assert len(held) == 1  # it is being read
     held.forget_unused()

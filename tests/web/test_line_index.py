@@ -26,6 +26,12 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("lines") / "some.log"
 
 
+def lines_of(data: bytes) -> list[bytes]:
+    """What they are."""
+    *whole, rest = data.split(b"\n")
+    return [*whole, rest] if rest else whole
+
+
 @settings(max_examples=60)
 @given(lines=LINES, ends=st.booleans(), first=st.integers(0, 45), limit=st.integers(0, 45))
 def test_any_lines_are_those_of_the_file(
@@ -35,9 +41,7 @@ def test_any_lines_are_those_of_the_file(
     file.write_bytes(data)
     index = LineIndex(file)
     index.count()
-    expected = data.split(b"\n")
-    if expected[-1] == b"":
-        expected.pop()
+    expected = lines_of(data)
     assert index.num_lines == len(expected) and index.is_whole
     assert index.lines(first, limit) == expected[first : first + limit]
 
@@ -53,16 +57,7 @@ def test_a_file_that_grows_is_counted_on(file: Path, parts: list[bytes]) -> None
             opened.write(part)
         index.count()
         assert index.num_lines == data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
-    assert index.lines(0, 100) == LineIndexLike(data).lines
-
-
-class LineIndexLike:
-    """What the lines are."""
-
-    def __init__(self, data: bytes) -> None:
-        self.lines = data.split(b"\n")
-        if self.lines[-1] == b"":
-            self.lines.pop()
+    assert index.lines(0, 100) == lines_of(data)
 
 
 def test_a_file_that_was_replaced_is_counted_anew(tmp_path: Path) -> None:
@@ -85,11 +80,15 @@ def test_a_line_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.Monke
     assert 64 <= len(first) <= 96 and second == b"next"
 
 
-def test_counting_ends_for_time_and_goes_on(tmp_path: Path) -> None:
+def test_counting_ends_for_time_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "some.log"
     file.write_bytes(b"line\n" * 100)
     index = LineIndex(file)
-    index.count(seconds=0)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(line_index, "COUNT_S", 0.0)
+        index.count()
     assert not index.is_whole and index.num_lines < 100
     index.count()
     assert index.is_whole and index.num_lines == 100

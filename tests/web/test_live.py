@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import verdict_file
-from milescli.core.events import Notice, PhaseStarted, RunEnded
+from milescli.core.events import Notice, OfAdapter, PhaseStarted, RunEnded
 from milescli.insight.history import History
 from milescli.web import live
 from milescli.web.asked import Asked
+from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Seen, changes
 from milescli.web.refusals import Busy
 from milescli.web.shown import ShownRun
 from tests.web.serving import Serving, serving
-from tests.web.written import WrittenRun
+from tests.web.written import WrittenRun, step_done
 
 WAIT_S = 60.0
 
@@ -193,6 +194,19 @@ def test_nothing_is_told_twice() -> None:
         b"event: end",
     ]
     assert changes(history, "failed", seen) == []
+
+
+def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -> None:
+    """At each look."""
+    own, seen = WrittenRun(path=run.run.adapters_dir / "sums"), Seen()
+    shown = ShownRun(id="tiny-1:sums", run=own.run, above=run.run)
+    asked = Asked(shown=shown, histories=Histories())
+    for expected in ([b"event: step"], [], []):
+        with asked.history() as history:
+            assert [e.split(b"\n")[1] for e in changes(history, "running", seen)] == expected
+    run.tell(OfAdapter(adapter="sums", event=step_done(1)))
+    with asked.history() as history:
+        assert b'"step":1' in changes(history, "running", seen)[-1]
 
 
 def test_a_page_that_takes_nothing_is_given_up(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from milescli.web import line_index, logs
+from milescli.web.line_index import LineIndex
 from tests.web.written import WrittenRun
 
 
@@ -19,6 +21,27 @@ def lines(client: TestClient, path: str) -> dict:
 
 def numbers(told: dict) -> list[int]:
     return [line["number"] for line in told["lines"]]
+
+
+def counted_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the blocks that are read from now on."""
+    read = list[int]()
+    forwards = line_index.LineIndex.blocks
+    backwards = line_index.LineIndex.blocks_backwards
+
+    def blocks(index: LineIndex, first: int) -> Iterator[bytes]:
+        for block in forwards(index, first):
+            read.append(len(block))
+            yield block
+
+    def blocks_backwards(index: LineIndex) -> Iterator[tuple[int, bytes]]:
+        for number, block in backwards(index):
+            read.append(len(block))
+            yield number, block
+
+    monkeypatch.setattr(line_index.LineIndex, "blocks", blocks)
+    monkeypatch.setattr(line_index.LineIndex, "blocks_backwards", blocks_backwards)
+    return read
 
 
 def test_attempts_are_listed_with_their_files(run: WrittenRun, client: TestClient) -> None:
@@ -79,17 +102,21 @@ def test_a_huge_file_is_read_from_its_end_without_the_rest(
     monkeypatch.setattr(line_index, "BLOCK_BYTES", 4096)
     (run.attempt() / "huge.log").write_bytes((b"y" * 99 + b"\n") * 10_000 + b"the end")
     assert lines(client, "latest/huge.log?tail=1&limit=1")["lines"][0]["text"] == "the end"
-    read = list[int]()
-    blocks = line_index.LineIndex.blocks
-
-    def counted(index: line_index.LineIndex, first: int):  # type: ignore[no-untyped-def]
-        for block in blocks(index, first):
-            read.append(len(block))
-            yield block
-
-    monkeypatch.setattr(line_index.LineIndex, "blocks", counted)
+    read = counted_blocks(monkeypatch)
     assert lines(client, "latest/huge.log?tail=1&limit=1")["total"] == 10_001
     assert sum(read) <= 2 * 4096
+
+
+@pytest.mark.parametrize("end", ["", "&tail=1"])
+def test_a_search_ends_for_time_within_a_line_that_never_ends(
+    run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(line_index, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(logs, "SEARCH_S", -1.0)
+    (run.attempt() / "odd.log").write_bytes(b"y" * 6400)
+    read = counted_blocks(monkeypatch)
+    assert not lines(client, f"latest/odd.log?q=z{end}")["is_all"]
+    assert len(read) == 1
 
 
 def test_what_is_no_text_is_shown_as_far_as_it_is(run: WrittenRun, client: TestClient) -> None:

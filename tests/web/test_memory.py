@@ -70,7 +70,6 @@ def test_processes_of_one_name_count_together(run: WrittenRun, client: TestClien
             "names": {"1": "rank", "2": "rank"},
         },
         {"time": 20.0, "oom_kills": 1},
-        {"time": "late", "resident_bytes": {"1": 5}},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run.attempt() / "memory.jsonl").write_text(text + '{"torn')

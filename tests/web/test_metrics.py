@@ -37,6 +37,14 @@ def test_all_runs_stand_under_their_names(
     assert told["miles_reward_mean"] == {("tiny-1",): 0.75}
 
 
+def test_no_name_of_a_run_tears_the_others_apart(
+    run: WrittenRun, folder: Path, client: TestClient
+) -> None:
+    run.steps(1, 3)
+    WrittenRun(path=folder / "# HELP miles_step").steps(1, 7)
+    assert scraped(client)["miles_step"] == {("tiny-1",): 3.0, ("# HELP miles_step",): 7.0}
+
+
 def test_a_scrape_goes_on_where_the_last_ended(run: WrittenRun, client: TestClient) -> None:
     run.steps(1, 2)
     for _ in range(2):

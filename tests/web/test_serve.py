@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -17,7 +16,9 @@ import psutil
 import pytest
 
 from milescli.core.errors import ExitCode, MachineError
-from milescli.web.serve import is_loopback, open_door
+from milescli.web.gate import is_loopback
+from milescli.web.serve import open_door
+from tests.web.browser.chromium import url_of
 from tests.web.written import WrittenRun
 
 MILES = Path(sys.executable).with_name("miles")
@@ -38,10 +39,7 @@ def page(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], str
         text=True,
     ) as process:
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()  # ends with the process, too
-            assert line, process.stderr.read() if process.stderr else ""
-            yield process, json.loads(line)["url"]
+            yield process, url_of(process)
         finally:
             process.kill()
 
@@ -97,11 +95,9 @@ def test_sigterm_ends_it_as_well(run: WrittenRun, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else needs root")
-def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun, folder: Path) -> None:
+def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun) -> None:
     """By a process of another user; as root everything can be read."""
     run.path.chmod(0o700)
-    for path in (folder, *folder.parents[:2]):
-        path.chmod(0o755)
     # imported as root, as the interpreter may lie where only root reads
     script = (
         "import os, sys\n"
@@ -115,12 +111,13 @@ def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun, folder: Path
         capture_output=True,
         text=True,
         timeout=WAIT_S,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd="/",
+        env={**os.environ, "HOME": "/no-home", "PYTHONPATH": str(ROOT)},
         check=False,
     )
     assert done.returncode == ExitCode.NOT_READY, done.stderr
-    assert "cannot be read" in done.stderr and "PermissionError" in done.stderr, done.stderr
+    assert f"the run {run.path} may not be read" in done.stderr, done.stderr
+    assert "Permission denied" in done.stderr and "chmod -R a+rX" in done.stderr, done.stderr
 
 
 def test_a_port_in_use_is_refused_with_another() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from milescli.core.errors import ExitCode, MachineError
 from milescli.web.refusals import NotFound
-from milescli.web.shown import ShownRuns, readable_folder, shown_runs
+from milescli.web.shown import ShownRuns, shown_runs
 from tests.web.written import WrittenRun
 
 
@@ -38,7 +38,7 @@ def test_a_wrong_name_is_told_the_nearest(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_yet_has_no_runs(tmp_path: Path) -> None:
-    assert ShownRuns(folder=readable_folder(tmp_path / "runs")).all() == []
+    assert shown_runs(tmp_path / "runs", []).all() == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
@@ -51,7 +51,8 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     run.path.chmod(0o700)
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["runs", "runs/below"])
+def test_what_is_no_folder_is_refused(tmp_path: Path, folder: str) -> None:
     (tmp_path / "runs").write_text("")
     with pytest.raises(MachineError, match="cannot be read"):
-        readable_folder(tmp_path / "runs")
+        shown_runs(tmp_path / folder, [])

@@ -12,14 +12,15 @@ from milescli.web.threads import Threads
 
 
 def test_no_more_run_than_may() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def call() -> None:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        threading.Event().wait(0.02)
+        full.wait(60.0)
+        threading.Event().wait(0.02)  # time for one too many
         with lock:
             running -= 1
 

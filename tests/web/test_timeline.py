@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import CheckpointSaved, Notice, PhaseStarted, WorkerLost, WorkerReplaced
 from milescli.web import timeline
-from tests.web.test_states import evaluation
+from tests.console.fake_run import eval_done
 from tests.web.written import WrittenRun
 
 
@@ -23,9 +23,9 @@ def test_phases_of_the_last_steps(run: WrittenRun, client: TestClient) -> None:
 
 
 def test_what_happened_beside_the_steps_that_are_shown(run: WrittenRun, client: TestClient) -> None:
-    run.tell(evaluation(0, 0.1))
+    run.tell(eval_done(0, 0.1))
     run.steps(1, 10)
-    run.tell(evaluation(10, 0.5), every_s=0.5)
+    run.tell(eval_done(10, 0.5), every_s=0.5)
     run.tell(WorkerLost(worker="engine 1", what="died", why="", step=10, restart=1), every_s=0.1)
     run.tell(WorkerReplaced(worker="engine 1", step=10, seconds=3.0), every_s=3.0)
     run.tell(CheckpointSaved(step=10, path="x", size_bytes=5, seconds=1.0), every_s=2.0)

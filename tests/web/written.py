@@ -4,7 +4,6 @@ started for them."""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -193,6 +192,3 @@ def client_of(site: Site, gate: Gate = GATE, *, has_key: bool = True) -> Iterato
 def with_host(host: str) -> Gate:
     """That was told to listen there."""
     return replace(GATE, host=host)
-
-
-NAN = math.nan

@@ -1,26 +1,54 @@
-"""`runs`: one line for each run, by the end of its events.jsonl, so that a folder of many long runs
-is listed at once."""
+"""Whether a run goes on or how it ended, and how far it came: by what lies beside its events, and
+by their end, so that many long runs are listed at once. `miles runs` and the list of the page."""
 
 from __future__ import annotations
 
-import json
+import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import orjson
+from milescli.checkpoint.run_dir import ADAPTERS, STEP_EVENTS, RunDir
+from milescli.checkpoint.run_lock import is_locked
+from milescli.insight.reader import object_of
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
-from milescli.insight.history import History
-from milescli.insight.summary import state_of
-from milescli.web.asked import Json
-from milescli.web.shown import ShownRun
-
+Json = dict[str, Any]
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
 """What stands before the last so many of a file is not looked through."""
+
+
+def state_of(run: RunDir, *, outcome: str | None = None) -> str:
+    """not started, running, done, stopped, failed or killed. `outcome`: that its events tell of,
+    for a run of which nothing else is left. An adapter's state is that of the run that trains
+    it."""
+    above = RunDir(run.path.parent.parent)
+    if run.path.parent.name == ADAPTERS and above.is_run:
+        run = above
+    if not run.attempts():
+        return outcome or "not started"
+    if (told := run.verdict()) is not None:
+        return str(told.get("outcome", "killed"))
+    return "running" if is_locked(run) else outcome or "killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """One line of a list of runs."""
+
+    name: str
+    state: str
+    """See `state_of`."""
+    step: int
+    num_steps: int | None
+    reward: float | None
+    """Mean of the last step."""
+    accuracy: float | None
+    """Of the last evaluation."""
+    changed_s: float | None
+    """When it wrote its newest event, seconds since 1970; None where that cannot be read."""
 
 
 @dataclass(slots=True)
@@ -37,54 +65,46 @@ class _Tail:
 
 
 @dataclass(slots=True)
-class States:
-    """Of all runs of a server; remembers how far each file was read."""
+class RunStates:
+    """Of many runs; remembers how far each file was read. Called from threads."""
 
     _tails: dict[Path, _Tail] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def of(self, shown: ShownRun) -> Json:
-        """One line of the list."""
-        run = shown.run
+    def of(self, run: RunDir) -> RunState:
+        """As it is now; of what is gone, or not ours to read, as far as it is known."""
         with self._lock:
             tail = self._tails.setdefault(run.path, _Tail())
-            try:
+            with suppress(OSError):
                 _read_on(tail, run.events_file)
-                changed_s = _changed_s(run)
-            except OSError:  # gone meanwhile, or not ours: its own page says so
-                changed_s = None
-        changed = None if changed_s is None else datetime.fromtimestamp(changed_s)
-        return {
-            "id": shown.id,
-            "name": run.full_name,
-            "folder": str(run.path),
-            "state": _state_of(run),
-            "step": tail.step,
-            "num_steps": tail.num_steps,
-            "reward": tail.reward,
-            "accuracy": tail.accuracy,
-            "changed": changed and changed.isoformat(timespec="seconds"),
-            "changed_s": changed_s,
-            "adapters": shown.adapters,
-        }
+            return RunState(
+                name=run.full_name,
+                state=_state_of(run),
+                step=tail.step,
+                num_steps=tail.num_steps,
+                reward=tail.reward,
+                accuracy=tail.accuracy,
+                changed_s=_changed_s(run),
+            )
 
 
 def _state_of(run: RunDir) -> str:
-    """By what lies beside its events."""
     try:
-        return state_of(run, History())
-    except (OSError, ValueError):
+        return state_of(run)
+    except (OSError, ValueError):  # not ours to read, or not made by us: the others are listed
         return "not started"
 
 
-def _changed_s(run: RunDir) -> float:
-    file = run.events_file
-    return (file if file.exists() else run.path).stat().st_mtime
+def _changed_s(run: RunDir) -> float | None:
+    for path in (run.events_file, run.path):
+        with suppress(OSError):
+            return path.stat().st_mtime
+    return None
 
 
 def _read_on(tail: _Tail, file: Path) -> None:
     with open(file, "rb") as opened:
-        seen = file.stat()
+        seen = os.fstat(opened.fileno())
         if seen.st_ino != tail.inode or seen.st_size < tail.size_bytes:
             tail.inode, tail.size_bytes = seen.st_ino, 0
             tail.step, tail.num_steps, tail.reward, tail.accuracy = 0, None, None, None
@@ -124,19 +144,11 @@ def _last(lines: bytes, kinds: tuple[str, ...]) -> Json | None:
     while (at := max(lines.rfind(mark, 0, end) for mark in marks)) >= 0:
         begin = lines.rfind(b"\n", 0, at) + 1
         stop = lines.find(b"\n", at)
-        if stop >= 0 and (record := _object(lines[begin:stop], kinds)) is not None:
+        if stop >= 0 and _is_one(record := object_of(lines[begin:stop]), kinds):
             return record
         end = begin
     return None
 
 
-def _object(line: bytes, kinds: tuple[str, ...]) -> Json | None:
-    try:
-        record: Any = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        try:
-            record = json.loads(line)  # knows NaN
-        except ValueError:
-            return None
-    is_one = isinstance(record, dict) and record.get("event") in kinds
-    return record if is_one and ("step" in record) else None
+def _is_one(record: Json | None, kinds: tuple[str, ...]) -> bool:
+    return record is not None and record.get("event") in kinds and "step" in record
