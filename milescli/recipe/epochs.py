@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.check import check
-from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.tables import SettingsLayer
 
 
 def refuse_two_lengths(loaded: LoadedRecipe) -> None:

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from milescli.core.errors import RecipeError
 from milescli.core.nearest import nearest
 from milescli.recipe.keys import RecipeKey, keys
-from milescli.recipe.layers import KeyValue, SettingsLayer, Table, example
+from milescli.recipe.layers import example
+from milescli.recipe.tables import KeyValue, SettingsLayer, Table
 
 
 def explain(error: ValidationError, table: Table) -> RecipeError:

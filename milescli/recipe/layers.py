@@ -7,8 +7,6 @@ Each becomes a table key -> KeyValue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
@@ -16,60 +14,12 @@ from milescli.recipe import reader
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
 from milescli.recipe.reader import NULL_TEXTS, YamlNode
 from milescli.recipe.renamed import readable, translated
+from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.typed import typed_value
 
 ENV_PREFIX = "MILES_"
 RAY_VARIABLE = "RAY_ADDRESS"
 ALGORITHM_KEY = "train.algorithm"
-
-
-class SettingsLayer(StrEnum):
-    """Where a value can come from, weakest first."""
-
-    DEFAULT = "default"
-    ALGORITHM = "algorithm"
-    RECIPE = "recipe"
-    FILE = "file"
-    ENV = "env"
-    SET = "set"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Who said so."""
-
-    layer: SettingsLayer
-    where: str = ""
-    """`quickstart.yaml:12`, `gspo`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a
-    default."""
-
-    def __str__(self) -> str:
-        return (
-            self.where if self.layer is SettingsLayer.SET else f"{self.layer} {self.where}".strip()
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Origin:
-        """The inverse of `str`."""
-        if text.startswith("--"):
-            return cls(layer=SettingsLayer.SET, where=text)
-        layer, _, where = text.partition(" ")
-        return cls(layer=SettingsLayer(layer), where=where)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyValue:
-    """One key as one layer sets it."""
-
-    value: object
-    """A YAML value; None or {} where the key is an optional section."""
-    text: str
-    """The user's own words."""
-    origin: Origin
-    comment: str = ""
-
-
-Table = dict[str, KeyValue]
 
 
 def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, ...] = ()) -> Table:

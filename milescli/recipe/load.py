@@ -18,8 +18,9 @@ from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.check import check
 from milescli.recipe.explain import explain
 from milescli.recipe.keys import SETTINGS, keys, sections
-from milescli.recipe.layers import Origin, SettingsLayer, Table
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import plain
+from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.templates import find_recipe, templates_dir
 
 ASKED_ALONE: Mapping[str, object] = {
@@ -70,7 +71,7 @@ def load(
     table = _layered(base, user_files, environ, words)
     if "name" not in table:
         origin = Origin(layer=SettingsLayer.RECIPE, where=_shown(path, cwd, home))
-        table["name"] = layers.KeyValue(value=path.stem, text=path.stem, origin=origin)
+        table["name"] = KeyValue(value=path.stem, text=path.stem, origin=origin)
     return build(table, source=recipe)
 
 
@@ -94,7 +95,7 @@ def load_model(
     }
     origin = Origin(layer=SettingsLayer.RECIPE, where="miles eval")
     base = {
-        name: layers.KeyValue(value=value, text=str(value), origin=origin)
+        name: KeyValue(value=value, text=str(value), origin=origin)
         for name, value in values.items()
     }
     user_files = _user_files(environ=environ, cwd=cwd, home=home, but_not=None)
@@ -187,6 +188,12 @@ def value_at(recipe: Recipe, name: str) -> object:
     return place
 
 
+def values_of(recipe: Recipe) -> dict[str, object]:
+    """Every key by its dotted name, as JSON holds it. Recipes name variables, and hold no
+    secrets."""
+    return {name: plain(value_at(recipe, name)) for name in keys()}
+
+
 def _section_origin(name: str, table: Table) -> Origin | None:
     parent = name.rpartition(".")[0]
     return table[parent].origin if parent in table else None
@@ -232,5 +239,5 @@ def table_of(loaded: LoadedRecipe) -> Table:
         ):
             continue
         value = value_at(loaded.recipe, name)
-        table[name] = layers.KeyValue(value=value, text=str(value), origin=origin)
+        table[name] = KeyValue(value=value, text=str(value), origin=origin)
     return table

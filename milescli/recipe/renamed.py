@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.keys import RecipeKey, keys
-
-if TYPE_CHECKING:
-    from milescli.recipe.layers import Table
+from milescli.recipe.tables import Table
 
 TENSORBOARD, WANDB = "run.tensorboard", "run.wandb_project"
 TRACKERS, PROJECT = "run.trackers", "run.project"
@@ -57,7 +54,7 @@ def translated(table: Table) -> Table:
     new: dict[str, object] = {TRACKERS: ["tensorboard"] * shown + ["wandb"] * (project is not None)}
     if project is not None:
         new[PROJECT] = project
-    made: dict[str, Any] = {name: entry for name, entry in table.items() if name not in old}
+    made: Table = {name: entry for name, entry in table.items() if name not in old}
     for key, value in new.items():
         if key in made:
             raise RecipeError(

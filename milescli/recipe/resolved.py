@@ -13,9 +13,9 @@ import yaml
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
-from milescli.recipe.layers import Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
 from milescli.recipe.section import Section, plain
+from milescli.recipe.tables import KeyValue, Origin, SettingsLayer
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "
@@ -58,7 +58,7 @@ def load_resolved(path: Path) -> LoadedRecipe:
         ) from None
     for name, entry in list(table.items()):
         origin = _origin(entry.comment) or entry.origin
-        table[name] = layers.KeyValue(value=entry.value, text=entry.text, origin=origin)
+        table[name] = KeyValue(value=entry.value, text=entry.text, origin=origin)
     return build(table, source=str(path))
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
-from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, table_of
 from milescli.recipe.reader import read
 from milescli.recipe.schema import Recipe
+from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.typed import as_written
 
 KEY = "adapters"
@@ -49,7 +49,7 @@ def from_file(path: Path, *, option: str) -> dict[str, object]:
     return said
 
 
-def from_options(options: Sequence[str]) -> layers.Table:
+def from_options(options: Sequence[str]) -> Table:
     """`--adapter NAME=FILE`, as often as there are adapters. Raises RecipeError."""
     adapters: dict[str, object] = {}
     for option in options:
@@ -64,8 +64,8 @@ def from_options(options: Sequence[str]) -> layers.Table:
     if not adapters:
         return {}
     where = " ".join(f"{_OPTION}{option}" for option in options)
-    origin = layers.Origin(layer=SettingsLayer.SET, where=where)
-    return {KEY: layers.KeyValue(value=adapters, text=str([*adapters]), origin=origin)}
+    origin = Origin(layer=SettingsLayer.SET, where=where)
+    return {KEY: KeyValue(value=adapters, text=str([*adapters]), origin=origin)}
 
 
 def to_options(where: str) -> list[list[str]]:

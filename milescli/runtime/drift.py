@@ -18,8 +18,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import CheckpointError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
-from milescli.recipe.load import LoadedRecipe, value_at
-from milescli.recipe.section import plain
+from milescli.recipe.load import LoadedRecipe, values_of
 
 RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
 MAY_CHANGE = (
@@ -29,6 +28,7 @@ MAY_CHANGE = (
     "run.trackers",
     "run.project",
     "run.metrics_address",
+    "run.keep_groups",
     "parallel",
     "engines",
     "weights",
@@ -60,11 +60,6 @@ def described(machine: Machine) -> str:
     return what if nodes == 1 else f"{nodes} nodes, {what} each"
 
 
-def values_of(loaded: LoadedRecipe) -> dict[str, object]:
-    """Every key of a recipe by its dotted name, as JSON holds it."""
-    return {name: plain(value_at(loaded.recipe, name)) for name in loaded.origins}
-
-
 def read_record(run: RunDir) -> dict[str, object]:
     """manifest.json as the last attempt left it; empty where it cannot be read."""
     try:
@@ -81,7 +76,7 @@ def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -
     record = read_record(run)
     if record.get("recipe_sha256") in (None, run.recipe_sha256):
         return []
-    before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept)))
+    before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept.recipe)))
     if not isinstance(before, dict):  # of an older version
         raise _edited(run, ["which keys it had before is not known"], [])
     changed = [name for name in now if name in before and before[name] != now[name]]

@@ -9,9 +9,9 @@ from milescli.checkpoint.run_dir import utc_now, write_json
 from milescli.checkpoint.store import write_atomically
 from milescli.models import table
 from milescli.models.costs import token_flops
-from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.load import LoadedRecipe, values_of
 from milescli.recipe.resolved import resolved_yaml
-from milescli.runtime.drift import surroundings, values_of
+from milescli.runtime.drift import surroundings
 from milescli.runtime.spec import RunSpec
 
 
@@ -27,7 +27,7 @@ def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
             **surroundings(spec.nodes.machine),
             "seed": spec.recipe.run.seed,
             "recipe_sha256": run.recipe_sha256,
-            "recipe": values_of(loaded),
+            "recipe": values_of(loaded.recipe),
             "plan_fingerprint": spec.plan.fingerprint,
             "token_flops": asdict(token_flops(table(spec.inputs.facts))),
             "data": spec.inputs.as_manifest(),

@@ -8,8 +8,9 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.keys import keys
-from milescli.recipe.load import LoadedRecipe, load, override, runs_dir
+from milescli.recipe.load import LoadedRecipe, load, override, runs_dir, values_of
 from milescli.recipe.machine import MachineSettings
+from milescli.recipe.schema import Recipe
 from tests.recipe.conftest import SMALL, Place
 
 
@@ -36,6 +37,12 @@ def test_each_layer_beats_the_one_below_it(place: Place) -> None:
 
 def test_every_key_has_an_origin(place: Place) -> None:
     assert set(place.load().origins) == set(keys())
+
+
+def test_the_values_of_a_recipe_are_what_json_holds() -> None:
+    values = values_of(Recipe())
+    assert values["train.steps"] == Recipe().train.steps
+    assert values["rollout.mcp"] == {} and values["model.scratch.vocab_size"] is None
 
 
 def test_a_recipe_without_a_name_is_called_like_its_file(place: Place) -> None:

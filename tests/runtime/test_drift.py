@@ -11,7 +11,7 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import CheckpointError
 from milescli.platform.machine import read_machine
-from milescli.recipe.load import load
+from milescli.recipe.load import load, values_of
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.runtime import drift
 from milescli.runtime.drift import MAY_CHANGE
@@ -23,7 +23,7 @@ def _begun(folder: Path) -> RunDir:
     run = RunDir(folder)
     loaded = load("quickstart", environ={}, cwd=folder, home=folder)
     run.recipe_file.write_text(resolved_yaml(loaded))
-    record = {"recipe_sha256": run.recipe_sha256, "recipe": drift.values_of(loaded)}
+    record = {"recipe_sha256": run.recipe_sha256, "recipe": values_of(loaded.recipe)}
     run.manifest_file.write_text(json.dumps(record))
     run.plan_file.write_text(PLAN.to_json())
     return run
@@ -54,6 +54,11 @@ def test_what_may_change_and_what_says_the_same_is_no_reason_to_refuse(tmp_path:
     assert _edit(run, "lr: 0.0003", "lr: 3.0e-4") == []
     keep = json.loads(run.manifest_file.read_text())["recipe"]["checkpoint.keep"]
     assert _edit(run, f"  keep: {keep}", "  keep: 7") == [f"checkpoint.keep: {keep} -> 7"]
+
+
+def test_how_many_samples_are_kept_to_read_may_change(tmp_path: Path) -> None:
+    run = _begun(tmp_path)
+    assert _edit(run, "keep_groups: 4", "keep_groups: 0") == ["run.keep_groups: 4 -> 0"]
 
 
 def test_a_recipe_edited_under_an_older_version_is_refused_too(tmp_path: Path) -> None:
