@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from milescli.checkpoint.run_dir import (
 )
 from milescli.checkpoint.run_lock import is_locked
 from milescli.core.log_tail import last_log_lines
+from milescli.core.units import format_time, parse_time
 
 Record = dict[str, Any]
 NUM_MOMENTS = 16
@@ -160,7 +160,10 @@ def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
         for event in events
         if (text := _moment(event)) and not (event in steps[:-1] or event in saves[:-1])
     ]
-    logs = [(_mtime(file), f"{file.name} was written last") for file in log_dir.glob("*.log")]
+    logs = [
+        (format_time(file.stat().st_mtime), f"{file.name} was written last")
+        for file in log_dir.glob("*.log")
+    ]
     moments = sorted([*kept, *logs], key=lambda moment: moment[0])
     if (more := len(moments) - NUM_MOMENTS) > 0:
         moments = [moments[0], ("", f"{more} more"), *moments[more + 1 :]]
@@ -190,16 +193,9 @@ def _moment(event: Record) -> str | None:
     return None
 
 
-def _mtime(file: Path) -> str:
-    """As events have it."""
-    time = datetime.fromtimestamp(file.stat().st_mtime, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
-    return f"{time[:-3]}Z"
-
-
 def _began(events: list[Record]) -> float:
     """Seconds since 1970."""
-    text = next((str(event["time"]) for event in events if "time" in event), None)
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
+    return next((parse_time(event["time"]) for event in events if "time" in event), 0.0)
 
 
 def _next(run: RunDir, outcome: str, cause: Record | None) -> list[str]:

@@ -3,12 +3,13 @@ steer."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Protocol
 
 from milescli.core.types import StepReport
+from milescli.core.units import format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,10 @@ class PhaseSeconds:
     save_s: float
     step_s: float
     """All together."""
+
+
+PHASES = ("rollout", "pack", "train", "save", "publish")
+"""Of a step, in the order in which the loop goes through them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,8 +353,7 @@ class EventBus:
 
 def stamped(event: Event) -> dict[str, object]:
     """A line of events.jsonl: when it is written, 2026-11-25T22:00:01.234Z, and the event."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
-    return {"time": f"{now[:-3]}Z", **to_record(event)}
+    return {"time": format_time(time.time()), **to_record(event)}
 
 
 def to_record(event: Event) -> dict[str, object]:

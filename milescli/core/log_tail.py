@@ -1,12 +1,32 @@
-"""The end of a log file, for an error message. The one place that reads it."""
+"""The end of a file that grows: of a log, for an error message; of records, one a line. The one
+place that reads it."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 NUM_LINES = 12
 _READ_BYTES = 64 * 1024
+
+
+def last_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of the last lines, newest first; a torn line is left out. Nothing where
+    there is no file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _READ_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in reversed(lines):
+        with suppress(ValueError):
+            if isinstance(record := json.loads(line), dict):
+                yield record
 
 
 def last_log_lines(path: Path | None, num_lines: int = NUM_LINES, *, since: int = 0) -> str:

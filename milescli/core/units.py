@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from datetime import UTC, datetime
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -60,3 +63,17 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise ValueError(f"`{text}` is no size; one looks like 5GB or 512MiB")
     return size
+
+
+def format_time(seconds: float) -> str:
+    """Of seconds since 1970: 2026-11-25T22:00:01.234Z."""
+    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return f"{text[:-3]}Z"
+
+
+def parse_time(text: object) -> float:
+    """The inverse; NaN where it is no time."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return math.nan

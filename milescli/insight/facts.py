@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -73,17 +74,16 @@ class RunFacts:
 
 def read_facts(run: RunDir) -> RunFacts:
     """Raises nothing: what cannot be read is empty."""
-    manifest = _json(run.manifest_file.read_bytes) if run.manifest_file.exists() else {}
-    plan = _json(run.plan_file.read_bytes) if run.plan_file.exists() else {}
+    manifest = _json(run.manifest_file)
     recipe = manifest.get("recipe")
     if not isinstance(recipe, dict):
         recipe = _flat_recipe(run)
-    return RunFacts(recipe=recipe, plan=plan, manifest=manifest)
+    return RunFacts(recipe=recipe, plan=_json(run.plan_file), manifest=manifest)
 
 
-def _json(read: Any) -> dict[str, Any]:
+def _json(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(read())
+        told = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from milescli.core.scalars import Record, scalars_in
-from milescli.core.units import format_bytes
+from milescli.core.units import format_bytes, parse_time
 from milescli.insight.columns import Columns
 
 
@@ -138,7 +137,7 @@ class History:
 
     def feed(self, record: Record) -> None:
         """Take in one record; one of a kind that this version does not know says nothing."""
-        time_s = seconds_since_1970(record.get("time"))
+        time_s = parse_time(record.get("time"))
         if not math.isnan(time_s):
             self.last_s = time_s
         if (adapter := record.get("adapter")) is not None:
@@ -281,11 +280,3 @@ _TAKES = {
     "VerdictGiven": History._verdict,
     "RunEnded": History._end,
 }
-
-
-def seconds_since_1970(text: object) -> float:
-    """Of `2026-11-21T07:50:00.123Z`; NaN where it is none."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return math.nan

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from milescli.core.events import PHASES
 from milescli.insight.history import History
 
-PHASES = ("rollout", "pack", "train", "save", "publish")
-"""Of a step, in the order in which the loop goes through them."""
 _ACTOR = {
     "rollout": "rollout",
     "pack": "driver",

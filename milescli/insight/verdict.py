@@ -126,7 +126,7 @@ def _headline(case: Case, findings: Sequence[Finding], *, is_learning: bool | No
 
 def _before_steps(history: History) -> str:
     if history.outcome is not None:
-        return f"No step was done: the run {history.outcome}."
+        return f"No step was done before the run ended: {history.outcome}."
     if len(history.warmup):
         return f"No step yet: warm-up step {history.warmup.steps[-1]} of {history.warmup_steps}."
     return f"No step yet: {history.phase or 'it has not begun'}."

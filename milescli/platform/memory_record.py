@@ -8,18 +8,19 @@ import json
 import os
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from milescli.core.log_tail import last_records
 from milescli.platform.oom import oom_kills
 
 FILE = "memory.jsonl"
 EVERY_S = 10.0
 MAX_LINES = 1000
 """Then every second line is left out: the older, the coarser."""
-TAIL_BYTES = 2**16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -114,20 +115,17 @@ def peak_resident_bytes() -> int:
 def last_look(folder: Path) -> dict[str, int]:
     """Process -> bytes it holds, as they were last seen, by name; empty where nothing was. Reads
     the end of the record alone."""
-    try:
-        with (folder / FILE).open("rb") as record:
-            record.seek(max(record.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-            lines = record.read().splitlines()
-    except OSError:
-        return {}
-    for line in reversed(lines):
-        with suppress(ValueError, KeyError, AttributeError):  # torn
-            look, sizes = json.loads(line), dict[str, int]()
-            for pid, size in look["resident_bytes"].items():
-                name = look["names"][pid]
-                sizes[name] = sizes.get(name, 0) + size
-            return sizes
-    return {}
+    looks = (record for record in last_records(folder / FILE) if "resident_bytes" in record)
+    return sizes_by_name(next(looks, {"resident_bytes": {}}))
+
+
+def sizes_by_name(look: Mapping[str, Any]) -> dict[str, int]:
+    """Process -> bytes, of a line of the record; those of one name count together."""
+    names, sizes = look.get("names", {}), dict[str, int]()
+    for pid, size in look["resident_bytes"].items():
+        name = str(names.get(pid, pid))
+        sizes[name] = sizes.get(name, 0) + size
+    return sizes
 
 
 def _command(pid: int) -> str:

@@ -3,16 +3,15 @@ is anything to show."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, step_done
 from milescli.checkpoint.run_lock import is_locked
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
+from milescli.core.log_tail import last_records
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan
 from milescli.profiling import request as files
@@ -27,7 +26,6 @@ SPARE_STEPS = 3
 """More than were to be waited for: then the driver does not heed the request."""
 MORE_STEPS = 20
 """Of a run that has done all of its own, to see some."""
-TAIL_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,24 +150,11 @@ def _passed_over(run: RunDir, step: int) -> MilesError:
 def pace(run: RunDir) -> Pace:
     """Of the end of its events alone: a long run has many."""
     step, step_s, silent_s = None, 0.0, 0.0
-    try:
+    with suppress(OSError):
         silent_s = max(time.time() - run.events_file.stat().st_mtime, 0.0)
-        lines = _tail(run.events_file)
-    except OSError:
-        lines = []
-    for line in reversed(lines):
-        try:
-            event = json.loads(line)
-        except ValueError:  # the first of them is torn
-            continue
+    for event in last_records(run.events_file):
         if event.get("event") in STEP_EVENTS:
             step = int(event["step"])
             step_s = float(event.get("step_s") or event.get("seconds", {}).get("step_s", 0.0))
             break
     return Pace(step=step, step_s=step_s, silent_s=silent_s)
-
-
-def _tail(file: Path) -> list[bytes]:
-    with file.open("rb") as events:
-        events.seek(max(events.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
-        return events.read().splitlines()

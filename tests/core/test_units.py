@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from milescli.core.units import format_bytes, format_count, format_duration, parse_size
+from milescli.core.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_time,
+    parse_size,
+    parse_time,
+)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +82,9 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no size"):
         parse_size(text)
+
+
+def test_a_time_is_read_as_it_is_written() -> None:
+    assert format_time(1_764_108_001.234) == "2025-11-25T22:00:01.234Z"
+    assert parse_time("2025-11-25T22:00:01.234Z") == 1_764_108_001.234
+    assert math.isnan(parse_time(None))

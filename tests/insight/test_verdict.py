@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from milescli.insight.facts import RunFacts
 from milescli.insight.finding import Level
 from milescli.insight.history import History
 from milescli.insight.verdict import verdict_of
+from milescli.recipe.keys import keys
 from tests.insight.planted import (
     BEGAN_S,
     Planted,
@@ -129,6 +131,17 @@ SICK = {
     "no-gradient": Planted(courses={"grad_norm": (line(0.0, 0.0), 0.0), "reward": FLAT}),
     "workers-die": Planted(lost=(70, 72, 75, 79)),
 }
+SLOW = {
+    "rollout-bound": Planted(courses={"rollout_s": (line(30.0, 30.0), 0.5)}),
+    "train-bound": Planted(courses={"train_s": (line(30.0, 30.0), 0.5)}),
+    "publish-slow": Planted(courses={"publish_s": (line(5.0, 5.0), 0.2)}),
+    "save-slow": Planted(courses={"save_s": (line(5.0, 5.0), 0.2)}),
+}
+SICK_ROWS = {
+    "overfitting": (line(2.0, 0.2), late(1.4, 2.5, at=0.3)),
+    "loss-flat": (line(2.0, 2.0), line(2.0, 2.0)),
+}
+"""Courses of the loss, and of that of held-out rows."""
 HEALTHY = {
     "fast": Planted(),
     "slow": Planted(steps=200, courses={"reward": (line(0.3, 0.45), 0.03)}),
@@ -190,10 +203,18 @@ def test_nothing_else_is_called_ill_but_what_goes_with_it(name: str) -> None:
     assert set(worse) <= {name} | together.get(name, set())
 
 
+@pytest.mark.parametrize("name", SLOW)
+def test_a_slow_part_of_the_steps_is_a_hint_by_its_name_and_no_illness(name: str) -> None:
+    verdict = SLOW[name].verdict()
+    assert [(one.name, one.level) for one in verdict.findings] == [(name, Level.HINT)]
+    assert verdict.is_healthy
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_is_called_healthy(name: str) -> None:
     verdict = HEALTHY[name].verdict()
     assert verdict.is_healthy, verdict.findings
+    assert not {one.name for one in verdict.findings} & set(SLOW)
 
 
 def test_healthy_runs_of_other_noise_are_healthy_too() -> None:
@@ -207,15 +228,9 @@ def test_healthy_runs_of_other_noise_are_healthy_too() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("name", "loss", "held_out"),
-    [
-        ("overfitting", line(2.0, 0.2), late(1.4, 2.5, at=0.3)),
-        ("loss-flat", line(2.0, 2.0), line(2.0, 2.0)),
-    ],
-)
-def test_a_run_over_rows_that_is_ill_is_called_so(name: str, loss, held_out) -> None:  # type: ignore[no-untyped-def]
-    verdict = verdict_of(rows_history(loss, held_out))
+@pytest.mark.parametrize("name", SICK_ROWS)
+def test_a_run_over_rows_that_is_ill_is_called_so(name: str) -> None:
+    verdict = verdict_of(rows_history(*SICK_ROWS[name]))
     assert name in [one.name for one in verdict.findings if one.level is not Level.HINT]
 
 
@@ -257,10 +272,12 @@ def test_the_cause_is_named_and_not_its_symptom() -> None:
 
 
 def test_more_devices_for_the_slower_side_are_advised_with_their_number() -> None:
-    planted = Planted(courses={"rollout_s": (line(30.0, 30.0), 0.5)})
-    finding = next(one for one in planted.verdict().findings if one.name == "rollout-bound")
-    assert finding.level is Level.HINT
-    assert finding.advice[0].startswith("of 8 devices 6 for rollout and 2 for training")
+    [rollout] = SLOW["rollout-bound"].verdict().findings
+    assert rollout.advice[0].startswith("of 8 devices 6 for rollout and 2 for training")
+    [train] = SLOW["train-bound"].verdict().findings
+    assert train.advice[0].startswith("of 8 devices 2 for rollout and 6 for training")
+    ahead = Planted(**{**vars(SLOW["train-bound"]), "plan": {"max_staleness": 1}}).verdict()
+    assert ahead.findings[0].advice[0] == "4 devices for rollout and 4 for training are balanced"
 
 
 def test_a_run_without_a_step_says_how_far_it_is() -> None:
@@ -268,17 +285,30 @@ def test_a_run_without_a_step_says_how_far_it_is() -> None:
     assert verdict_of(history).headline.startswith("No step yet")
     history.feed({"event": "PhaseStarted", "phase": "warmup", "detail": "", "time": BEGAN_S})
     assert "warmup" in verdict_of(history, facts=RunFacts()).headline
+    history.feed({"event": "RunEnded", "outcome": "killed", "step": 0, "seconds": 1.0})
+    assert verdict_of(history).headline == "No step was done before the run ended: killed."
 
 
 def test_every_finding_has_advice_and_a_source_and_columns() -> None:
-    for planted in SICK.values():
+    for planted in (SICK | SLOW).values():
         for one in planted.verdict().findings:
             assert one.advice and one.source and one.columns and one.evidence
+
+
+def test_every_key_that_is_advised_is_a_key_of_a_recipe() -> None:
+    rows = [verdict_of(rows_history(*courses)) for courses in SICK_ROWS.values()]
+    verdicts = [*(planted.verdict() for planted in (SICK | SLOW).values()), *rows]
+    said = " ".join(text for told in verdicts for one in told.findings for text in one.advice)
+    sections = "|".join({key.partition(".")[0] for key in keys()})
+    named = set(re.findall(rf"(?<![\w/.])(?:{sections})\.[a-z_.]*[a-z]", said))
+    assert len(named) > 30
+    assert not named - set(keys())
 
 
 def test_every_diagnosis_has_its_line_on_the_page_and_its_name_in_the_finding() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/verdict.md").read_text()
     names = {diagnose.__name__.replace("_", "-") for diagnose in ALL}
     assert not {name for name in names if f"`{name}`" not in page}
-    found = {one.name for planted in SICK.values() for one in planted.verdict().findings}
-    assert found <= names
+    planted = (SICK | SLOW).values()
+    found = {one.name for run in planted for one in run.verdict().findings}
+    assert found | set(SICK_ROWS) | {"stalled"} == names

@@ -137,6 +137,6 @@ def test_a_run_that_does_not_run_is_refused(running: RunDir, outcome: str) -> No
 def test_the_end_of_long_events_is_enough(running: RunDir) -> None:
     with running.events_file.open("a") as events:
         row = {"event": "RowStepDone", "step": 3, "num_steps": 9, "step_s": 0.25}
-        events.write("x" * (2 * wait.TAIL_BYTES) + "\n" + json.dumps(row) + "\n{torn")
+        events.write("x" * 2**18 + "\n" + json.dumps(row) + "\n{torn")
     seen = wait.pace(running)
     assert (seen.step, seen.step_s) == (3, 0.25)

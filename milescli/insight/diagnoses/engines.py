@@ -64,7 +64,7 @@ def draft_acceptance_falling(case: Case) -> Finding | None:
         "Guesses are accepted less and less",
         evidence=f"accept_length fell from {number(before)} to {number(now)} tokens a pass",
         advice=(
-            "let the draft learn: --set train.draft.lr=... or train.mtp.coef=...",
+            "let the draft learn: --set train.draft.lr=... or train.mtp.loss_weight=...",
             "--set rollout.speculative.kind=ngram needs no draft",
         ),
         source="Leviathan et al., arXiv 2211.17192, equation 1: speed-up by acceptance",

@@ -95,7 +95,7 @@ def _side(
 _FASTER_ROLLOUT = (
     "let it run ahead: --set rollout.max_staleness=1",
     "guess ahead: --set rollout.speculative.kind=ngram",
-    "a few long responses hold a step up? --set rollout.order=done with over_sampling",
+    "a few long responses hold a step up? --set rollout.order=done beside max_staleness",
 )
 _FASTER_TRAINING = (
     "larger microbatches: --set train.max_tokens_per_microbatch=...",
