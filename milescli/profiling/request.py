@@ -77,6 +77,8 @@ def ask(run: RunDir, wanted: Request) -> Path:
     one waits, MachineError where nothing can be written."""
     folder = folder_of(run, wanted.number)
     try:
+        if is_asked(run):
+            raise FileExistsError
         folder.mkdir(mode=0o700, parents=True)
         written = folder / REQUEST
         descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,8 +54,11 @@ class Traced:
 
 def read_trace(file: Path) -> list[dict[str, Any]]:
     """Its events that take time. Raises OSError or ValueError where it is none."""
-    with gzip.open(file, "rt", encoding="utf-8", errors="replace") as text:
-        events = json.load(text)["traceEvents"]
+    try:
+        with gzip.open(file, "rt", encoding="utf-8", errors="replace") as text:
+            events = json.load(text)["traceEvents"]
+    except (EOFError, zlib.error) as error:  # torn by a full disk
+        raise ValueError(str(error)) from error
     return [event for event in events if event.get("ph") == "X"]
 
 

@@ -72,9 +72,10 @@ class Profiler:
             if is_over or files.is_cancelled(self._run, active.request.number):
                 await self._end(step)
 
-    async def finish(self, step: int) -> None:
-        """The last step is done: what is being taken ends with it."""
-        if self._active is not None:
+    async def finish(self, step: int, *, loop: object = None) -> None:
+        """The last step is done: what is being taken ends with it. `loop`: whose last step; None:
+        of all."""
+        if self._active is not None and loop in (None, self._active.loop):
             await self._end(step)
 
     def leave(self) -> None:

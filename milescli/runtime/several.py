@@ -158,6 +158,7 @@ class AdapterAttempt(ReinforceAttempt):
         self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         await self.begin_with(trainer)
         await self.work(trainer, fleet)
+        await self.profiler.finish(self.step, loop=self)
         await self.saver.settle()
         self.saver.require_saved(self.step)
 

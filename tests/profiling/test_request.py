@@ -42,6 +42,7 @@ def test_two_requests_do_not_wait_at_once(run: RunDir) -> None:
     with pytest.raises(MilesError, match="another profile") as refused:
         _ask(run)
     assert str(files.request_file(run)) in refused.value.fixes[1]
+    assert files.next_number(run) == first.number + 1, "no folder of the refused one is left"
     assert files.take(run) == first
 
 

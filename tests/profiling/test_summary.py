@@ -75,8 +75,10 @@ def test_a_trace_is_shown_where_memory_cannot_be(run: RunDir) -> None:
     assert told.errors == [] and told.warnings == ["memory of rank 0: OSError: full"]
 
 
-def test_a_profile_that_shows_nothing_is_an_error(run: RunDir) -> None:
-    (folder_of(run, 1) / "rank_0.json.gz").write_bytes(b"torn")
+@pytest.mark.parametrize("keep", [0, 4, 40])
+def test_a_profile_that_shows_nothing_is_an_error(run: RunDir, keep: int) -> None:
+    trace = folder_of(run, 1) / "rank_0.json.gz"
+    trace.write_bytes(trace.read_bytes()[:keep] or b"torn")
     rank = {"file": "rank_0.json.gz", "seconds": 4.0}
     told = summarise(run, WANTED, _state(rank, {"error": "replaced"}))
     assert "its trace cannot be read" in told.errors[0]

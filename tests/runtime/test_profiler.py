@@ -147,3 +147,17 @@ def test_of_several_loops_the_steps_of_one_are_counted(tmp_path: Path) -> None:
         assert made.state(number).last_step == 2
 
     _run(work())
+
+
+def test_of_several_loops_the_end_of_the_one_that_began_it_ends_it(tmp_path: Path) -> None:
+    made = Profiled(tmp_path)
+
+    async def work() -> None:
+        number = made.ask(steps=5)
+        await made.steps(1, loop="a")
+        await made.profiler.finish(9, loop="b")
+        assert made.state(number).progress is Progress.BEGUN
+        await made.profiler.finish(1, loop="a")
+        assert (made.state(number).progress, made.state(number).last_step) == (Progress.DONE, 1)
+
+    _run(work())

@@ -49,6 +49,7 @@ class Profiled:
             profiler = torch.profiler.profile(activities=kinds)
             profiler.start()
         except Exception as error:  # of torch or of a driver: the run goes on without
+            self._forget_allocations()
             return f"{type(error).__name__}: {error}"
         self._trace = Trace(profiler, Path(folder), time.monotonic(), with_memory)
         return None
@@ -64,10 +65,12 @@ class Profiled:
             trace.profiler.stop()
             file.touch(mode=0o600)
             trace.profiler.export_chrome_trace(str(file))
+            memory = {"memory": self._memory(trace.folder)} if trace.with_memory else {}
+            return {"file": file.name, "seconds": seconds, **memory}
         except Exception as error:  # a full disk, or of torch: the run goes on
             return {"error": f"{type(error).__name__}: {error}"}
-        told = {"file": file.name, "seconds": seconds}
-        return told | ({"memory": self._memory(trace.folder)} if trace.with_memory else {})
+        finally:
+            self._forget_allocations()
 
     def drop_profile(self: Any) -> None:
         """End one that nobody waits for any more."""
@@ -77,6 +80,7 @@ class Profiled:
                 trace.profiler.stop()
             except Exception as error:  # as above
                 print(f"miles: a trace did not end: {error}", flush=True)
+            self._forget_allocations()
 
     def forget_peak(self: Any) -> None:
         """What follows is measured by itself."""
@@ -110,10 +114,12 @@ class Profiled:
                 told["snapshot"] = file.name
         except Exception as error:  # as above: the trace is there
             told["error"] = f"{type(error).__name__}: {error}"
-        finally:
-            if self.device.type == "cuda":
-                torch.cuda.memory._record_memory_history(enabled=None)
         return told
+
+    def _forget_allocations(self: Any) -> None:
+        """They cost memory and time as long as torch remembers them."""
+        if self.device.type == "cuda":
+            torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def names_of(model: Any) -> dict[int, str]:
