@@ -22,6 +22,7 @@ class TokenTexts:
         self._tokenizer = tokenizer
         decoder = getattr(getattr(tokenizer.inner, "backend_tokenizer", None), "decoder", None)
         self._bytes_of = _byte_alphabet() if "ByteLevel" in repr(decoder) else None
+        self._added = frozenset(tokenizer.inner.added_tokens_decoder)  # made anew at each look
         self._pieces: dict[int, bytes] = {}
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -57,7 +58,7 @@ class TokenTexts:
         name = inner.convert_ids_to_tokens(token)
         if name is None:  # an id beyond the vocabulary, which decodes to nothing
             return b""
-        if token in inner.added_tokens_decoder:
+        if token in self._added:
             return str(name).encode()
         if (alphabet := self._bytes_of) is not None:
             if all(letter in alphabet for letter in name):

@@ -22,9 +22,9 @@ DETAILED_TOKENS = 32_768
 """Of one step, that are told of one by one; what follows is text alone."""
 Place = tuple[int, int, int]
 """(group, sample, trajectory), each counted from 0."""
-Told = Mapping[Place, Sequence[float]]
+TrainerLogprobs = Mapping[Place, Sequence[float]]
 """[num_tokens] log-prob of each token, by the trainer before the first update of the step."""
-NOTHING: Told = {}
+NONE: TrainerLogprobs = {}
 
 
 class KeptSamples:
@@ -39,12 +39,14 @@ class KeptSamples:
         self._texts = TokenTexts(tokenizer)
         self._writing: asyncio.Task[None] | None = None
 
-    async def keep(self, step: int, groups: Sequence[Group], told: Told = NOTHING) -> None:
+    async def keep(
+        self, step: int, groups: Sequence[Group], trainer: TrainerLogprobs = NONE
+    ) -> None:
         """Begin to write the first groups, when those of the step before are written."""
         await self.finish()
         if self.num_groups:
             own = list(groups[: self.num_groups])
-            self._writing = asyncio.ensure_future(self._write(step, own, told))
+            self._writing = asyncio.ensure_future(self._write(step, own, trainer))
 
     async def finish(self) -> None:
         """Until all is written."""
@@ -52,9 +54,9 @@ class KeptSamples:
             self._writing = None
             await writing
 
-    async def _write(self, step: int, groups: list[Group], told: Told) -> None:
+    async def _write(self, step: int, groups: list[Group], trainer: TrainerLogprobs) -> None:
         try:
-            text = await in_thread(lambda: lines_of(groups, texts=self._texts, told=told))
+            text = await in_thread(lambda: lines_of(groups, texts=self._texts, trainer=trainer))
         except Exception as error:  # a fault of ours: what is kept to be read ends no run
             self._side.warn_once(f"samples are not kept: {type(error).__name__}: {error}")
             return
@@ -92,12 +94,14 @@ def sequences_of(groups: Sequence[Group], sequences: Sequence[TrainSequence]) ->
     return found
 
 
-def told_of(shown: Mapping[Place, int], logprobs: Mapping[int, np.ndarray]) -> Told:
-    """What a step told of them."""
+def trainer_logprobs(
+    shown: Mapping[Place, int], logprobs: Mapping[int, np.ndarray]
+) -> TrainerLogprobs:
+    """`logprobs`: as `Stepped.logprobs`."""
     return {p: logprobs[n].tolist() for p, n in shown.items() if n in logprobs}
 
 
-def lines_of(groups: Sequence[Group], *, texts: TokenTexts, told: Told = NOTHING) -> str:
+def lines_of(groups: Sequence[Group], *, texts: TokenTexts, trainer: TrainerLogprobs = NONE) -> str:
     """The whole file: one JSON object for each sample."""
     lines, whole = list[str](), detailed(groups)
     for group_index, group in enumerate(groups):
@@ -105,7 +109,7 @@ def lines_of(groups: Sequence[Group], *, texts: TokenTexts, told: Told = NOTHING
             shown = list[dict[str, object]]()
             for index, line in enumerate(sample.trajectories):
                 if (place := (group_index, sample_index, index)) in whole:
-                    shown.append(_detailed(line, texts, told.get(place)))
+                    shown.append(_detailed(line, texts, trainer.get(place)))
                 else:
                     shown.append(_line(line, texts.decode(line.token_ids)))
             lines.append(json.dumps(_record(group, sample, shown)))
@@ -137,7 +141,7 @@ def _line(trajectory: Trajectory, text: str) -> dict[str, object]:
 
 
 def _detailed(
-    trajectory: Trajectory, texts: TokenTexts, told: Sequence[float] | None
+    trajectory: Trajectory, texts: TokenTexts, trainer: Sequence[float] | None
 ) -> dict[str, object]:
     text, lengths = texts.split(trajectory.token_ids)
     mask = trajectory.loss_mask
@@ -146,7 +150,7 @@ def _detailed(
         "lengths": lengths,
         "mask": run_lengths(mask),
         "logprobs": _of_learned(trajectory.logprobs, mask),
-        **({"trainer_logprobs": _of_learned(told, mask)} if told is not None else {}),
+        **({"trainer_logprobs": _of_learned(trainer, mask)} if trainer is not None else {}),
         "versions": [[span.start, span.end, span.version] for span in trajectory.version_spans],
     }
 

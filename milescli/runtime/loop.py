@@ -23,7 +23,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
-from milescli.runtime.kept_samples import Place, Told, sequences_of, told_of
+from milescli.runtime.kept_samples import Place, TrainerLogprobs, sequences_of, trainer_logprobs
 from milescli.runtime.memory_news import MemoryNews
 from milescli.runtime.stop_flag import StopFlag
 from milescli.train import schedule
@@ -92,7 +92,7 @@ class Hooks:
     """Evaluate with the engines, which hold the weights of `step`."""
     between: Callable[[int], Awaitable[None]]
     """So many steps are done, and the next has not begun: a profile may begin or end."""
-    keep: Callable[[int, list[Group], Told], Awaitable[None]]
+    keep: Callable[[int, list[Group], TrainerLogprobs], Awaitable[None]]
     """Write a few samples to disk, to read; may go on in the background."""
     memory: Callable[[], tuple[WorkerMemory, ...]]
     """What processes beside the trainer's hold, as far as it is known."""
@@ -153,7 +153,7 @@ async def reinforce(run: Run) -> None:
         )
         run.groups.published(run.devices.version)
         clock.lap("publish")
-        await run.hooks.keep(step, groups, told_of(shown, stepped.logprobs))
+        await run.hooks.keep(step, groups, trainer_logprobs(shown, stepped.logprobs))
         run.memory.tell(run.bus, step=step, workers=stepped.memory + run.hooks.memory())
         run.bus.emit(done := _step_done(run, report, clock))
         await run.hooks.tell("after_step", step=step, report=report, groups=groups)

@@ -44,7 +44,7 @@ def test_a_line_says_of_each_token_what_it_is(tokenizer: ChatTokenizer) -> None:
     own = group.samples[0].trajectories[0]
     told = {(0, 0, 0): [-2.00004] * own.num_tokens}
     [record] = map(
-        json.loads, lines_of([group], texts=TokenTexts(tokenizer), told=told).split("\n")[:-1]
+        json.loads, lines_of([group], texts=TokenTexts(tokenizer), trainer=told).split("\n")[:-1]
     )
     assert (record["sample_index"], record["label"], record["prompt_index"]) == (0, "2", 7)
     line, judge = record["lines"]

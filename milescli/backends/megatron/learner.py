@@ -57,7 +57,7 @@ class Learner:
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
-        figures, told_of = [], {}
+        figures, logprobs = [], []
         weight = self.recipe.train.mtp.loss_weight or 0.0
         terms = stepping.mtp_terms(own, weight=weight, mesh=self.mesh)
         for number, microbatches in enumerate(own.updates):
@@ -68,15 +68,13 @@ class Learner:
                 mesh=self.mesh,
                 measures_engine=number == 0 or Stream.OLD in own,
                 mtp=terms[number],
-                logprobs=[] if shard.asked and number == 0 else None,
+                logprobs=logprobs if number == 0 and Stream.OLD not in own else None,
             )
             self.policy.gradients(microbatches, loss, temperature=shard.temperature)
             seconds.lap("forward_backward_s")
             grad_norm = self.policy.update(lr) if lr is not None else 0.0
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
-            if loss.logprobs is not None:
-                told_of = own.told_before(loss.logprobs, update=microbatches)
         told = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
         )
@@ -86,7 +84,7 @@ class Learner:
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
         if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
             told = self._draft_step(self.draft, shard, told, lr=draft_lr)
-        return Stepped(report=told, logprobs=told_of)
+        return Stepped(report=told, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
         """`routes_differ`: share of the replayed routes that the trainer would have chosen

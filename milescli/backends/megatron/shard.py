@@ -210,28 +210,25 @@ class RankShard:
             return None
         return self._gathered(self.by_sequence(stream))
 
-    def told_before(
-        self,
-        logprobs: Sequence[tuple[Microbatch, torch.Tensor]],
-        *,
-        update: Sequence[Microbatch],
+    def logprobs_before(
+        self, first: Sequence[tuple[Microbatch, torch.Tensor]]
     ) -> dict[int, np.ndarray]:
-        """As `Stepped.logprobs`, of `shard.asked`. `logprobs`: of the microbatches of the first
-        update as it read them, where the shard has no OLD. Empty on ranks that do not speak for the
-        shard's tokens. Collective."""
+        """As `Stepped.logprobs`, of `shard.asked`. `first`: [S] of those microbatches of the first
+        update that have one of them, where the shard has no OLD. Waits for the device: call it
+        behind the step. Empty on ranks that do not speak for the shard's tokens. Collective."""
         asked = list(self.shard.asked)
-        if not self._mesh.speaks_for_tokens:
+        if not asked or not self._mesh.speaks_for_tokens:
             return {}
         if Stream.OLD in self:
             sequences = self.by_sequence(Stream.OLD)
         else:
             whole = torch.zeros(self.num_tokens + 1)
-            for microbatch, part in logprobs:
+            for microbatch, part in first:
                 self._put(whole, microbatch.source, part)
             sequences = self._cut(whole)
-            read = {index for microbatch in update for index in microbatch.indices}
+            read = {index for microbatch, _ in first for index in microbatch.indices}
             asked = [index for index in asked if index in read]
-        if not asked or not (logprobs or Stream.OLD in self):
+        if not asked:
             return {}
         own = self._gathered([sequences[index] for index in asked])
         numbers = [int(self.shard.sequence_ids[index]) for index in asked]

@@ -63,7 +63,8 @@ class UpdateLoss:
     """Compare the engine's log-probs with the trainer's: before any update of the step."""
     mtp: MtpTerm | None = None
     logprobs: list[tuple[Microbatch, torch.Tensor]] | None = None
-    """[S] of each microbatch so far, where they are to be told; None: nobody wants them."""
+    """[S] of each microbatch so far that has a sequence of `shard.asked`, on the device; None:
+    nobody wants them."""
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
     """Float64, over the tokens of this rank so far."""
     peaks: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -100,7 +101,8 @@ class UpdateLoss:
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
-        if self.logprobs is not None and outputs.logprobs is not None:
+        is_asked = not set(self.shard.shard.asked).isdisjoint(microbatch.indices)
+        if is_asked and self.logprobs is not None and outputs.logprobs is not None:
             self.logprobs.append((microbatch, outputs.logprobs.detach()))
         if self.mtp is None or outputs.next_logprobs is None or microbatch.after is None:
             return total

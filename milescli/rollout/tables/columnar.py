@@ -84,7 +84,7 @@ class ColumnarTable:
         return self._share
 
     def _share_of(self, num_rows: int) -> float:
-        """Of an arrow file, which does not say how many rows it has, 0 until its end."""
+        """0 of an arrow file, which does not say how many rows it has."""
         return min(1.0, num_rows / self._num_rows) if self._num_rows else 0.0
 
     @property
