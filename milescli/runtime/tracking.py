@@ -11,16 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import milescli
-from milescli.checkpoint.run_dir import read_jsonl, utc_now
-from milescli.core.events import Event, EventBus, Notice, RunEnded, to_record
-from milescli.core.scalars import Record
+from milescli.core.events import Event, EventBus, Notice, RunEnded, stamped
+from milescli.core.log_tail import last_records
 from milescli.platform import memory_record
 from milescli.recipe.check_trackers import metrics_address
-from milescli.recipe.keys import keys
-from milescli.recipe.load import value_at
+from milescli.recipe.load import values_of
 from milescli.recipe.machine import RunSettings
-from milescli.recipe.schema import Recipe
-from milescli.recipe.section import plain
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.background import BackgroundTracker
 from milescli.trackers.base import TrackedRun, load_trackers
@@ -85,7 +81,7 @@ class Tracking:
         """Hand it on; say what went wrong with one before."""
         if not self.trackers:
             return
-        record = as_line(event)
+        record = stamped(event)
         who = record.get("adapter")
         told = self.trackers if who is None else self._by_adapter.get(str(who), [])
         is_end = record["event"] == RunEnded.__name__
@@ -126,11 +122,6 @@ class Tracking:
         return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
 
 
-def as_line(event: Event) -> Record:
-    """As events.jsonl has it."""
-    return {"time": utc_now(), **to_record(event)}
-
-
 def tracked_run(spec: RunSpec) -> TrackedRun:
     """What trackers know of it."""
     run = spec.run
@@ -145,12 +136,6 @@ def tracked_run(spec: RunSpec) -> TrackedRun:
     )
 
 
-def values_of(recipe: Recipe) -> dict[str, object]:
-    """Every key by its dotted name, as JSON holds it. Recipes name variables, and hold no
-    secrets."""
-    return {name: plain(value_at(recipe, name)) for name in keys()}
-
-
 @contextmanager
 def _metrics(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
     address = metrics_address(spec.recipe.run)
@@ -161,15 +146,14 @@ def _metrics(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
     exposition = Exposition(run=run.name, version=milescli.__version__)
 
     def text() -> str:
-        attempts = run.attempts()
-        lines = read_jsonl(attempts[-1] / memory_record.FILE) if attempts else ()
-        for record in list(lines)[-1:]:
+        for record in last_records(run.path / "logs" / "latest" / memory_record.FILE):
             exposition.feed(record)
+            break
         return exposition.text()
 
     server = MetricsServer(*address, text)
     try:
-        bus.listeners.append(lambda event: exposition.feed(as_line(event)))
+        bus.listeners.append(lambda event: exposition.feed(stamped(event)))
         output.note(said := f"metrics are served at {server.url}")
         bus.emit(Notice(text=said))
         yield

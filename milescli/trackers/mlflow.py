@@ -36,7 +36,9 @@ class MLflow:
             if experiment is not None
             else self._client.create_experiment(run.project)
         )
-        known = self._client.search_runs([where], filter_string=f"tags.`{ID_TAG}` = '{run.id}'")
+        quote = '"' if "'" in run.id else "'"
+        ours = f"tags.`{ID_TAG}` = {quote}{run.id}{quote}"
+        known = self._client.search_runs([where], filter_string=ours)
         if known:
             self._id = known[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")

@@ -11,14 +11,13 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from milescli.core.events import PHASES
 from milescli.core.scalars import Record, scalars_in
 from milescli.trackers.base import TrackedRun, require_package
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-PHASES = ("rollout", "pack", "train", "save", "publish")
-"""Of a step, in the order in which they are gone through."""
 _FLUSH_MS = 10_000
 _SPAN_EVENTS = ("PhaseStarted", "Notice", "WorkerLost", "WorkerSilent", "EngineTrainerChecked")
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
 from milescli.core.scalars import Record, scalars_in
+from milescli.platform.memory_record import sizes_by_name
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Collected
@@ -22,18 +23,27 @@ COUNTER, GAUGE = "counter", "gauge"
 PHASES = "miles_phase_seconds_total"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Family:
     """One metric of Prometheus."""
 
     name: str
-    kind: str
+    """What ends in `_total` only grows: what comes anew is added to it."""
     about: str
     labels: tuple[str, ...] = ()
-    """Names of those that tell its series apart, beside `adapter`."""
+    """Names of those that tell its series apart, beside `adapter`; of `events` their fields."""
+    events: tuple[str, ...] = ()
+    """That give it a value."""
+    value: str = ""
+    """Their field that does; empty: 1."""
+
+    @property
+    def kind(self) -> str:
+        """By the convention of its name."""
+        return COUNTER if self.name.endswith("_total") else GAUGE
 
 
-_COUNTED = {
+_NAMES = {
     "rollout/generated_tokens": "rollout_tokens_total",
     "rollout/dropped_groups": "dropped_groups_total",
     "train/num_tokens": "train_tokens_total",
@@ -43,9 +53,6 @@ _COUNTED = {
     "flow/idle_s": "flow_idle_seconds_total",
     "flow/stale_groups": "flow_stale_groups_total",
     "flow/wasted_tokens": "flow_wasted_tokens_total",
-}
-"""Scalars of one step that are added up over the steps."""
-_SHORTER = {
     "rollout/reward_mean": "reward_mean",
     "rollout/reward_std": "reward_std",
     "time/step_s": "step_duration_seconds",
@@ -53,64 +60,62 @@ _SHORTER = {
     "speed/train_tokens_per_s": "train_tokens_per_second",
     "weights/version": "weight_version",
 }
+"""Scalars that are called otherwise than by the rule; the first are added up over the steps."""
+_STEPS, _SAVED, _LOST, _REPLACED = (
+    ("StepDone", "RowStepDone"),
+    ("CheckpointSaved",),
+    ("WorkerLost",),
+    ("WorkerReplaced",),
+)
 _OF_EVENTS = (
-    Family(name="miles_run_info", kind=GAUGE, about="1", labels=("run", "version")),
+    Family("miles_run_info", "1", ("run", "version")),
     Family(
-        name="miles_run_state",
-        kind=GAUGE,
-        about="1 of the state that the run is in: start, train, eval, ..., done, stopped, failed",
-        labels=("state",),
+        "miles_run_state",
+        "1 of the state that the run is in: start, train, eval, ..., done, stopped, failed",
+        ("state",),
     ),
-    Family(name="miles_step", kind=GAUGE, about="optimizer steps done"),
-    Family(name="miles_steps_wanted", kind=GAUGE, about="optimizer steps that the run is to do"),
-    Family(name=PHASES, kind=COUNTER, about="seconds in each phase of a step", labels=("phase",)),
-    Family(name="miles_checkpoints_total", kind=COUNTER, about="checkpoints that are complete"),
-    Family(name="miles_checkpoint_step", kind=GAUGE, about="of the newest complete checkpoint"),
-    Family(name="miles_checkpoint_bytes", kind=GAUGE, about="size of the newest checkpoint"),
-    Family(name="miles_checkpoint_seconds_total", kind=COUNTER, about="writing checkpoints"),
+    Family("miles_step", "optimizer steps done", (), _STEPS, "step"),
+    Family("miles_steps_wanted", "optimizer steps that the run is to do", (), _STEPS, "num_steps"),
+    Family(PHASES, "seconds in each phase of a step", ("phase",)),
+    Family("miles_checkpoints_total", "checkpoints that are complete", (), _SAVED),
+    Family("miles_checkpoint_step", "of the newest complete checkpoint", (), _SAVED, "step"),
+    Family("miles_checkpoint_bytes", "size of the newest checkpoint", (), _SAVED, "size_bytes"),
+    Family("miles_checkpoint_seconds_total", "writing checkpoints", (), _SAVED, "seconds"),
+    Family("miles_worker_losses_total", "processes that died or hung", ("worker",), _LOST),
     Family(
-        name="miles_worker_losses_total",
-        kind=COUNTER,
-        about="processes that died or hung",
-        labels=("worker",),
-    ),
-    Family(
-        name="miles_worker_restarts_total",
-        kind=COUNTER,
-        about="processes that took the place of lost ones",
-        labels=("worker",),
+        "miles_worker_restarts_total",
+        "processes that took the place of lost ones",
+        ("worker",),
+        _REPLACED,
     ),
     Family(
-        name="miles_worker_restart_seconds_total",
-        kind=COUNTER,
-        about="from noticing losses to having replaced them",
-        labels=("worker",),
+        "miles_worker_restart_seconds_total",
+        "from noticing losses to having replaced them",
+        ("worker",),
+        _REPLACED,
+        "seconds",
     ),
-    Family(name="miles_warnings_total", kind=COUNTER, about="warnings that the user was given"),
+    Family("miles_warnings_total", "warnings that the user was given"),
     Family(
-        name="miles_process_resident_bytes",
-        kind=GAUGE,
-        about="memory of each process of the run on this computer",
-        labels=("process",),
-    ),
-    Family(
-        name="miles_worker_memory_bytes",
-        kind=GAUGE,
-        about="of each rank, engine and device at the last step: peak, reserved, used, total",
-        labels=("worker", "device", "kind"),
+        "miles_process_resident_bytes",
+        "memory of each process of the run on this computer",
+        ("process",),
     ),
     Family(
-        name="miles_learning",
-        kind=GAUGE,
-        about="1: the verdict says that it is learning; 0: that it is not; none: too early to say",
+        "miles_worker_memory_bytes",
+        "of each rank, engine and device at the last step: peak, reserved, used, total",
+        ("worker", "device", "kind"),
     ),
     Family(
-        name="miles_finding",
-        kind=GAUGE,
-        about="1 of each diagnosis that the newest verdict has, by name: docs/verdict.md",
-        labels=("finding",),
+        "miles_learning",
+        "1: the verdict says that it is learning; 0: that it is not; none: too early to say",
     ),
-    Family(name="miles_oom_kills", kind=GAUGE, about="processes that the kernel ended for memory"),
+    Family(
+        "miles_finding",
+        "1 of each diagnosis that the newest verdict has, by name: docs/verdict.md",
+        ("finding",),
+    ),
+    Family("miles_oom_kills", "processes that the kernel ended for memory"),
 )
 _PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "warmup"}
 """Events that end a phase beside the steps, and have its seconds."""
@@ -121,14 +126,12 @@ def family_of(metric: Metric) -> Family:
     section, _, name = metric.name.partition("/")
     if section == "time" and name != "step_s":
         return families()[PHASES]
-    if metric.name in _COUNTED:
-        return Family(name=PREFIX + _COUNTED[metric.name], kind=COUNTER, about=metric.about)
     if metric.name.endswith(ANY):
         words = metric.name.removesuffix(f"/{ANY}").replace("/", "_")
         base = "reward_part" if words == "reward" else f"{words}_figure"
-        return Family(name=PREFIX + base, kind=GAUGE, about=metric.about, labels=("name",))
-    words = _SHORTER.get(metric.name) or _with_unit(metric.name.replace("/", "_"), metric.unit)
-    return Family(name=PREFIX + words, kind=GAUGE, about=metric.about)
+        return Family(PREFIX + base, metric.about, ("name",))
+    words = _NAMES.get(metric.name) or _with_unit(metric.name.replace("/", "_"), metric.unit)
+    return Family(PREFIX + words, metric.about)
 
 
 def _with_unit(words: str, unit: str) -> str:
@@ -181,25 +184,13 @@ class Exposition:
 
     def _event(self, record: Record, who: Mapping[str, str]) -> None:
         kind = record["event"]
-        if kind in ("StepDone", "RowStepDone"):
-            self._set("miles_step", record["step"], **who)
-            self._set("miles_steps_wanted", record["num_steps"], **who)
-        elif kind == "PhaseStarted":
-            self._state(record["phase"], who)
-        elif kind == "RunEnded":
-            self._state(record["outcome"], who)
-        elif kind == "CheckpointSaved":
-            self._add("miles_checkpoints_total", 1, **who)
-            self._set("miles_checkpoint_step", record["step"], **who)
-            self._set("miles_checkpoint_bytes", record["size_bytes"], **who)
-            self._add("miles_checkpoint_seconds_total", record["seconds"], **who)
-        elif kind == "WorkerLost":
-            self._add("miles_worker_losses_total", 1, worker=record["worker"])
-        elif kind == "WorkerReplaced":
-            self._add("miles_worker_restarts_total", 1, worker=record["worker"])
-            self._add(
-                "miles_worker_restart_seconds_total", record["seconds"], worker=record["worker"]
-            )
+        for family in _OF_EVENTS:
+            if kind in family.events:
+                labels = {label: record[label] for label in family.labels}
+                value = record[family.value] if family.value else 1
+                self._take(family, value, **who, **labels)
+        if kind in ("PhaseStarted", "RunEnded"):
+            self._state(record["phase" if kind == "PhaseStarted" else "outcome"], who)
         elif kind == "Notice" and record["level"] == "warning":
             self._add("miles_warnings_total", 1, **who)
         elif kind == "MemorySeen":
@@ -221,15 +212,12 @@ class Exposition:
                 own["phase"] = name.partition("/")[2].removesuffix("_s")
             elif family.labels:
                 own["name"] = name.removeprefix(metric.name.removesuffix(ANY))
-            change = self._add if family.kind == COUNTER else self._set
-            change(family.name, value, **own)
+            self._take(family, value, **own)
 
     def _memory(self, record: Record) -> None:
-        """Several processes of one name count together."""
         self._values.pop("miles_process_resident_bytes", None)
-        for pid, size in record["resident_bytes"].items():
-            name = str(record.get("names", {}).get(pid, pid))
-            self._add("miles_process_resident_bytes", size, process=name)
+        for name, size in sizes_by_name(record).items():
+            self._set("miles_process_resident_bytes", size, process=name)
         if record.get("oom_kills") is not None:
             self._set("miles_oom_kills", record["oom_kills"])
 
@@ -242,6 +230,7 @@ class Exposition:
 
     def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
         """Findings that are no longer there are 0."""
+        self._values.setdefault("miles_learning", {}).pop(tuple(who.items()), None)
         if record["is_learning"] is not None:
             self._set("miles_learning", float(record["is_learning"]), **who)
         for labels in self._values.get("miles_finding", {}):
@@ -255,6 +244,10 @@ class Exposition:
         for labels in [key for key in states if who.items() == dict(key).items() - _state_of(key)]:
             states[labels] = 0.0
         self._set("miles_run_state", 1.0, state=state, **who)
+
+    def _take(self, family: Family, value: float, **labels: str) -> None:
+        change = self._add if family.kind == COUNTER else self._set
+        change(family.name, value, **labels)
 
     def _set(self, family: str, value: float, **labels: str) -> None:
         self._values.setdefault(family, {})[tuple(sorted(labels.items()))] = float(value)

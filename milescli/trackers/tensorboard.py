@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.integrity import free_bytes
@@ -13,16 +14,18 @@ from milescli.trackers.base import TrackedRun
 
 FOLDER = "tensorboard"
 _NEEDS = 2**20
-"""Bytes that are free before scalars are handed to it."""
+"""Bytes that are free before anything is handed to it."""
 
 
 class TensorBoard:
     """See Tracker."""
 
     def __init__(self, *, run: TrackedRun) -> None:
+        """Raises OSError where the disk is full."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = run.folder / FOLDER
+        _require_space(self._folder)
         goes_on = run.first_step > 0
         self._writer: Any = SummaryWriter(
             str(self._folder),
@@ -36,9 +39,7 @@ class TensorBoard:
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """See Tracker. Raises OSError where the disk is full."""
-        if free_bytes(self._folder) < _NEEDS:
-            # its writer is a thread that a failed write ends for good
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._folder))
+        _require_space(self._folder)
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
@@ -48,3 +49,9 @@ class TensorBoard:
     def close(self, outcome: str) -> None:
         """See Tracker."""
         self._writer.close()
+
+
+def _require_space(folder: Path) -> None:
+    """Its writer is a thread that a failed write ends for good, with a traceback on the screen."""
+    if free_bytes(folder) < _NEEDS:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))

@@ -81,6 +81,5 @@ def _leave(run_id: str) -> None:
 
     with _CHANGING:
         _OPEN.discard(run_id)
-        is_last = not _OPEN
-    if is_last:
-        wandb.teardown()
+        if not _OPEN:  # within the lock: who begins meanwhile has a process of its own
+            wandb.teardown()

@@ -21,7 +21,7 @@ from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.runtime import tracking
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.tracking import require_tracking, tracked, tracked_run, values_of
+from milescli.runtime.tracking import require_tracking, tracked, tracked_run
 from milescli.trackers.base import TrackedRun
 from tests.console.fake_run import step_done
 
@@ -187,9 +187,3 @@ def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path)
     assert 'miles_run_info{run="sums"' in text and "miles_step 3.0" in text
     assert 'miles_process_resident_bytes{process="driver"} 4096.0' in text
     require_tracking(settings)  # it is free again
-
-
-def test_what_trackers_know_of_a_recipe_is_what_json_holds() -> None:
-    values = values_of(Recipe())
-    assert values["train.steps"] == Recipe().train.steps
-    assert values["rollout.mcp"] == {} and values["model.scratch.vocab_size"] is None

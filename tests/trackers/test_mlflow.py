@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(VARIABLE, uri)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return uri
+
+
+def test_a_run_may_have_a_quote_in_its_name(store: str, tmp_path: Path) -> None:
+    run = replace(run_in(tmp_path), id="it's-4f2a90c1")
+    for outcome in ("stopped", "done"):
+        tell(MLflow(run=run), events(1), outcome=outcome)
+    client = MlflowClient(store)
+    [made] = client.search_runs([client.get_experiment_by_name("sums").experiment_id])
+    assert made.info.status == "FINISHED"
 
 
 def test_a_run_that_is_resumed_goes_on_in_the_same_run(store: str, tmp_path: Path) -> None:

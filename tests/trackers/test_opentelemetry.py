@@ -9,8 +9,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from milescli.core.events import PHASES
 from milescli.platform.ports import free_ports
-from milescli.trackers.opentelemetry import PHASES, OpenTelemetry
+from milescli.trackers.opentelemetry import OpenTelemetry
 from tests.trackers.running import BEGAN_S, events, records, run_in, tell
 
 

@@ -46,3 +46,12 @@ def test_a_full_disk_is_an_error_and_spoils_nothing_after(
             board.log(1, {"train/loss": 0.5})
     tell(board, events(2))
     assert [one.step for one in read(tmp_path).Scalars("train/loss")] == [2]
+
+
+def test_a_disk_that_is_full_at_the_start_is_an_error_before_its_thread_prints_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorboard, "free_bytes", lambda folder: 0)
+    with pytest.raises(OSError, match=os.strerror(28)):
+        TensorBoard(run=run_in(tmp_path))
+    assert not (tmp_path / FOLDER).exists()
