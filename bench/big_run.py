@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -32,6 +31,7 @@ from milescli.core.events import (
     to_record,
 )
 from milescli.core.types import StepReport
+from milescli.core.units import format_time
 
 NAME = "big-1"
 SAMPLES = 10
@@ -171,7 +171,7 @@ def asked_of(client: httpx.Client, folder: Path, server: psutil.Process) -> dict
     figures["open_s"] = figures["read_s"] + figures["again_s"]
     figures["summary_s"] = seconds(f"{of_run}/summary")
     figures["narrow_s"] = seconds(f"{charts[0]}&first=5000&last=5100")
-    figures["samples_s"] = seconds(f"{of_run}/samples?step=77")
+    figures["samples_s"] = seconds(f"{of_run}/samples?step=7")
     figures["search_s"] = seconds(f"{of_run}/find-samples?q=no+such+text")
     figures["live_s"] = told_after(client, of_run, folder)
     return figures
@@ -309,9 +309,7 @@ def evaluation(step: int, rng: random.Random) -> EvalDone:
 
 def line_of(event: Event, step: int) -> str:
     """Of events.jsonl."""
-    at = datetime.fromtimestamp(BEGAN_S + step * STEP_S, UTC)
-    told = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return json.dumps({"time": told, **to_record(event)}) + "\n"
+    return json.dumps({"time": format_time(BEGAN_S + step * STEP_S), **to_record(event)}) + "\n"
 
 
 def samples_of(step: int, rng: random.Random) -> Iterator[dict[str, object]]:

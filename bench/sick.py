@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +120,7 @@ def called(ill: Ill, *, name: str, folder: Path) -> list[str]:
         with open(folder / f"{name}.log", "w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
             if ill.kills:
-                threading.Thread(target=kill_engines, args=(run, ill.kills), daemon=True).start()
+                kill_engines(run, ill.kills, while_runs=process)
             process.wait()
     said = subprocess.run([*MILES, "status", str(run), "--json"], capture_output=True, text=True)
     verdict = json.loads(said.stdout)["verdict"]
@@ -141,10 +140,10 @@ def warm_model(folder: Path) -> Path:
     return model
 
 
-def kill_engines(run: Path, count: int) -> None:
+def kill_engines(run: Path, count: int, *, while_runs: subprocess.Popen[bytes]) -> None:
     """End an engine's scheduler of this run, so many times, between steps."""
     killed, last = 0, 0
-    while killed < count:
+    while killed < count and while_runs.poll() is None:
         time.sleep(1.0)
         try:
             lines = (run / "events.jsonl").read_text().splitlines()

@@ -4,9 +4,11 @@ copy of it (`Workplace.copy_run`)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.end_to_end.runs import Workplace
+from tests.end_to_end.runs import Finished, Workplace
 from tests.shared_memory import entries
 
 
@@ -20,3 +22,17 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def shared_memory() -> set[str]:
     """What lay in /dev/shm before."""
     return entries()
+
+
+@pytest.fixture(scope="session")
+def whole(workplace: Workplace) -> Finished:
+    """Six steps without a break."""
+    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "whole")
+    assert finished.code == 0, finished
+    return finished
+
+
+@pytest.fixture(scope="session")
+def exported(workplace: Workplace, whole: Finished) -> Path:
+    """The last step of the whole run as a Hugging Face folder."""
+    return workplace.export("whole", step=6)

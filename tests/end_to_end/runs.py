@@ -123,6 +123,13 @@ class Workplace:
         """Another run with the same past, for a test that goes on with it or changes it."""
         return Path(shutil.copytree(self.run(name), self.run(to), symlinks=True))
 
+    def export(self, name: str, *, step: int) -> Path:
+        """A step of a run as a Hugging Face folder."""
+        folder = self.folder / f"{name}-{step}"
+        finished = self.miles("export", name, "--to", str(folder), "--step", str(step))
+        assert finished.code == 0, finished
+        return folder
+
     def events(self, name: str) -> list[dict]:
         """Everything that happened in a run, so far."""
         file = self.run(name) / "events.jsonl"
@@ -166,6 +173,11 @@ class Workplace:
         raise AssertionError(
             f"no such event within {seconds} s; the last were {self.events(name)[-3:]}"
         )
+
+
+def tokens(file: Path) -> list[list[int]]:
+    """Of the responses of a file of samples."""
+    return [json.loads(line)["response_ids"] for line in file.read_text().splitlines()]
 
 
 def learned(step: dict) -> tuple[dict, dict]:

@@ -1,12 +1,9 @@
-"""launch -> kill -> resume -> eval -> export, with real Ray, SGLang and Megatron-Core on a CPU."""
+"""launch -> kill -> resume, with real Ray, SGLang and Megatron-Core on a CPU."""
 
 from __future__ import annotations
 
 import json
-import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -19,7 +16,14 @@ from milescli.checkpoint.base import checksum_of
 from milescli.core.metric_names import by_name
 from milescli.core.scalars import scalars_in
 from milescli.trackers.prometheus import Exposition
-from tests.end_to_end.runs import Finished, Workplace, processes_of_run, saved, wait_until_gone
+from tests.end_to_end.runs import (
+    Finished,
+    Workplace,
+    processes_of_run,
+    saved,
+    tokens,
+    wait_until_gone,
+)
 from tests.shared_memory import forgotten
 
 pytestmark = pytest.mark.timeout(600)
@@ -31,20 +35,6 @@ WARMUP_FIGURES = (
 """(loss, gradient norm) of each warm-up step of this recipe, as an early version had them."""
 RL_FIGURES = ((0.664215385, 0.610672767), (0.672416432, 0.623424404))
 """(mean reward, gradient norm) of the first RL steps of the same run."""
-
-
-@pytest.fixture(scope="module")
-def whole(workplace: Workplace):
-    """Six steps without a break."""
-    finished = workplace.miles("launch", "--recipe", "tiny.yaml", "--name", "whole")
-    assert finished.code == 0, finished
-    return finished
-
-
-@pytest.fixture(scope="module")
-def exported(workplace: Workplace, whole) -> Path:
-    """The last step of the whole run as a Hugging Face folder."""
-    return _export(workplace, "whole", step=6)
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +199,11 @@ def test_a_run_that_was_killed_and_resumed_is_bit_for_bit_the_run_that_was_not(
     workplace: Workplace, whole, broken, exported: Path
 ) -> None:
     ours = _weights(exported)
-    theirs = _weights(_export(workplace, "broken", step=6))
+    theirs = _weights(workplace.export("broken", step=6))
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not different
-    start = _weights(_export(workplace, "whole", step=3))
+    start = _weights(workplace.export("whole", step=3))
     assert any(not torch.equal(start[name], ours[name]) for name in ours), (
         "three steps changed nothing: the comparison is blind"
     )
@@ -224,7 +214,7 @@ def test_equal_seeds_give_equal_tokens_in_every_step(workplace: Workplace, whole
         ours, theirs = (
             workplace.run(name) / "rollouts" / f"step_{step}.jsonl" for name in ("whole", "broken")
         )
-        assert _tokens(ours) == _tokens(theirs), f"step {step}"
+        assert tokens(ours) == tokens(theirs), f"step {step}"
 
 
 def test_a_profile_says_where_the_time_went_and_changes_no_step(
@@ -264,90 +254,6 @@ def test_a_profile_of_a_run_that_has_ended_is_refused(workplace: Workplace, whol
         assert word in refused.err
 
 
-def test_eval_of_a_checkpoint_gives_the_samples_of_the_run(workplace: Workplace, whole) -> None:
-    file = workplace.copy_run("whole", "evaluated") / "eval" / "step_6.jsonl"
-    of_the_run = _tokens(file)
-    file.unlink()
-    finished = workplace.miles("--json", "eval", "evaluated")
-    assert finished.code == 0, finished
-    assert json.loads(finished.out.splitlines()[-1])["num_prompts"] == 8
-    assert _tokens(file) == of_the_run
-
-
-def test_eval_of_all_steps_on_two_sets_starts_engines_once(workplace: Workplace, whole) -> None:
-    run = workplace.copy_run("whole", "measured")
-    rows = [json.loads(line) for line in (run / "data" / "sums-heldout.jsonl").open()][:6]
-    for place, row in enumerate(rows):
-        row["domain"] = ("even", "odd")[place % 2]
-    (workplace.folder / "few.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    asked = ["--samples", "2", "--temperature", "1.0", "--data", "few.jsonl", "--json"]
-    done = workplace.miles(
-        "eval", "measured", "--steps", "all", *asked, "--data", "more=few.jsonl[0:4]"
-    )
-    assert done.code == 0, done
-    told = [one for one in map(json.loads, done.out.splitlines()) if one["kind"] != "progress"]
-    steps = [0, 3, 6]
-    assert [(one["step"], one["set"], one["num_prompts"]) for one in told] == [
-        place for step in steps for place in ((step, "few", 6), (step, "more", 4))
-    ]
-    assert set(told[0]["estimates"]) == {"avg@2", "pass@1", "pass@2"}
-    assert {name: one["num_prompts"] for name, one in told[0]["domains"].items()} == {
-        "even": 3,
-        "odd": 3,
-    }
-    sampled = {step: _tokens(run / "eval" / "few" / f"step_{step}.jsonl") for step in steps}
-    assert sampled[0] != sampled[3] != sampled[6]
-    assert done.err.count("starting engines") == 1
-    alone = workplace.miles("eval", "measured", "--step", "3", *asked)
-    assert alone.code == 0, alone
-    assert _tokens(run / "eval" / "few" / "step_3.jsonl") == sampled[3], "not the weights of step 3"
-
-
-def test_an_exported_model_is_asked_without_its_run_and_compared_with_it(
-    workplace: Workplace, exported: Path
-) -> None:
-    run = workplace.copy_run("whole", "compared")
-    rows = (run / "data" / "sums-heldout.jsonl").read_text().splitlines()[:6]
-    (workplace.folder / "six.jsonl").write_text("\n".join(rows))
-    asked = ["--data", "six.jsonl", "--set", "eval.max_response_tokens=16"]
-    asked += ["--set", "rollout.reward=tests.end_to_end.rewards:variety", "--json"]
-    alone = workplace.miles("eval", str(exported), *asked, "--out", "alone")
-    assert alone.code == 0, alone
-    kept = "alone/eval/six/step_0.json"
-    ours = workplace.miles("eval", "compared", *asked, "--against", kept)
-    assert ours.code == 0, ours
-    told = json.loads(ours.out.splitlines()[-1])
-    assert told["difference"]["p_value"] == 1.0 and told["a_accuracy"] == told["b_accuracy"]
-    files = (workplace.folder / kept, run / "eval" / "six" / "step_6.json")
-    assert _tokens(files[0].with_suffix(".jsonl")) == _tokens(files[1].with_suffix(".jsonl"))
-
-
-def test_an_exported_folder_loads_in_transformers_and_gives_the_greedy_samples_of_the_run(
-    workplace: Workplace, exported: Path
-) -> None:
-    rows = [
-        json.loads(line)
-        for line in (workplace.run("whole") / "eval" / "step_6.jsonl").read_text().splitlines()
-    ]
-    from tests.end_to_end.hugging_face import greedy
-
-    assert greedy(exported, [row["prompt_ids"] for row in rows], max_new_tokens=16) == [
-        row["response_ids"] for row in rows
-    ]
-
-
-def test_what_the_model_card_says_works_as_it_stands(exported: Path) -> None:
-    code = re.search(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.DOTALL)[1]
-    done = subprocess.run(
-        [sys.executable, "-c", code + "print(type(tokenizer), type(model))"],
-        cwd=exported.parent,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "Qwen3ForCausalLM" in done.stdout, done.stderr
-
-
 def test_resume_refuses_a_run_that_is_done_and_says_how_to_go_further(
     workplace: Workplace, whole
 ) -> None:
@@ -383,18 +289,7 @@ def test_a_flipped_byte_is_named_and_the_step_before_is_what_can_be_had(
     assert file.name in back.err and "goes back to the checkpoint before, step 3" in back.err
 
 
-def _export(workplace: Workplace, name: str, *, step: int) -> Path:
-    folder = workplace.folder / f"{name}-{step}"
-    finished = workplace.miles("export", name, "--to", str(folder), "--step", str(step))
-    assert finished.code == 0, finished
-    return folder
-
-
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(folder / "model.safetensors")
-
-
-def _tokens(file: Path) -> list[list[int]]:
-    return [json.loads(line)["response_ids"] for line in file.read_text().splitlines()]
