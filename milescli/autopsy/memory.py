@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import read_jsonl
 from milescli.core.units import format_bytes
-from milescli.platform.memory_record import FILE
+from milescli.platform.memory_record import FILE, sizes_by_name
 
 NUM_POINTS = 6
 """Of the curve."""
@@ -50,12 +50,7 @@ def read_memory(log_dir: Path) -> Memory:
     looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
     counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
     chosen = {round(i * (len(looks) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
-    peak = dict[str, int]()
-    if looks:
-        most = max(looks, key=_total)
-        for pid, size in most["resident_bytes"].items():
-            name = most["names"][pid]
-            peak[name] = peak.get(name, 0) + size
+    peak = sizes_by_name(max(looks, key=_total)) if looks else {}
     return Memory(
         curve=[
             (_utc(looks[i]["time"]), _total(looks[i]))

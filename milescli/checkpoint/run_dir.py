@@ -172,10 +172,10 @@ class RunDir:
 
     def attempts(self) -> list[Path]:
         """Log folders of all attempts, oldest first."""
-        return sorted(
-            (self.path / "logs").glob("attempt_*"),
-            key=lambda folder: int(folder.name.partition("_")[2]),
-        )
+        folders = (self.path / "logs").glob("attempt_*")
+        numbers = {one: one.name.partition("_")[2] for one in folders}
+        own = [one for one, number in numbers.items() if number.isdecimal()]
+        return sorted(own, key=lambda folder: int(numbers[folder]))
 
     def new_attempt(self) -> Path:
         """A log folder for this attempt, which `logs/latest` then points to."""

@@ -10,11 +10,10 @@ from typing import Any
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
 from milescli.insight.facts import RunFacts
 from milescli.insight.history import History
-from milescli.platform.memory_record import FILE
+from milescli.platform.memory_record import FILE, sizes_by_name
 
 SMALL = 32 * 2**20
 """Bytes: helpers of Ray and of engines that hold less are not named."""
-_SIZES = "resident_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +43,15 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
 def records(attempt: Path) -> list[Mapping[str, Any]]:
     """Lines of an attempt's memory.jsonl that have sizes, oldest first: time, resident_bytes by
     pid, names by pid. Raises OSError where they are not ours to read."""
-    return [one for one in read_jsonl(attempt / FILE) if isinstance(one.get(_SIZES), dict)]
-
-
-def by_name(record: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of one line, by who holds them; processes that write one log count together."""
-    names, held = record.get("names") or {}, dict[str, int]()
-    for pid, size in record[_SIZES].items():
-        name = str(names.get(pid, pid))
-        held[name] = held.get(name, 0) + int(size)
-    return held
+    lines = read_jsonl(attempt / FILE)
+    return [one for one in lines if isinstance(one.get("resident_bytes"), dict)]
 
 
 def _of_processes(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
     """The largest first; small ones are left out."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
-        own = by_name(record)
+        own = sizes_by_name(record)
         used |= own
         peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}
     return [

@@ -212,8 +212,16 @@ def _user_files(
             only=SETTINGS,
         )
         for path in paths
-        if path.is_file() and (but_not is None or path.resolve() != but_not.resolve())
+        if _is_there(path) and (but_not is None or path.resolve() != but_not.resolve())
     ]
+
+
+def _is_there(path: Path) -> bool:
+    """Also where its folder is closed to us: whoever reads it says so."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return True
 
 
 def _shown(path: Path, cwd: Path, home: Path) -> str:

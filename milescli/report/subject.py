@@ -113,11 +113,7 @@ def read_subject(run: RunDir) -> Subject:
     adapters = [
         _subject(RunDir(run.adapters_dir / name), own) for name, own in history.adapters.items()
     ]
-    state = whole.summary.state
-    return replace(
-        whole,
-        adapters=[replace(one, summary=replace(one.summary, state=state)) for one in adapters],
-    )
+    return replace(whole, adapters=adapters)
 
 
 def _subject(run: RunDir, history: History) -> Subject:

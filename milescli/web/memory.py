@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.facts import read_facts
-from milescli.insight.memory import by_name, records
+from milescli.insight.memory import records
+from milescli.platform.memory_record import sizes_by_name
 from milescli.web.asked import Asked, Json
 
 MAX_POINTS = 2000
@@ -33,7 +34,7 @@ def memory(asked: Asked) -> Json:
 def _over_time(run: RunDir) -> list[Json]:
     """Of all attempts."""
     points = [
-        {"time_s": record["time"], "resident_bytes": by_name(record)}
+        {"time_s": record["time"], "resident_bytes": sizes_by_name(record)}
         for attempt in run.attempts()
         for record in records(attempt)
     ]

@@ -31,6 +31,12 @@ def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(
     assert memory.lines()[-1].endswith("for want of memory: 1")
 
 
+def test_a_process_without_a_name_is_called_by_its_number(tmp_path: Path) -> None:
+    look = {"time": 1.76e9, "resident_bytes": {"11": 7, "12": 5}, "names": {"11": "driver"}}
+    (tmp_path / "memory.jsonl").write_text(json.dumps(look) + "\n")
+    assert read_memory(tmp_path).peak == {"driver": 7, "12": 5}
+
+
 def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
     memory = read_memory(tmp_path)
     assert (memory.curve, memory.peak, memory.oom_kills) == ([], {}, None)

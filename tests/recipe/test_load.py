@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,21 @@ def test_a_recipe_called_miles_yaml_is_not_also_a_user_file(place: Place) -> Non
     (place.cwd / "miles.yaml").write_text(SMALL)
     loaded = load("./miles.yaml", environ={}, cwd=place.cwd, home=place.home)
     assert loaded.recipe.data.prompts == "task:sums"
+
+
+def test_a_user_file_in_a_closed_folder_is_told_of(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *args: object, **kwargs: object) -> bool:
+        if path.name == "config.yaml":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return False
+
+    monkeypatch.setattr(Path, "is_file", refuse)  # chmod does not stop root
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(RecipeError, match=r"user file .*config.yaml` cannot be read") as caught:
+        runs_dir(environ={}, cwd=place.cwd, home=place.home)
+    assert caught.value.why == "Permission denied"
 
 
 def test_variables_of_others_are_left_alone(place: Place) -> None:
