@@ -1,5 +1,5 @@
-"""Who works on a run: one driver at a time. Whoever looks whether one does holds the lock for an
-instant, which a driver that begins just then waits for."""
+"""Who works on a run, one driver at a time, and how it ended. Whoever looks whether one does holds
+the lock for an instant, which a driver that begins just then waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import ADAPTERS, RunDir
 from milescli.core.errors import MachineError, MilesError
 
 FILE = ".lock"
@@ -44,6 +44,20 @@ def is_locked(run: RunDir) -> bool:
     except OSError:
         return True
     return False
+
+
+def state_of(run: RunDir, *, outcome: str | None = None) -> str:
+    """not started, running, done, stopped, failed or killed. `outcome`: that its events tell of,
+    for a run of which nothing else is left. An adapter's state is that of the run that trains
+    it."""
+    above = RunDir(run.path.parent.parent)
+    if run.path.parent.name == ADAPTERS and above.is_run:
+        run = above
+    if not run.attempts():
+        return outcome or "not started"
+    if (verdict := run.verdict()) is not None:
+        return str(verdict.get("outcome", "killed"))
+    return "running" if is_locked(run) else outcome or "killed"
 
 
 def _is_taken(file: IO[str]) -> bool:

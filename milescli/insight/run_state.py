@@ -10,28 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.run_dir import ADAPTERS, STEP_EVENTS, RunDir
-from milescli.checkpoint.run_lock import is_locked
+from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
+from milescli.checkpoint.run_lock import state_of
 from milescli.insight.reader import object_of
 
 Json = dict[str, Any]
 BLOCK_BYTES = 2**20
 BACK_BYTES = 16 * 2**20
 """What stands before the last so many of a file is not looked through."""
-
-
-def state_of(run: RunDir, *, outcome: str | None = None) -> str:
-    """not started, running, done, stopped, failed or killed. `outcome`: that its events tell of,
-    for a run of which nothing else is left. An adapter's state is that of the run that trains
-    it."""
-    above = RunDir(run.path.parent.parent)
-    if run.path.parent.name == ADAPTERS and above.is_run:
-        run = above
-    if not run.attempts():
-        return outcome or "not started"
-    if (told := run.verdict()) is not None:
-        return str(told.get("outcome", "killed"))
-    return "running" if is_locked(run) else outcome or "killed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

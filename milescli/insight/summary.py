@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import state_of
 from milescli.core.events import PHASES
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
@@ -19,7 +20,6 @@ from milescli.insight.finding import Verdict
 from milescli.insight.flops import mfu_of
 from milescli.insight.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
-from milescli.insight.run_state import state_of
 from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict
 

@@ -27,6 +27,7 @@ _SYMPTOMS = {
     "loss-flat": ("no-gradient", "no-learning-rate"),
 }
 """Finding -> those that explain it: with one of them there, it says nothing more."""
+_BAD_ENDS = {"failed": " The run failed.", "killed": " The run was killed."}
 
 
 def verdict_of(
@@ -118,10 +119,11 @@ def _headline(case: Case, findings: Sequence[Finding], *, is_learning: bool | No
         told = f"It is learning: {what}."
     else:
         told = f"It is not learning: {what}."
+    end = _BAD_ENDS.get(history.outcome or "", "")
     if worst is None:
-        return told if is_learning is False else f"{told} Nothing is wrong."
+        return f"{told}{end}" if end or is_learning is False else f"{told} Nothing is wrong."
     lead = "But" if is_learning else "First"
-    return f"{told} {lead}: {worst.title[0].lower()}{worst.title[1:]}."
+    return f"{told} {lead}: {worst.title[0].lower()}{worst.title[1:]}.{end}"
 
 
 def _before_steps(history: History) -> str:

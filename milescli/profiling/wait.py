@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, step_done
-from milescli.checkpoint.run_lock import is_locked
+from milescli.checkpoint.run_lock import is_locked, state_of
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.log_tail import last_records
 from milescli.core.units import format_duration
@@ -54,17 +54,15 @@ class Pace:
 
 def require_running(run: RunDir, *, asked_for: str) -> None:
     """Raises MilesError where no driver works on it."""
-    if run.attempts() and run.verdict() is None and is_locked(run):
+    if (state := state_of(run)) == "running":
         return
-    verdict = run.verdict()
-    outcome = str(verdict["outcome"]) if verdict else "has not begun"
     events = list(run.events())
     totals = [int(str(e["num_steps"])) for e in events if e.get("event") in STEP_EVENTS]
     is_through = bool(totals) and step_done(events) >= totals[-1]
     further = f" --steps {totals[-1] + MORE_STEPS}" if is_through else ""
     raise MilesError(
         f"run `{run.name}` is not running",
-        why=f"a profile is taken of steps that are done; its last attempt: {outcome}",
+        why=f"a profile is taken of steps that are done; the run: {state}",
         fix=[f"miles resume {run.shown}{further}", f"{asked_for}   # meanwhile"],
     )
 

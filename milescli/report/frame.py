@@ -30,7 +30,8 @@ def framed(body: Sequence[Child], *, title: str, charts: Sequence[Chart]) -> str
     vendored = files("milescli") / "vendored" / "uplot"
     own = files("milescli") / "report"
     style = "\n".join([_text(vendored / "uPlot.min.css"), _text(own / "page.css"), STYLE])
-    script = "\n".join([_text(vendored / "uPlot.iife.min.js"), _text(own / "page.js")])
+    licence = f"/*\n{_text(vendored / 'LICENSE')}*/"
+    script = "\n".join([licence, _text(vendored / "uPlot.iife.min.js"), _text(own / "page.js")])
     assert "</" + "script" not in script.lower() and "</" + "style" not in style.lower()
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "

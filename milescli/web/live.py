@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
+from milescli.checkpoint.run_lock import state_of
 from milescli.insight.history import History
-from milescli.insight.run_state import state_of
 from milescli.web.asked import Asked
 from milescli.web.refusals import Busy, Refusal
 from milescli.web.responses import to_json

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint import run_lock
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_lock import lock, state_of
 from milescli.core.errors import MilesError
+from milescli.core.events import RunEnded
+from milescli.insight.reader import read_history
+from tests.web.written import WrittenRun
 
 
 def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +36,41 @@ def test_a_driver_waits_for_whoever_only_looks(tmp_path: Path) -> None:
         ended.start()
         with run_lock.lock(RunDir(tmp_path)):
             ended.join()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> WrittenRun:
+    """Nothing has happened in it yet."""
+    return WrittenRun(path=tmp_path / "run")
+
+
+def test_a_run_runs_while_its_driver_holds_it(written: WrittenRun) -> None:
+    attempt = written.attempt(engine_0="")
+    with lock(written.run):
+        assert state_of(written.run) == "running"
+    assert state_of(written.run) == "killed"
+    verdict_file(attempt).write_text('{"outcome": "failed"}\n')
+    assert state_of(written.run) == "failed"
+
+
+def test_the_end_of_an_attempt_before_is_not_the_end_of_this_one(written: WrittenRun) -> None:
+    """A resumed run holds its directory for a while before it tells of its start."""
+    verdict_file(written.attempt(engine_0="")).write_text('{"outcome": "stopped"}\n')
+    written.tell(RunEnded(outcome="stopped", step=3, seconds=1.0))
+    outcome = read_history(written.run).outcome
+    assert state_of(written.run, outcome=outcome) == "stopped"
+    written.attempt(engine_0="")
+    with lock(written.run):
+        assert state_of(written.run, outcome=outcome) == "running"
+
+
+def test_a_run_of_which_only_events_are_left_ended_as_they_say(written: WrittenRun) -> None:
+    assert state_of(written.run, outcome="done") == "done"
+
+
+def test_an_adapter_is_in_the_state_of_its_run(written: WrittenRun) -> None:
+    own = WrittenRun(path=written.run.adapters_dir / "sums")
+    written.attempt(engine_0="")
+    with lock(written.run):
+        assert state_of(own.run) == "running"
+    assert state_of(own.run) == "killed"

@@ -9,12 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.checkpoint.run_dir import verdict_file
-from milescli.checkpoint.run_lock import lock
-from milescli.core.events import Notice, RunEnded
+from milescli.core.events import Notice
 from milescli.insight import run_state
-from milescli.insight.reader import read_history
-from milescli.insight.run_state import RunState, RunStates, state_of
+from milescli.insight.run_state import RunState, RunStates
 from tests.console.fake_run import eval_done
 from tests.web.written import WrittenRun, row_step_done, step_done
 
@@ -57,38 +54,6 @@ def test_a_run_that_is_gone_is_listed_as_far_as_it_is_known(run: WrittenRun) -> 
 def test_a_folder_of_logs_that_is_not_ours_hides_no_other_run(run: WrittenRun) -> None:
     run.attempt(engine_0="").rename(run.path / "logs" / "attempt_old")
     assert RunStates().of(run.run).state == "not started"
-
-
-def test_a_run_runs_while_its_driver_holds_it(run: WrittenRun) -> None:
-    attempt = run.attempt(engine_0="")
-    with lock(run.run):
-        assert state_of(run.run) == "running"
-    assert state_of(run.run) == "killed"
-    verdict_file(attempt).write_text('{"outcome": "failed"}\n')
-    assert state_of(run.run) == "failed"
-
-
-def test_the_end_of_an_attempt_before_is_not_the_end_of_this_one(run: WrittenRun) -> None:
-    """A resumed run holds its directory for a while before it tells of its start."""
-    verdict_file(run.attempt(engine_0="")).write_text('{"outcome": "stopped"}\n')
-    run.tell(RunEnded(outcome="stopped", step=3, seconds=1.0))
-    outcome = read_history(run.run).outcome
-    assert state_of(run.run, outcome=outcome) == "stopped"
-    run.attempt(engine_0="")
-    with lock(run.run):
-        assert state_of(run.run, outcome=outcome) == "running"
-
-
-def test_a_run_of_which_only_events_are_left_ended_as_they_say(run: WrittenRun) -> None:
-    assert state_of(run.run, outcome="done") == "done"
-
-
-def test_an_adapter_is_in_the_state_of_its_run(run: WrittenRun) -> None:
-    own = WrittenRun(path=run.run.adapters_dir / "sums")
-    run.attempt(engine_0="")
-    with lock(run.run):
-        assert state_of(own.run) == "running"
-    assert state_of(own.run) == "killed"
 
 
 def test_the_newest_step_counts_after_a_resume(run: WrittenRun) -> None:

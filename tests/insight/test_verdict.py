@@ -251,6 +251,9 @@ def test_a_run_that_has_fallen_silent_is_said_to_be() -> None:
 def test_the_headline_says_whether_it_is_learning() -> None:
     assert Planted().verdict().headline.startswith("It is learning: reward 0.30")
     assert Planted().verdict().headline.endswith("Nothing is wrong.")
+    failed = Planted(error={"error": "the disk is full"}).verdict()
+    assert failed.headline.startswith("It is learning: reward 0.30")
+    assert failed.headline.endswith(". The run failed.")
     flat = SICK["reward-flat"].verdict()
     assert flat.is_learning is False
     assert flat.headline.startswith("It is not learning")

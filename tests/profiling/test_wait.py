@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir, verdict_file
-from milescli.checkpoint.run_lock import lock
+from milescli.checkpoint.run_lock import FILE, lock
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.profiling import request as files
 from milescli.profiling import wait
@@ -132,6 +132,13 @@ def test_a_run_that_does_not_run_is_refused(running: RunDir, outcome: str) -> No
     with pytest.raises(MilesError, match="is not running") as refused:
         wait.require_running(running, asked_for="miles profile x")
     assert outcome in refused.value.why and "miles resume" in refused.value.fixes[0]
+
+
+def test_a_run_that_was_killed_is_said_to_be(running: RunDir) -> None:
+    (running.path / FILE).unlink()
+    with pytest.raises(MilesError, match="is not running") as refused:
+        wait.require_running(running, asked_for="miles profile x")
+    assert refused.value.why.endswith("killed")
 
 
 def test_the_end_of_long_events_is_enough(running: RunDir) -> None:
