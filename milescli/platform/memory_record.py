@@ -129,6 +129,11 @@ def sizes_by_name(look: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _command(pid: int) -> str:
+    """Of `python -m a.b` b."""
+    process = Path(f"/proc/{pid}")
     with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        words = (process / "cmdline").read_text(errors="replace").split("\0")
+        if words[1:2] == ["-m"]:
+            return words[2].rpartition(".")[2]
+        return (process / "comm").read_text().strip()
     return "?"

@@ -44,6 +44,18 @@ def test_processes_are_named_by_the_log_that_they_write_and_the_last_look_is_kep
     assert "resident_bytes" not in end
 
 
+def test_a_process_without_a_log_is_named_by_its_command_or_its_module(tmp_path: Path) -> None:
+    module = subprocess.Popen([sys.executable, "-m", "code"], stdin=-1, stdout=-3, stderr=-3)
+    command = subprocess.Popen(["sleep", "60"])
+    memory = MemoryRecord(driver=os.getpid(), folder=tmp_path)
+    memory.look([module.pid, command.pid])
+    for child in (module, command):
+        child.kill()
+        child.communicate()
+    names = _records(tmp_path)[0]["names"]
+    assert (names[str(module.pid)], names[str(command.pid)]) == ("code", "sleep")
+
+
 def test_the_file_is_bounded_and_keeps_its_first_and_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
