@@ -57,6 +57,11 @@ class Finished:
         return f"exit {self.code}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-6000:]}"
 
 
+def _number(path: Path) -> int:
+    """Of `step_3` or `step_3.jsonl`."""
+    return int(path.stem.removeprefix("step_"))
+
+
 @dataclass
 class Workplace:
     """A folder with a recipe in it, where `miles` is called as a user would."""
@@ -122,6 +127,23 @@ class Workplace:
     def copy_run(self, name: str, to: str) -> Path:
         """Another run with the same past, for a test that goes on with it or changes it."""
         return Path(shutil.copytree(self.run(name), self.run(to), symlinks=True))
+
+    def resume_without(self, name: str, *, step: int) -> str:
+        """Do the end of a run once more, in a copy without its last checkpoint, that of `step`, and
+        all that came behind the one before: the name of the copy."""
+        again = f"{name}-again"
+        run = self.copy_run(name, again)
+        shutil.rmtree(run / "checkpoints" / f"step_{step}")
+        shutil.rmtree(run / "journal", ignore_errors=True)
+        kept = max(_number(path) for path in (run / "checkpoints").glob("step_*"))
+        for path in (run / "rollouts").glob("step_*.jsonl"):
+            if _number(path) > kept:
+                path.unlink()
+        before = [event for event in self.events(again) if event.get("step", 0) <= kept]
+        (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in before))
+        finished = self.miles("resume", again)
+        assert finished.code == 0, finished
+        return again
 
     def export(self, name: str, *, step: int) -> Path:
         """A step of a run as a Hugging Face folder."""

@@ -58,10 +58,8 @@ def test_a_dialogue_is_trained_on_token_by_token_and_resumes(workplace: Workplac
         assert [text.count("<|im_start|>assistant") for text in (first, second)] == [3, 2]
         assert "add(a): Add." in first and "Go on." in second and "And é?" in first
 
-    _launch(workplace, "dialogue-stopped", DIALOGUE, steps=1)
-    finished = workplace.miles("resume", "runs/dialogue-stopped", "--steps", "2")
-    assert finished.code == 0, finished
-    assert _samples(workplace, "dialogue-stopped", 2) == _samples(workplace, "dialogue", 2)
+    again = workplace.resume_without("dialogue", step=2)
+    assert _samples(workplace, again, 2) == _samples(workplace, "dialogue", 2)
 
 
 def test_a_model_that_calls_the_calculator_is_told_and_scored(workplace: Workplace) -> None:

@@ -91,11 +91,8 @@ def test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit(
     assert len(whole) == 3
     assert all(report["figures"]["teacher_kl"] > 0.01 for report in whole)
     assert all(report["grad_norm"] > 0 for report in whole), "no reward, and yet it learns"
-    sets = [*ON_POLICY, f"train.distill.kl={kl}"]
-    _launch(teacher, f"taught-{kl}-stopped", sets, steps=2)
-    finished = teacher.miles("resume", f"taught-{kl}-stopped", "--steps", "3")
-    assert finished.code == 0, finished
-    assert _reports(teacher, f"taught-{kl}-stopped", "StepDone") == whole
+    again = teacher.resume_without(f"taught-{kl}", step=3)
+    assert _reports(teacher, again, "StepDone") == whole
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +155,9 @@ def test_rows_are_put_before_the_teacher_once(teacher: Workplace, rows: list[dic
     _launch(teacher, "rows-live", [*OF_ROWS, "train.distill.cache=false"], steps=3)
     assert _reports(teacher, "rows-live", "RowStepDone") == rows
 
-    _launch(teacher, "rows-stopped", OF_ROWS, steps=2)
-    finished = teacher.miles("resume", "rows-stopped", "--steps", "3")
-    assert finished.code == 0, finished
-    assert _reports(teacher, "rows-stopped", "RowStepDone") == rows
-    assert _asked(teacher, "rows-stopped") == ["24", "8"], "what was kept is not asked again"
+    again = teacher.resume_without("rows", step=3)
+    assert _reports(teacher, again, "RowStepDone") == rows
+    assert _asked(teacher, again) == ["24", "8"], "what was kept is not asked again"
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_and_nothing_is_left(

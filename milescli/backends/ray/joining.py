@@ -9,14 +9,20 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+import psutil
 
 from milescli.core.errors import MachineError
 
 NAMESPACE = "miles"
+START_TIMEOUT_S = 120.0
+"""Bound on its server's and on its node's start. Ray by itself gives each 30 s, which a computer
+that is busy with other things may take."""
 REACH_TIMEOUT_S = 10.0
 """Bound on a first connection to a cluster's address: Ray by itself waits for minutes where nobody
 answers."""
@@ -38,7 +44,8 @@ def start_here(settings: dict[str, Any]) -> None:
     """Start a cluster of this machine alone, for this process, whatever RAY_ADDRESS says. Its
     children must not read that either."""
     os.environ.pop("RAY_ADDRESS", None)
-    with _without_monitors():
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_TIMEOUT_S:.0f}")
+    with _without_monitors(), patiently():
         _connect("local", settings=settings)
 
 
@@ -59,6 +66,35 @@ def _without_monitors() -> Iterator[None]:
         _replaced(utils, "get_dashboard_dependency_error", lambda: unwanted),
     ):
         yield
+
+
+@contextmanager
+def patiently() -> Iterator[None]:
+    """While Ray waits for its node, by a bound that no setting reaches; not for a dead one."""
+    from ray._private import services
+
+    look = services.get_node
+
+    def wait(gcs_address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                return look(gcs_address, node_id)
+            except RuntimeError:  # it has not told of itself yet
+                if time.monotonic() > deadline or not _raylet_lives():
+                    raise
+                time.sleep(0.1)
+
+    with _replaced(services, "get_node", wait):
+        yield
+
+
+def _raylet_lives() -> bool:
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 @contextmanager

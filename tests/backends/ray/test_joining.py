@@ -1,13 +1,16 @@
-"""Ctrl-C and SIGTERM while Ray connects."""
+"""Ctrl-C and SIGTERM while Ray connects, and how long its node is waited for."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from milescli.backends.ray.joining import uninterrupted
+from milescli.backends.ray.joining import patiently, uninterrupted
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +49,28 @@ def test_what_fails_meanwhile_is_raised_and_whoever_ignores_interrupts_goes_on_t
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with uninterrupted():
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import services
+
+    looks = list[str]()
+
+    def look(gcs_address: str, node_id: str) -> dict[str, str]:
+        looks.append(node_id)
+        if len(looks) < 4:
+            raise RuntimeError("it has not told of itself yet")
+        return {"node": node_id}
+
+    monkeypatch.setattr(services, "get_node", look)
+    raylet = Path(shutil.copy(shutil.which("sleep") or "", tmp_path / "raylet"))
+    with patiently():
+        with pytest.raises(RuntimeError, match="not told"):
+            services.get_node("127.0.0.1:1", "first")
+        with subprocess.Popen([str(raylet), "60"]) as child:
+            assert services.get_node("127.0.0.1:1", "second") == {"node": "second"}
+            child.kill()
+    assert looks == ["first", "second", "second", "second"]
+    assert services.get_node is look
