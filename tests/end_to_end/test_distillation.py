@@ -155,9 +155,11 @@ def test_rows_are_put_before_the_teacher_once(teacher: Workplace, rows: list[dic
     _launch(teacher, "rows-live", [*OF_ROWS, "train.distill.cache=false"], steps=3)
     assert _reports(teacher, "rows-live", "RowStepDone") == rows
 
-    again = teacher.resume_without("rows", step=3)
-    assert _reports(teacher, again, "RowStepDone") == rows
-    assert _asked(teacher, again) == ["24", "8"], "what was kept is not asked again"
+    _launch(teacher, "rows-stopped", OF_ROWS, steps=2)
+    finished = teacher.miles("resume", "rows-stopped", "--steps", "3")
+    assert finished.code == 0, finished
+    assert _reports(teacher, "rows-stopped", "RowStepDone") == rows
+    assert _asked(teacher, "rows-stopped") == ["24", "8"], "what was kept is not asked again"
 
 
 def test_a_teacher_with_another_tokenizer_is_refused_and_nothing_is_left(
