@@ -115,7 +115,7 @@ class Curves {
       this.start();
       return;
     }
-    this.loaded.refresh();
+    this.loaded.renew();
   }
 
   async load(signal) {
@@ -135,7 +135,8 @@ class Curves {
         : empty("No figures yet", "Curves show up here with the first step that is done."));
       return;
     }
-    if (![...this.charts.keys()].every((name) => names.includes(name)) || !this.charts.size) {
+    const isLess = [...this.charts.keys()].some((name) => !names.includes(name));
+    if (isLess || !this.charts.size || !this.loaded.isDrawn) {
       this.forget();
       show(this.grid);
     }

@@ -99,7 +99,7 @@ class LogsPage {
   }
 
   refresh() {
-    this.files.refresh();
+    this.files.renew();
   }
 
   async load(signal) {

@@ -24,18 +24,16 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
-      const hadFocus = document.activeElement?.id === ALL;
       show(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
         isWhole = !isWhole;
         loaded.refresh();
       }));
-      if (hadFocus) document.getElementById(ALL)?.focus();
       chart = drawOver(over, answer.over_time, chart);
     },
   });
   loaded.refresh();
   return {
-    refresh: () => loaded.refresh(),
+    refresh: () => loaded.renew(),
     close: () => {
       loaded.close();
       chart?.close();

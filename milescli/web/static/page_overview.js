@@ -37,7 +37,7 @@ export function open(root, context) {
     draw: (answer) => draw(root, answer),
   });
   loaded.refresh();
-  return { refresh: () => loaded.refresh(), close: () => loaded.close() };
+  return { refresh: () => loaded.renew(), close: () => loaded.close() };
 }
 
 function draw(root, { summary, told, columns, more }) {

@@ -99,7 +99,7 @@ class Samples {
     if (was === 0) this.start();
     else if (this.steps.length !== was) {
       this.drawTools();
-      if (view.number("step") === null) this.loaded.refresh();
+      if (view.number("step") === null) this.loaded.renew();
     }
   }
 

@@ -58,9 +58,7 @@ class TimePage {
   }
 
   refresh() {
-    this.lanes.refresh();
-    this.sharesLoaded.refresh();
-    this.told.refresh();
+    for (const one of [this.lanes, this.sharesLoaded, this.told]) one.renew();
   }
 
   changed() {
@@ -124,9 +122,11 @@ class TimePage {
   drawLanes(told, root) {
     const answer = { ...told, intervals: told.intervals.map((one) =>
       (one.actor === "run" ? { ...one, what: runPhase(one.what) } : one)) };
-    if (!answer.intervals.length) {
+    if (!answer.intervals.length || !this.lanes.isDrawn) {
       this.timeline?.close();
       this.timeline = null;
+    }
+    if (!answer.intervals.length) {
       show(root, view.get("first") || view.get("last")
         ? empty("Nothing between these steps", "Choose others, or the whole run.")
         : empty("Nothing to show yet",

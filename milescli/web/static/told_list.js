@@ -47,15 +47,15 @@ export class ToldList {
     return { ...answer, offset };
   }
 
-  refresh() {
-    this.loaded.refresh();
+  renew() {
+    this.loaded.renew();
   }
 
   changed() {
     const now = this.query();
     if (now === this.asked) return;
     Object.assign(this, { asked: now, more: 0 });
-    this.refresh();
+    this.loaded.refresh();
   }
 
   drawTools() {
@@ -87,7 +87,7 @@ export class ToldList {
       h("ul", { class: "told" }, [...told].reverse().map(row)),
       offset > 0 && h("button", { on: { click: () => {
         this.more += 1;
-        this.refresh();
+        this.loaded.refresh();
       } } }, "Show older ones"),
     );
   }
