@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from milescli.checkpoint.run_lock import lock
+from milescli.platform.ports import free_ports
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
 from tests.web.written import WrittenRun
@@ -92,3 +94,80 @@ def test_news_do_not_end_a_slow_answer(tmp_path: Path, browser: Browser, tab: Op
             run.steps(step, step)
             step += 1
             time.sleep(0.5)
+
+
+def test_a_server_with_another_key_is_told_of(tmp_path: Path, browser: Browser, tab: Opener) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "left-1")
+    run.steps(1, 3)
+    told = tab("")
+    [port] = free_ports(1)
+    with served(folder=run.path.parent, port=port) as url:
+        told.url = url
+        page = told.open()
+        shown = told.text("#main")
+    told.may_be_refused = True
+    with served(folder=run.path.parent, port=port):
+        page.wait_for_selector("#banner :text('this page needs its key')")
+        assert told.text("#main") == shown
+
+
+def test_a_refused_stream_is_no_lost_connection(
+    tmp_path: Path, browser: Browser, tab: Opener
+) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "crowded-1", at_s=time.time() - 60)
+    run.steps(1, 2)
+    with served(folder=run.path.parent) as url:
+        told = tab(url)
+        told.may_be_refused = True
+        refuse(told.page, "**/live")
+        page = told.open()
+        with page.expect_response("**/live"):
+            pass  # it asks for its stream again and again
+        assert told.text("#banner") == ""
+        run.steps(3, 3)
+        page.wait_for_selector("#head :text('step 3 of 40')")
+
+
+def test_a_run_that_is_not_there_is_said_to_be_so(url: str, tab: Opener) -> None:
+    told = tab(url)
+    told.may_be_refused = True
+    page = told.open("run=nobody-1")
+    with page.expect_response("**/live"):
+        pass
+    assert "no run is called `nobody-1`" in told.text("#main [role=alert]")
+    assert told.text("#banner") == ""
+
+
+def test_the_page_stays_at_a_run_while_others_go_on(
+    tmp_path: Path, browser: Browser, tab: Opener
+) -> None:
+    folder = tmp_path / "runs"
+    left = WrittenRun(path=folder / "left-1", at_s=time.time() - 100)
+    right = WrittenRun(path=folder / "right-1", at_s=time.time() - 60)
+    for run in (left, right):
+        run.attempt()
+        run.steps(1, 1)
+    with lock(left.run), lock(right.run), served(folder=folder) as url:
+        told = tab(url)
+        page = told.open()
+        shown, other = (right, left) if told.text("#head h1") == "right-1" else (left, right)
+        assert f"run={shown.path.name}" in page.url
+        time.sleep(1.0)
+        other.at_s = time.time()
+        other.steps(2, 3)
+        page.wait_for_selector(f"#run-{other.path.name} :text('step 3/40')")
+        assert told.text("#head h1") == shown.path.name
+
+
+def test_the_list_of_runs_is_said_to_be_open(tmp_path: Path, browser: Browser, tab: Opener) -> None:
+    run = WrittenRun(path=tmp_path / "runs" / "growing-1", at_s=time.time() - 60)
+    run.steps(1, 2)
+    with served(folder=run.path.parent) as url:
+        told = tab(url, width=375)
+        page = told.open()
+        page.keyboard.press("m")
+        run.steps(3, 3)
+        page.wait_for_selector("#head :text('step 3 of 40')")
+        assert page.get_attribute("#menu", "aria-expanded") == "true"
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.id") == "menu"
