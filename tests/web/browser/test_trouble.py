@@ -96,7 +96,9 @@ def test_news_do_not_end_a_slow_answer(tmp_path: Path, browser: Browser, tab: Op
             time.sleep(0.5)
 
 
-def test_a_server_with_another_key_is_told_of(tmp_path: Path, browser: Browser, tab: Opener) -> None:
+def test_a_server_with_another_key_is_told_of(
+    tmp_path: Path, browser: Browser, tab: Opener
+) -> None:
     run = WrittenRun(path=tmp_path / "runs" / "left-1")
     run.steps(1, 3)
     told = tab("")
