@@ -1,4 +1,4 @@
-"""Fields that are kept in the address follow it, whoever changes it: a link, the way back, a hand."""
+"""Fields that are kept in the address follow it: a link, the way back, a change by hand."""
 
 from __future__ import annotations
 
