@@ -52,6 +52,7 @@ class Curves {
       show(this.grid, problem(error, () => this.start()));
       return;
     }
+    if (this.loaded.isClosed) return;
     this.drawTools();
     this.drawList();
     this.shown = this.signature();
@@ -67,8 +68,8 @@ class Curves {
           this.context.askOf(id, "evaluations"),
         ]);
         const of = (list, section) =>
-          list.length ? Object.keys({ ...list[0].figures }).map((name) => `${section}/${name}`)
-            : [];
+          [...new Set(list.flatMap((one) => Object.keys(one.figures ?? {})))].map((name) =>
+            `${section}/${name}`);
         const more = [
           ...(told.evaluations.length ? ["eval/accuracy"] : []),
           ...of(told.evaluations, "eval"),
@@ -115,6 +116,16 @@ class Curves {
       this.start();
       return;
     }
+    this.loaded.renew();
+    await this.findNew();
+  }
+
+  /** Figures that came since, such as those of the first evaluation. */
+  async findNew() {
+    const columns = await this.names().catch(() => this.columns); // `loaded` tells of what fails
+    if (columns.length === this.columns.length || this.loaded.isClosed) return;
+    this.columns = columns;
+    this.drawList();
     this.loaded.renew();
   }
 

@@ -32,7 +32,8 @@ MARK = """
   const ink = getComputedStyle(document.body).color.match(/\\d+/g).map(Number);
   const counts = Array.from({ length: width }, (_, x) => x < 110 ? 0
     : Array.from({ length: height }, (_, y) => 4 * (y * width + x)).filter((at) =>
-      data[at + 3] > 128 && ink.every((value, part) => Math.abs(data[at + part] - value) < 60)).length);
+      data[at + 3] > 128 && ink.every((value, part) =>
+        Math.abs(data[at + part] - value) < 60)).length);
   const most = Math.max(...counts);
   return { x: counts.indexOf(most), most, height, width };
 }
