@@ -179,7 +179,10 @@ function context() {
   const run = app.run;
   return {
     run,
-    runs: app.runs,
+    /** Ids of the adapters that this run trains beside each other; of one of them, none. */
+    get adapters() {
+      return app.runs.find((one) => one.id === run)?.adapters ?? [];
+    },
     compared: view.list("with").filter((id) => id !== run),
     get summary() {
       return app.summary;

@@ -36,6 +36,11 @@ export function put(element, children) {
   return element;
 }
 
+/** Text in which `...` is code, as children. */
+export function withCode(text) {
+  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+}
+
 /** Put these in place of what was there. */
 export function show(element, ...children) {
   element.replaceChildren();

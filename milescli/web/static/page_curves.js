@@ -6,7 +6,7 @@ import { h, settled, show } from "./dom.js";
 import { number } from "./format.js";
 import { fetchLines } from "./lines.js";
 import { nearest } from "./series.js";
-import { empty, Loaded, problem } from "./states.js";
+import { adaptersCard, empty, Loaded, problem } from "./states.js";
 import { view } from "./view.js";
 
 const FIRST = [
@@ -141,6 +141,11 @@ class Curves {
     Object.assign(this, { steps, times });
     if (!names.length) {
       this.forget();
+      const { adapters } = this.context;
+      if (adapters.length && !this.columns.length) {
+        show(this.grid, adaptersCard(adapters, (id) => view.href({ run: id, step: null })));
+        return;
+      }
       show(this.grid, this.columns.length
         ? empty("No curve is chosen", "Tick some in the list.")
         : empty("No figures yet", "Curves show up here with the first step that is done."));

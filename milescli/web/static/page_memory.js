@@ -1,9 +1,8 @@
 // Memory: what the plan expects of a device, what was measured there, and the processes over time.
 
 import { Chart } from "./chart.js";
-import { h, show } from "./dom.js";
+import { h, show, withCode } from "./dom.js";
 import { bytes, percent } from "./format.js";
-import { withCode } from "./verdict.js";
 import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;

@@ -1,12 +1,11 @@
 // Recipe & plan: what was asked for with the origin of each key, what was decided and why, the
 // layout, and what the run was made with.
 
-import { h, show } from "./dom.js";
+import { h, show, withCode } from "./dom.js";
 import { field } from "./field.js";
 import { breakable, bytes, plain } from "./format.js";
 import { layout } from "./layout.js";
 import { Loaded, empty } from "./states.js";
-import { withCode } from "./verdict.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 import { highlighted } from "./token_view.js";

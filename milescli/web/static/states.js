@@ -1,10 +1,25 @@
 // What stands in place of content: nothing yet, being loaded, could not be loaded.
 
-import { h, keepingFocus, show } from "./dom.js";
+import { h, keepingFocus, show, withCode } from "./dom.js";
+import { counted } from "./format.js";
 
 /** What will be here and when. */
 export function empty(title, text) {
-  return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, text));
+  return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, withCode(text)));
+}
+
+/** Where the figures of a run of several adapters are. `href(id)`: the way to one. */
+export function adaptersCard(ids, href) {
+  return h("section", { class: "card", "aria-label": "Adapters" },
+    h("h2", {}, counted(ids.length, "adapter")),
+    h("p", {}, "They are trained beside each other. Rewards, curves, samples and evaluations are "
+      + "those of one of them: ",
+    ids.map((id, at) => [at ? ", " : "", h("a", { href: href(id) }, adapterName(id))])));
+}
+
+/** many-1:left -> left. */
+export function adapterName(id) {
+  return id.slice(id.lastIndexOf(":") + 1);
 }
 
 /** What went wrong, why, what to do, and a button to try again. */
@@ -14,14 +29,14 @@ export function problem(error, retry) {
   return h(
     "div",
     { class: "card problem", role: "alert" },
-    h("h2", {}, what),
+    h("h2", {}, withCode(what)),
     h(
       "dl",
       {},
       h("dt", {}, "why"),
-      h("dd", {}, known ? error.why : String(error.message ?? error)),
+      h("dd", {}, withCode(known ? error.why : String(error.message ?? error))),
       h("dt", {}, "fix"),
-      h("dd", {}, known ? error.fix : "Reload the page; if it stays so, it is a fault of miles."),
+      h("dd", {}, known ? withCode(error.fix) : "Reload the page; if it stays so, it is a fault of miles."),
     ),
     retry && h("p", {}, h("button", { on: { click: retry } }, "Try again")),
   );
