@@ -6,7 +6,8 @@ import { ago, number, seconds } from "./format.js";
 const SILENT_S = 180;
 const SILENT_STEPS = 5;
 
-/** Draw it. `menu`: what shows the list of runs on a narrow screen; `isOpen`: whether it is shown. */
+/** Draw it. `menu`: what shows the list of runs on a narrow screen; `isOpen`: whether it is
+ * shown. */
 export function drawHead(head, { id, run, summary, menu, isOpen }) {
   const state = summary?.state ?? run?.state ?? "";
   const name = summary?.name || run?.name || id;

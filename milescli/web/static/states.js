@@ -36,7 +36,8 @@ export function problem(error, retry) {
       h("dt", {}, "why"),
       h("dd", {}, withCode(known ? error.why : String(error.message ?? error))),
       h("dt", {}, "fix"),
-      h("dd", {}, known ? withCode(error.fix) : "Reload the page; if it stays so, it is a fault of miles."),
+      h("dd", {}, known ? withCode(error.fix)
+        : "Reload the page; if it stays so, it is a fault of miles."),
     ),
     retry && h("p", {}, h("button", { on: { click: retry } }, "Try again")),
   );
