@@ -116,8 +116,9 @@ class Curves {
       this.start();
       return;
     }
+    const isOpen = this.loaded.isDrawn; // else the figures were asked for a moment ago
     this.loaded.renew();
-    await this.findNew();
+    if (isOpen) await this.findNew();
   }
 
   /** Figures that came since, such as those of the first evaluation. */
