@@ -1,7 +1,7 @@
 // The frame around the pages: which run, which page, what is live. Calls pages, knows no figure.
 
 import { get, ofRun } from "./api.js";
-import { h, show, throttled } from "./dom.js";
+import { h, keepingFocus, show, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
 import { Live } from "./live.js";
@@ -12,24 +12,26 @@ import { PAGES, view } from "./view.js";
 
 const RUNS_EVERY_MS = 3000;
 const REFRESH_EVERY_MS = 1500;
+const FORBIDDEN = 403;
+const NOT_FOUND = 404;
 const at = (id) => document.getElementById(id);
 
 const app = {
-  runs: [],
+  runs: null, // not known yet
   run: null, // id
   summary: null,
   page: null, // what is open: {refresh, changed, close}
   opened: "",
   isConnected: true,
+  refusal: null, // why the server shows nothing at all
+  isAsking: false, // for the runs
 };
 
-const live = new Live((kind, data) => {
-  if (kind === "connection") {
-    const was = app.isConnected;
-    app.isConnected = data;
-    drawBanner();
-    if (data && !was) refresh();
-  } else refresh();
+const live = new Live({
+  news: () => refresh(),
+  opened: () => connected(true),
+  // the server may be there and refuse this stream alone
+  failed: () => loadRuns(),
 });
 
 const refresh = throttled(async () => {
@@ -59,23 +61,45 @@ async function start() {
     if (event.key === "Escape") setSide(false);
   });
   await loadRuns();
-  setInterval(() => {
-    if (document.visibilityState === "visible") loadRuns();
+  setInterval(async () => {
+    if (document.visibilityState !== "visible") return;
+    await loadRuns();
+    if (app.isConnected && !live.isOpen) refresh();
     drawBanner();
   }, RUNS_EVERY_MS);
 }
 
+/** What the server says now, one question at a time. */
 async function loadRuns() {
-  try {
-    app.runs = (await get("api/runs")).runs;
-  } catch (error) {
-    app.isConnected = error.status !== 0;
-    if (app.run === null) show(at("main"), problem(error, loadRuns));
-    else drawBanner();
+  if (app.isAsking) return;
+  app.isAsking = true;
+  const told = await get("api/runs").catch((error) => error);
+  app.isAsking = false;
+  if (told instanceof Error) {
+    app.refusal = told.status === FORBIDDEN ? told : null;
+    connected(told.status > 0 && !app.refusal);
+    if (app.run === null) show(at("main"), problem(told, loadRuns));
     return;
   }
-  if (!app.isConnected && app.run === null) app.isConnected = true;
+  app.refusal = null;
+  connected(true);
+  if (JSON.stringify(told.runs) === JSON.stringify(app.runs)) return;
+  app.runs = told.runs;
+  runsChanged();
+}
+
+function connected(isConnected) {
+  const isBack = isConnected && !app.isConnected;
+  app.isConnected = isConnected;
+  drawBanner();
+  if (isBack) refresh();
+}
+
+function runsChanged() {
   if (app.runs.length === 0) {
+    app.page?.close?.();
+    Object.assign(app, { run: null, summary: null, page: null, opened: "" });
+    live.follow(null);
     show(
       at("main"),
       empty("No run yet", "As soon as a run begins in this folder, it shows up here by itself."),
@@ -83,7 +107,7 @@ async function loadRuns() {
     drawSide(at("side"), [], null, themeButton());
     return;
   }
-  await changed();
+  changed();
 }
 
 /** The runs, of the one that is shown with the state that its summary tells: it is newer. */
@@ -92,17 +116,21 @@ function runsNow() {
   return app.runs.map((run) => (state && run.id === app.run ? { ...run, state } : run));
 }
 
-/** The run of the address; else the one that runs, else the newest. */
-function chosen() {
-  const wanted = view.get("run");
+/** The run of an address that names none: the one that runs, else the newest. */
+function first() {
   const newest = [...app.runs].sort((a, b) => (b.changed_s ?? 0) - (a.changed_s ?? 0));
   const running = newest.find((run) => run.state === "running");
-  return wanted || (running ?? newest[0]).id;
+  return (running ?? newest[0]).id;
 }
 
 async function changed() {
-  if (app.runs.length === 0) return;
-  const run = chosen();
+  if (!app.runs?.length) return;
+  const run = view.get("run");
+  if (!run) {
+    // named from now on: a link leads to this run, and the page stays at it
+    view.set({ run: app.run ?? first() }, { replace: true });
+    return;
+  }
   drawSide(at("side"), runsNow(), run, themeButton());
   drawTabs();
   if (run !== app.run) {
@@ -151,7 +179,10 @@ function context() {
   const run = app.run;
   return {
     run,
-    runs: app.runs,
+    /** Ids of the adapters that this run trains beside each other; of one of them, none. */
+    get adapters() {
+      return app.runs.find((one) => one.id === run)?.adapters ?? [];
+    },
     compared: view.list("with").filter((id) => id !== run),
     get summary() {
       return app.summary;
@@ -168,17 +199,17 @@ function context() {
 async function loadSummary() {
   const run = app.run;
   if (run === null) return;
-  try {
-    const summary = await get(ofRun(run, "summary"));
-    if (run !== app.run) return;
-    const isOther = summary.state !== app.summary?.state;
+  const told = await get(ofRun(run, "summary")).catch((error) => error);
+  if (run !== app.run) return;
+  if (!(told instanceof Error) || told.status === NOT_FOUND) {
+    const summary = told instanceof Error ? null : told;
+    const isOther = summary?.state !== app.summary?.state;
     app.summary = summary;
     if (isOther) drawSide(at("side"), runsNow(), run, themeButton());
-  } catch (error) {
-    if (error.status === 404) app.summary = null;
   }
-  drawHead(at("head"), { id: run, run: app.runs.find((one) => one.id === run), summary: app.summary,
-    menu: toggleSide });
+  keepingFocus(at("head"), () => drawHead(at("head"), { id: run,
+    run: app.runs.find((one) => one.id === run), summary: app.summary, menu: toggleSide,
+    isOpen: isSideOpen() }));
   drawBanner();
 }
 
@@ -195,9 +226,7 @@ function drawTabs() {
     ),
   );
   const nav = at("pages");
-  const focused = [...nav.children].indexOf(document.activeElement);
-  show(nav, list);
-  if (focused >= 0) nav.children[focused].focus();
+  keepingFocus(nav, () => show(nav, list));
   const current = nav.querySelector("[aria-current]");
   if (current) nav.scrollLeft = current.offsetLeft - nav.clientWidth / 2 + current.clientWidth / 2;
 }
@@ -209,18 +238,26 @@ function drawBanner() {
 }
 
 function otherRun(by) {
-  const index = app.runs.findIndex((run) => run.id === app.run);
+  if (!app.runs) return;
+  const index = app.runs.findIndex((run) =>
+    run.id === app.run || run.adapters?.includes(app.run));
   const other = app.runs[index + by];
   if (other) view.set({ run: other.id, with: null, step: null });
 }
 
+const isSideOpen = () => at("side").classList.contains("open");
+
 function setSide(isOpen) {
+  const hadFocus = at("side").contains(document.activeElement);
+  const isClosed = isSideOpen() && !isOpen;
   at("side").classList.toggle("open", isOpen);
-  document.querySelector("#menu")?.setAttribute("aria-expanded", String(isOpen));
+  const menu = at("menu");
+  menu?.setAttribute("aria-expanded", String(isOpen));
+  if (isClosed && hadFocus) menu?.focus();
 }
 
 function toggleSide() {
-  const isOpen = !at("side").classList.contains("open");
+  const isOpen = !isSideOpen();
   setSide(isOpen);
   if (isOpen) at("side").querySelector("a")?.focus();
 }

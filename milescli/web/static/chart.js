@@ -80,9 +80,10 @@ export class Chart {
     this.tell(null);
   }
 
-  /** Other lines in the same chart, as many as before. */
+  /** Other lines in the same chart. */
   update(lines, options) {
-    const same = lines.length === this.lines.length;
+    const nameOf = (line) => `${line.place} ${line.name}`;
+    const same = lines.map(nameOf).join() === this.lines.map(nameOf).join();
     const old = this.options;
     Object.assign(this, { lines, options: { ...old, ...options } });
     const alike = ["isLog", "isTime", "smooth"].every((name) => old[name] === this.options[name]);

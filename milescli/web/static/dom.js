@@ -36,10 +36,31 @@ export function put(element, children) {
   return element;
 }
 
+/** Text in which `...` is code, as children. */
+export function withCode(text) {
+  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
+}
+
 /** Put these in place of what was there. */
 export function show(element, ...children) {
   element.replaceChildren();
   return put(element, children);
+}
+
+/** Draw anew what is in `root`. The focus stays at the element with the same id, else at the one of
+ * the same kind and name. */
+export function keepingFocus(root, draw) {
+  const focused = document.activeElement;
+  const isInside = focused !== root && root.contains(focused);
+  draw();
+  if (!isInside || focused.isConnected) return;
+  const again = focused.id ? document.getElementById(focused.id)
+    : [...root.querySelectorAll(focused.localName)].find((one) => nameOf(one) === nameOf(focused));
+  again?.focus({ preventScroll: true });
+}
+
+function nameOf(element) {
+  return element.getAttribute("aria-label") ?? element.textContent;
 }
 
 /** A function that runs at most once in `wait_ms`: at once, and once more at the end if it was
@@ -82,19 +103,4 @@ export function onWidth(element, f) {
   });
   observer.observe(element);
   return () => observer.disconnect();
-}
-
-/** Move the focus among `elements` by arrow keys: only one of them is in the order of Tab. */
-export function roving(list, { selector, vertical = false }) {
-  const next = vertical ? "ArrowDown" : "ArrowRight";
-  const previous = vertical ? "ArrowUp" : "ArrowLeft";
-  list.addEventListener("keydown", (event) => {
-    const all = [...list.querySelectorAll(selector)];
-    const at = all.indexOf(document.activeElement);
-    if (at < 0) return;
-    const to = { [next]: at + 1, [previous]: at - 1, Home: 0, End: all.length - 1 }[event.key];
-    if (to === undefined || !all[to]) return;
-    event.preventDefault();
-    all[to].focus();
-  });
 }

@@ -6,16 +6,16 @@ import { ago, number, seconds } from "./format.js";
 const SILENT_S = 180;
 const SILENT_STEPS = 5;
 
-/** Draw it. `menu`: what shows the list of runs on a narrow screen. */
-export function drawHead(head, { id, run, summary, menu }) {
+/** Draw it. `menu`: what shows the list of runs on a narrow screen; `isOpen`: whether it is
+ * shown. */
+export function drawHead(head, { id, run, summary, menu, isOpen }) {
   const state = summary?.state ?? run?.state ?? "";
   const name = summary?.name || run?.name || id;
   const button = h(
     "button",
-    { id: "menu", "aria-expanded": "false", "aria-controls": "side", on: { click: menu } },
+    { id: "menu", "aria-expanded": String(isOpen), "aria-controls": "side", on: { click: menu } },
     "Runs",
   );
-  const focused = document.activeElement?.id === "menu";
   show(
     head,
     button,
@@ -26,7 +26,6 @@ export function drawHead(head, { id, run, summary, menu }) {
     h("span", { class: "spring" }),
     h("span", { class: "muted" }, progressText(summary)),
   );
-  if (focused) button.focus();
 }
 
 /** train: steps 1 to 40. */
@@ -52,7 +51,11 @@ export function leftText(left) {
 }
 
 /** What is to be said of the connection, "" when all is well. */
-export function liveText({ isConnected, summary }) {
+export function liveText({ isConnected, refusal, summary }) {
+  if (refusal) {
+    return `The server shows this page nothing any more: ${refusal.what}; ${refusal.why}. `
+      + `What helps: ${refusal.fix}.`;
+  }
   if (!isConnected) {
     return "The connection to miles ui is lost: what you see is what it told last. Trying again…";
   }
@@ -60,5 +63,6 @@ export function liveText({ isConnected, summary }) {
   const silence = Date.now() / 1000 - summary.last_s;
   const step = (summary.phases ?? []).reduce((sum, one) => sum + one.seconds, 0);
   if (silence < Math.max(SILENT_S, SILENT_STEPS * step)) return "";
-  return `The run has written nothing for ${seconds(silence)}. miles status tells who is silent.`;
+  const minutes = 60 * Math.floor(silence / 60); // else it is read aloud each second
+  return `The run has written nothing for ${seconds(minutes)}. miles status tells who is silent.`;
 }

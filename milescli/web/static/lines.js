@@ -49,7 +49,7 @@ function line(answer, name, place, { context, ids, first, last }) {
   return {
     ...line,
     dots: true,
-    xs: shown.map((one) => (times ? times[nearest(columns.steps, one.step)] : one.step)),
+    xs: shown.map((one) => (times ? times[nearest(columns.steps, one.step)] ?? 0 : one.step)),
     ys: shown.map((one) => one[figure] ?? one.figures?.[figure] ?? null),
   };
 }

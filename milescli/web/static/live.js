@@ -1,20 +1,23 @@
-// Follows a run by server-sent events: tells of new steps, of what happens, of its end, and of the
-// connection. Lets go of the connection while nobody looks at the page.
+// Follows a run by server-sent events: tells when there is news of it (a step, what happened, its
+// end), and of the stream. Lets go of the stream while nobody looks at the page.
 
 import { ofRun } from "./api.js";
 
 const AGAIN_MS = 3000;
 
 export class Live {
-  /** `tell(kind, data)`: kind is step, told, end, reset; or `connection`, with data true or
-   * false. */
-  constructor(tell) {
-    this.tell = tell;
+  /** `acts`: {news(), opened(), failed()}. */
+  constructor(acts) {
+    this.acts = acts;
     this.id = null;
     this.source = null;
     this.again = null;
     document.addEventListener("visibilitychange", () => this.attach());
     addEventListener("pagehide", () => this.detach());
+  }
+
+  get isOpen() {
+    return this.source?.readyState === EventSource.OPEN;
   }
 
   /** Follow this run, and no other. */
@@ -30,11 +33,11 @@ export class Live {
     const source = new EventSource(ofRun(this.id, "live"));
     this.source = source;
     for (const kind of ["step", "told", "end", "reset"]) {
-      source.addEventListener(kind, (event) => this.tell(kind, parsed(event.data)));
+      source.addEventListener(kind, () => this.acts.news());
     }
-    source.addEventListener("open", () => this.tell("connection", true));
+    source.addEventListener("open", () => this.acts.opened());
     source.addEventListener("error", () => {
-      this.tell("connection", false);
+      this.acts.failed();
       // a refused stream is not tried again by the browser
       if (source.readyState === EventSource.CLOSED) {
         this.again = setTimeout(() => this.attach(), AGAIN_MS);
@@ -46,13 +49,5 @@ export class Live {
     clearTimeout(this.again);
     this.source?.close();
     this.source = null;
-  }
-}
-
-function parsed(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return {};
   }
 }

@@ -6,7 +6,7 @@ import { h, settled, show } from "./dom.js";
 import { number } from "./format.js";
 import { fetchLines } from "./lines.js";
 import { nearest } from "./series.js";
-import { empty, Loaded, problem } from "./states.js";
+import { adaptersCard, empty, Loaded, problem } from "./states.js";
 import { view } from "./view.js";
 
 const FIRST = [
@@ -52,6 +52,7 @@ class Curves {
       show(this.grid, problem(error, () => this.start()));
       return;
     }
+    if (this.loaded.isClosed) return;
     this.drawTools();
     this.drawList();
     this.shown = this.signature();
@@ -67,8 +68,8 @@ class Curves {
           this.context.askOf(id, "evaluations"),
         ]);
         const of = (list, section) =>
-          list.length ? Object.keys({ ...list[0].figures }).map((name) => `${section}/${name}`)
-            : [];
+          [...new Set(list.flatMap((one) => Object.keys(one.figures ?? {})))].map((name) =>
+            `${section}/${name}`);
         const more = [
           ...(told.evaluations.length ? ["eval/accuracy"] : []),
           ...of(told.evaluations, "eval"),
@@ -115,7 +116,18 @@ class Curves {
       this.start();
       return;
     }
-    this.loaded.refresh();
+    const isOpen = this.loaded.isDrawn; // else the figures were asked for a moment ago
+    this.loaded.renew();
+    if (isOpen) await this.findNew();
+  }
+
+  /** Figures that came since, such as those of the first evaluation. */
+  async findNew() {
+    const columns = await this.names().catch(() => this.columns); // `loaded` tells of what fails
+    if (columns.length === this.columns.length || this.loaded.isClosed) return;
+    this.columns = columns;
+    this.drawList();
+    this.loaded.renew();
   }
 
   async load(signal) {
@@ -130,12 +142,18 @@ class Curves {
     Object.assign(this, { steps, times });
     if (!names.length) {
       this.forget();
+      const { adapters } = this.context;
+      if (adapters.length && !this.columns.length) {
+        show(this.grid, adaptersCard(adapters, (id) => view.href({ run: id, step: null })));
+        return;
+      }
       show(this.grid, this.columns.length
         ? empty("No curve is chosen", "Tick some in the list.")
         : empty("No figures yet", "Curves show up here with the first step that is done."));
       return;
     }
-    if (![...this.charts.keys()].every((name) => names.includes(name)) || !this.charts.size) {
+    const isLess = [...this.charts.keys()].some((name) => !names.includes(name));
+    if (isLess || !this.charts.size || !this.loaded.isDrawn) {
       this.forget();
       show(this.grid);
     }

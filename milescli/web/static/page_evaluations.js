@@ -40,18 +40,22 @@ class Evaluations {
   }
 
   refresh() {
-    this.loaded.refresh();
+    this.loaded.renew();
   }
 
   changed() {
     const [path, only, offset] = [view.get("path"), view.get("only"), view.number("offset", 0)];
     if (path === this.path && only === this.only && offset === this.offset) return;
     Object.assign(this, { path, only, offset });
+    this.rows.stop();
     if (path) this.rows.refresh();
     else show(this.samples);
+    if (this.answer) this.draw(this.answer);
   }
 
-  draw({ evaluations, validations, sets }) {
+  draw(answer) {
+    const { evaluations, validations, sets } = (this.answer = answer);
+    if (!this.root.contains(this.tables)) show(this.root, this.plot, this.tables, this.samples);
     if (!evaluations.length && !validations.length && !sets.length) {
       show(this.tables, empty("Nothing was evaluated yet",
         "With data.eval in the recipe, held-out prompts are put to the model every eval.every "

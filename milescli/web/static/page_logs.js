@@ -1,7 +1,8 @@
 // Logs: of each process and attempt, from the end, with a search.
 
 import { withQuery } from "./api.js";
-import { h, settled, show } from "./dom.js";
+import { h, keepingFocus, settled, show } from "./dom.js";
+import { field } from "./field.js";
 import { bytes, number } from "./format.js";
 import { empty, Loaded } from "./states.js";
 import { highlighted } from "./token_view.js";
@@ -10,6 +11,7 @@ import { visible } from "./visible.js";
 
 const LIMIT = 500;
 const MOST = 5000;
+const TYPED_MS = 250;
 
 export function open(root, context) {
   return new LogsPage(root, context);
@@ -17,8 +19,8 @@ export function open(root, context) {
 
 class LogsPage {
   constructor(root, context) {
-    Object.assign(this, { root, context, attempts: [], limit: LIMIT });
-    this.tools = h("div", { class: "tools card" });
+    Object.assign(this, { root, context, attempts: [], limit: LIMIT, isOther: true });
+    this.makeTools();
     this.note = h("p", { class: "muted small", role: "status" });
     this.lines = h("div", { class: "log", tabindex: 0, role: "region",
       "aria-label": "Lines of the log" });
@@ -53,32 +55,44 @@ class LogsPage {
       return;
     }
     if (!this.root.contains(this.lines)) show(this.root, this.tools, this.note, this.lines);
-    if (!this.tools.contains(document.activeElement)) this.drawTools();
+    this.fillTools();
     this.asked = this.signature();
-    this.loaded.refresh();
+    this.loaded.renew();
   }
 
-  drawTools() {
+  /** Made once, so that what is being typed stays; which logs there are is filled in. */
+  makeTools() {
+    const search = h("input", { type: "search", id: "log-search", placeholder: "Only lines with…",
+      "aria-label": "Search this log" });
+    this.search = field("q", search, { wait_ms: TYPED_MS });
+    this.choices = h("div", { class: "tools" });
+    this.wrap = h("button", { on: { click: () =>
+      view.set({ wrap: isWrapped() ? "0" : null }, { replace: true }) } }, "Wrap");
+    this.tools = h("div", { class: "tools card" }, this.choices,
+      h("span", { class: "grow" }, search), this.wrap);
+  }
+
+  fillTools() {
+    this.search.fill();
+    this.wrap.setAttribute("aria-pressed", String(isWrapped()));
     const { attempt, file } = this.chosen();
+    const files = attempt?.files ?? [];
+    const chosen = `${attempt?.name}/${file?.name}`;
+    const now = JSON.stringify([chosen, this.attempts.map((one) => one.name), files]);
+    // a list that is open would be closed
+    const isInUse = this.choices.contains(document.activeElement) && chosen === this.filledFor;
+    if (now === this.filled || isInUse) return;
+    Object.assign(this, { filled: now, filledFor: chosen });
     const select = (name, label, list, current, text) =>
       h("label", { class: "small" }, label,
         h("select", { id: `log-${name}`, on: { change: (event) => view.set(name === "attempt"
           ? { attempt: event.target.value, file: null } : { file: event.target.value }) } },
         list.map((one) => h("option", { value: one.name, selected: one === current }, text(one)))));
-    show(
-      this.tools,
+    keepingFocus(this.choices, () => show(
+      this.choices,
       select("attempt", "Attempt", this.attempts, attempt, (one) => one.name.replaceAll("_", " ")),
-      select("file", "File", attempt.files, file, (one) => `${one.name}, ${bytes(one.size_bytes)}`),
-      h("span", { class: "grow" },
-        h("input", { type: "search", id: "log-search", value: view.get("q"),
-          placeholder: "Only lines with…",
-          "aria-label": "Search this log",
-          on: { input: settled((event) => view.set({ q: event.target.value }, { replace: true }),
-            250) } })),
-      h("button", { "aria-pressed": String(isWrapped()),
-        on: { click: () => view.set({ wrap: isWrapped() ? "0" : null },
-          { replace: true }) } }, "Wrap"),
-    );
+      select("file", "File", files, file, (one) => `${one.name}, ${bytes(one.size_bytes)}`),
+    ));
   }
 
   signature() {
@@ -88,18 +102,14 @@ class LogsPage {
   changed() {
     if (!this.attempts.length) return;
     this.lines.classList.toggle("wrap", isWrapped());
-    if (!this.tools.contains(document.activeElement) || document.activeElement.type !== "search") {
-      const focused = document.activeElement?.id;
-      this.drawTools();
-      if (focused) document.getElementById(focused)?.focus();
-    }
+    this.fillTools();
     if (this.signature() === this.asked) return;
-    Object.assign(this, { asked: this.signature(), limit: LIMIT });
+    Object.assign(this, { asked: this.signature(), limit: LIMIT, isOther: true });
     this.later();
   }
 
   refresh() {
-    this.files.refresh();
+    this.files.renew();
   }
 
   async load(signal) {
@@ -115,7 +125,7 @@ class LogsPage {
   drawLines({ total, lines, is_all: isAll = true }) {
     const wanted = view.get("q").toLowerCase();
     const atEnd = this.lines.scrollHeight - this.lines.scrollTop - this.lines.clientHeight < 40;
-    const wasEmpty = !this.lines.childNodes.length;
+    const reading = this.firstSeen();
     const which = wanted ? `lines with “${view.get("q")}”` : "lines";
     const searched = isAll ? "" : " (the search was ended for time; newest first)";
     this.note.textContent = lines.length
@@ -127,12 +137,31 @@ class LogsPage {
         this.loaded.refresh();
       } } }, "Show older lines");
     show(this.lines, older, h("ol", {}, lines.map((line) =>
-      h("li", { class: levelOf(line.text) },
+      h("li", { class: levelOf(line.text), data: { number: line.number } },
         h("span", { class: "number" }, line.number),
         h("span", { class: "line" }, visible(plainText(line.text)).flatMap((node) =>
           typeof node === "string" ? highlighted(node, wanted) : [node]))))));
     this.lines.classList.toggle("wrap", isWrapped());
-    if (atEnd || wasEmpty) this.lines.scrollTop = this.lines.scrollHeight;
+    if (atEnd || this.isOther || !reading) this.lines.scrollTop = this.lines.scrollHeight;
+    else this.backTo(reading);
+    this.isOther = false;
+  }
+
+  /** The first line that is seen, and how far it is below the upper edge. */
+  firstSeen() {
+    const { top } = this.lines.getBoundingClientRect();
+    const all = [...this.lines.querySelectorAll("li")];
+    const first = all.find((one) => one.getBoundingClientRect().bottom > top);
+    return first && { number: first.dataset.number,
+      below: first.getBoundingClientRect().top - top };
+  }
+
+  /** Where the same line is now: older ones came above it, or went. */
+  backTo({ number: which, below }) {
+    const line = this.lines.querySelector(`li[data-number="${which}"]`);
+    if (!line) return;
+    const { top } = this.lines.getBoundingClientRect();
+    this.lines.scrollTop += line.getBoundingClientRect().top - top - below;
   }
 
   /** Why there are no lines. */

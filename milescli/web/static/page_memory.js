@@ -1,9 +1,8 @@
 // Memory: what the plan expects of a device, what was measured there, and the processes over time.
 
 import { Chart } from "./chart.js";
-import { h, show } from "./dom.js";
+import { h, show, withCode } from "./dom.js";
 import { bytes, percent } from "./format.js";
-import { withCode } from "./verdict.js";
 import { empty, Loaded } from "./states.js";
 
 const MOST_LINES = 6;
@@ -24,18 +23,16 @@ export function open(root, context) {
     draw: ([answer, plan]) => {
       if (!root.contains(over)) show(root, planned, measured, over);
       show(planned, plans(answer, plan));
-      const hadFocus = document.activeElement?.id === ALL;
       show(measured, devices(answer, context.summary), processes(answer, isWhole, () => {
         isWhole = !isWhole;
         loaded.refresh();
       }));
-      if (hadFocus) document.getElementById(ALL)?.focus();
       chart = drawOver(over, answer.over_time, chart);
     },
   });
   loaded.refresh();
   return {
-    refresh: () => loaded.refresh(),
+    refresh: () => loaded.renew(),
     close: () => {
       loaded.close();
       chart?.close();

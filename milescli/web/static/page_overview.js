@@ -7,7 +7,7 @@ import { phaseBar, runBar } from "./phases.js";
 import { samplingWords } from "./sampling.js";
 import { numRecent } from "./series.js";
 import { sparkline } from "./sparkline.js";
-import { empty, Loaded } from "./states.js";
+import { adaptersCard, empty, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
 import { view } from "./view.js";
 
@@ -31,13 +31,14 @@ export function open(root, context) {
         : { steps: [], columns: {} };
       const abouts = new Map(names.columns.map((column) => [column.name, column.about]));
       const more = { takesTurns: plan.max_staleness === 0, sampling: samplingWords(recipe.keys),
+        adapters: context.adapters,
         about: (name) => abouts.get(name) ?? "" };
       return { summary, told, columns, more };
     },
     draw: (answer) => draw(root, answer),
   });
   loaded.refresh();
-  return { refresh: () => loaded.refresh(), close: () => loaded.close() };
+  return { refresh: () => loaded.renew(), close: () => loaded.close() };
 }
 
 function draw(root, { summary, told, columns, more }) {
@@ -63,7 +64,11 @@ function waiting(summary) {
 
 // --- what it gained
 
-function gains(summary, told, columns, { sampling }) {
+function gains(summary, told, columns, { sampling, adapters }) {
+  if (adapters.length) {
+    return h("div", { class: "grid gains" },
+      adaptersCard(adapters, (id) => view.href({ run: id, step: null })), progress(summary));
+  }
   const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
   const accuracies = told.evaluations.map((one) => [one.step, one.accuracy]);
   const losses = told.validations.map((one) => [one.step, one.loss]);

@@ -1,31 +1,57 @@
 // Recipe & plan: what was asked for with the origin of each key, what was decided and why, the
 // layout, and what the run was made with.
 
-import { h, show } from "./dom.js";
+import { h, show, withCode } from "./dom.js";
+import { field } from "./field.js";
 import { breakable, bytes, plain } from "./format.js";
 import { layout } from "./layout.js";
 import { Loaded, empty } from "./states.js";
-import { withCode } from "./verdict.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 import { highlighted } from "./token_view.js";
 
 export function open(root, context) {
+  const tools = makeTools();
   const keys = h("div", {});
   let known = [];
-  const draw = () => drawKeys(keys, known);
+  let drawn = "";
+  const drawAll = ([recipe, plan, manifest]) => {
+    const told = JSON.stringify([recipe, plan, manifest]);
+    if (loaded.isDrawn && told === drawn) return;
+    [known, drawn] = [recipe.keys, told];
+    drawKeys(keys, known);
+    show(root, planCard(plan), decisions(plan), recipeCard(tools.box, known.length && keys),
+      alternatives(plan), manifestCard(manifest));
+  };
   const loaded = new Loaded(root, {
     load: (signal) => Promise.all(["recipe", "plan", "manifest"].map((name) =>
       context.ask(name, null, { signal }))),
-    draw: ([recipe, plan, manifest]) => {
-      known = recipe.keys;
-      show(root, planCard(plan), decisions(plan), recipeCard(keys, known), alternatives(plan),
-        manifestCard(manifest));
-      draw();
-    },
+    draw: drawAll,
   });
   loaded.refresh();
-  return { changed: draw, close: () => loaded.close() };
+  return {
+    refresh: () => loaded.renew(),
+    changed: () => {
+      tools.fill();
+      drawKeys(keys, known);
+    },
+    close: () => loaded.close(),
+  };
+}
+
+/** Which keys are shown, and the search among them. */
+function makeTools() {
+  const all = h("input", { type: "checkbox", on: { change: () =>
+    view.set({ keys: all.checked ? null : "all" }, { replace: true }) } });
+  const search = field("key", h("input", { type: "search", placeholder: "Search keys",
+    "aria-label": "Search keys" }));
+  const fill = () => {
+    all.checked = view.get("keys") !== "all";
+    search.fill();
+  };
+  fill();
+  return { fill, box: h("div", { class: "tools" },
+    h("label", {}, all, "Only what was set"), search.input) };
 }
 
 function planCard(plan) {
@@ -64,21 +90,12 @@ function isNarrow(one) {
   return /^trainer\.(tp|pp|cp|ep|dp)$/.test(one.key) && String(one.value) === "1";
 }
 
-function recipeCard(root, known) {
-  const set = (changes) => view.set(changes, { replace: true });
+function recipeCard(tools, keys) {
   return h(
     "section",
     { class: "card", "aria-label": "Recipe" },
-    h("div", { class: "row between" },
-      h("h2", {}, "Recipe"),
-      h("div", { class: "tools" },
-        h("label", {}, h("input", { type: "checkbox", prop: { checked: view.get("keys") !== "all" },
-          on: { change: (event) => set({ keys: event.target.checked ? null : "all" }) } }),
-          "Only what was set"),
-        h("input", { type: "search", value: view.get("key"), placeholder: "Search keys",
-          "aria-label": "Search keys", on: { input: (event) =>
-            set({ key: event.target.value }) } }))),
-    known.length ? root : h("p", { class: "muted" }, "The recipe of this run cannot be read."),
+    h("div", { class: "row between" }, h("h2", {}, "Recipe"), tools),
+    keys || h("p", { class: "muted" }, "The recipe of this run cannot be read."),
   );
 }
 

@@ -2,12 +2,12 @@
 
 import { h, settled, show } from "./dom.js";
 import { counted, number } from "./format.js";
-import { found } from "./found.js";
 import { groupList, isRight, midpoint, mixed } from "./groups.js";
 import { Readout } from "./readout.js";
 import { sampleCard } from "./sample_card.js";
 import { SampleTools } from "./sample_tools.js";
 import { legend, MODES } from "./scales.js";
+import { SearchResults } from "./search_results.js";
 import { nearest } from "./series.js";
 import { empty, Loaded, problem } from "./states.js";
 import { highlighted } from "./token_view.js";
@@ -23,18 +23,18 @@ export function open(root, context) {
 class Samples {
   constructor(root, context) {
     Object.assign(this, { root, context, steps: [], step: null, groups: [], views: [] });
-    this.results = h("div", {});
+    this.results = new SearchResults(context);
     this.tools = new SampleTools({
       go: (place) => this.go(place),
       step: (step) => this.go(nearest(this.steps, step)),
-      searchAll: (text) => found(this.results, context, text),
-      closeResults: () => show(this.results),
+      searchAll: (text) => this.results.search(text),
+      closeResults: () => this.results.hide(),
     });
     this.list = h("div", { class: "groups" });
     this.main = h("div", { class: "stack group" });
     this.readout = new Readout();
     this.content = h("div", { class: "samples" }, this.list, this.main);
-    show(root, this.tools.box, this.results, this.content, this.readout.box);
+    show(root, this.tools.box, this.results.box, this.content, this.readout.box);
     this.loaded = new Loaded(this.content, {
       load: (signal) => this.load(signal),
       draw: (answer) => this.take(answer),
@@ -54,6 +54,7 @@ class Samples {
       show(this.content, problem(error, () => this.start()));
       return;
     }
+    if (this.loaded.isClosed) return;
     if (!this.steps.length) {
       const rows = this.context.summary?.learns_from_rows;
       this.tools.box.hidden = true;
@@ -99,7 +100,7 @@ class Samples {
     if (was === 0) this.start();
     else if (this.steps.length !== was) {
       this.drawTools();
-      if (view.number("step") === null) this.loaded.refresh();
+      if (view.number("step") === null) this.loaded.renew();
     }
   }
 
@@ -214,7 +215,7 @@ class Samples {
 
   key(key) {
     if (key === "Escape") {
-      show(this.results);
+      this.results.hide();
       this.readout.hide();
     }
     const step = { j: 1, k: -1 }[key];
@@ -230,6 +231,7 @@ class Samples {
     removeEventListener("page-key", this.onKey);
     this.readout.close();
     this.loaded.close();
+    this.results.close();
   }
 }
 

@@ -1,6 +1,7 @@
 // Time: who did what from when to when, the share of each phase over steps, and what happened.
 
 import { h, settled, show } from "./dom.js";
+import { field } from "./field.js";
 import { bytes, moment, number, seconds } from "./format.js";
 import { runBar, runPhase, swatch } from "./phases.js";
 import { drawShares } from "./shares.js";
@@ -58,13 +59,11 @@ class TimePage {
   }
 
   refresh() {
-    this.lanes.refresh();
-    this.sharesLoaded.refresh();
-    this.told.refresh();
+    for (const one of [this.lanes, this.sharesLoaded, this.told]) one.renew();
   }
 
   changed() {
-    this.fillFields();
+    for (const one of this.fields) one.fill();
     const asked = this.asked();
     if (asked !== this.shown) this.later();
     this.shown = asked;
@@ -77,42 +76,25 @@ class TimePage {
 
   /** Made once, so that what is being typed stays, whatever is drawn anew. */
   makeTools() {
-    const field = (name, text) => {
-      const made = { name, shown: "" };
-      const take = () => {
-        made.shown = input.value;
-        view.set({ [name]: input.value || null });
-      };
-      const later = settled(take, TYPED_MS);
-      const input = h("input", { type: "number", min: 0, class: "number", id: `timeline-${name}`,
-        placeholder: name === "last" ? "newest" : "50 before", on: { input: later,
-          change: take } });
-      return Object.assign(made, { input, label: h("label", { class: "small" }, text, input) });
-    };
-    this.fields = [field("first", "Steps from"), field("last", "to")];
+    const input = (name, otherwise) => h("input", { type: "number", min: 0, class: "number",
+      id: `timeline-${name}`, placeholder: otherwise });
+    const bound = { wait_ms: TYPED_MS, replace: false };
+    this.fields = [field("first", input("first", "50 before"), bound),
+      field("last", input("last", "newest"), bound)];
+    const [first, last] = this.fields;
     const button = (text, label, act) =>
       h("button", { "aria-label": label, title: label, on: { click: act } }, text);
     show(
       this.tools,
-      this.fields.map((one) => one.label),
+      h("label", { class: "small" }, "Steps from", first.input),
+      h("label", { class: "small" }, "to", last.input),
       h("button", { on: { click: () => this.showWholeRun() } }, "Whole run"),
       h("span", { class: "several", role: "group", "aria-label": "Zoom of the timeline" },
         button("−", "Zoom out", () => this.timeline?.zoom(1 / 1.6)),
         button("Fit", "Show all of these steps", () => this.timeline?.steps()),
         button("+", "Zoom in", () => this.timeline?.zoom(1.6))),
     );
-    this.fillFields();
     this.shown = this.asked();
-  }
-
-  /** Put in what the address says, where it says something new. */
-  fillFields() {
-    for (const field of this.fields) {
-      const value = view.get(field.name);
-      if (value === field.shown) continue;
-      field.shown = value;
-      field.input.value = value;
-    }
   }
 
   /** From its start, before the first step, to its end. */
@@ -124,9 +106,11 @@ class TimePage {
   drawLanes(told, root) {
     const answer = { ...told, intervals: told.intervals.map((one) =>
       (one.actor === "run" ? { ...one, what: runPhase(one.what) } : one)) };
-    if (!answer.intervals.length) {
+    if (!answer.intervals.length || !this.lanes.isDrawn) {
       this.timeline?.close();
       this.timeline = null;
+    }
+    if (!answer.intervals.length) {
       show(root, view.get("first") || view.get("last")
         ? empty("Nothing between these steps", "Choose others, or the whole run.")
         : empty("Nothing to show yet",

@@ -1,22 +1,11 @@
-// Phases of a step: their order, colours and words, the same on all pages.
+// Phases of a step and of a whole run: their colours and words, the same on all pages.
 
 import { h } from "./dom.js";
 import { percent, seconds } from "./format.js";
 
-const COLOURS = {
-  rollout: "rollout",
-  train: "train",
-  publish: "publish",
-  pack: "pack",
-  save: "save",
-  eval: "eval",
-  checkpoint: "save",
-  start: "save",
-  "warm-up": "pack",
-  steps: "publish",
-  lost: "lost",
-  silent: "lost",
-};
+/** Each has a colour of its own in the style sheet, for they stand in one legend. */
+const KNOWN = new Set(["rollout", "pack", "train", "publish", "save", "eval", "lost", "start",
+  "warm-up", "check", "steps", "reference", "teacher", "stop"]);
 
 /** What a run calls its own phases, in words that no phase of a step has. */
 export function runPhase(name) {
@@ -25,7 +14,7 @@ export function runPhase(name) {
 
 /** The name of the CSS variable of a phase's colour. */
 export function phaseColour(name) {
-  return COLOURS[name] ?? "other";
+  return KNOWN.has(name) ? name : "other";
 }
 
 export function swatch(name) {

@@ -5,7 +5,7 @@ import { counted, number, percent, plain } from "./format.js";
 import { TokenView } from "./token_view.js";
 import { visible } from "./visible.js";
 
-const ENDS = { stop: "", length: "warning" };
+const ENDS = { stop: "", length: "warning", null: "", undefined: "" };
 
 /** {element, views}: the card and the views of its trajectories. `place`: from 1 in its group. */
 export function sampleCard(sample, { place, mode, wanted, isRight, tell }) {
@@ -64,6 +64,7 @@ export function rewardPill(reward, isRight) {
 }
 
 function endWords(reason) {
+  if (!reason) return "end not known";
   return reason === "length" ? "cut off: length" : `ended: ${reason}`;
 }
 

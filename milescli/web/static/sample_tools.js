@@ -2,12 +2,14 @@
 // that a slider that is drawn and a text that is typed stay, whatever is drawn anew.
 
 import { h, settled, show } from "./dom.js";
+import { field } from "./field.js";
 import { MODES } from "./scales.js";
 import { nearest } from "./series.js";
 import { view } from "./view.js";
 
 const ONLY = [["", "All"], ["right", "Only right"], ["wrong", "Only wrong"]];
 const TYPED_MS = 700;
+const SEARCHED_MS = 200;
 
 export class SampleTools {
   /** `acts`: {go(place), step(number), searchAll(text), closeResults()}. */
@@ -29,6 +31,7 @@ export class SampleTools {
     this.newest = h("button", { id: "step-last", title: "Follow the run: always the newest step",
       on: { click: () => view.set({ step: null }) } }, "Newest");
     const take = () => {
+      if (!this.box.isConnected) return; // its page was left meanwhile
       const step = Number.parseInt(this.number.value, 10);
       if (Number.isFinite(step)) this.acts.step(step);
     };
@@ -52,21 +55,21 @@ export class SampleTools {
   }
 
   makeSearch() {
-    const take = () => view.set({ q: this.search.value }, { replace: true });
-    this.search = h("input", { id: "sample-search", type: "search", class: "grow",
+    const input = h("input", { id: "sample-search", type: "search", class: "grow",
       placeholder: "Search this step", "aria-label": "Search samples",
-      on: { input: settled(take, 200), change: take, keydown: (event) => {
+      on: { keydown: (event) => {
         if (event.key === "Escape") this.acts.closeResults();
       } } });
+    this.search = field("q", input, { wait_ms: SEARCHED_MS });
     const all = h("button", { type: "button", title: "Search the samples of all steps",
       on: { click: () => {
-        take();
-        this.acts.searchAll(this.search.value);
+        this.search.take();
+        this.acts.searchAll(input.value);
       } } }, "All steps");
     this.form = h("form", { class: "row grow", role: "search", on: { submit: (event) => {
       event.preventDefault();
-      take();
-    } } }, this.search, all);
+      this.search.take();
+    } } }, input, all);
   }
 
   /** What is shown now: the step among `steps`, the mode of colours. */
@@ -85,7 +88,7 @@ export class SampleTools {
       const current = name === "colour" ? mode : view.get(name);
       button.setAttribute("aria-pressed", String(value === current));
     }
-    if (document.activeElement !== this.search) this.search.value = view.get("q");
+    this.search.fill();
   }
 
   fillStep() {

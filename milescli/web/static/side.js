@@ -2,6 +2,7 @@
 
 import { h, show } from "./dom.js";
 import { number, percent } from "./format.js";
+import { adapterName } from "./states.js";
 import { view } from "./view.js";
 
 /** Draw the list into `side`. `runs`: as /api/runs tells them. */
@@ -85,6 +86,6 @@ function adapters(run, current) {
     { class: "adapters", "aria-label": `Adapters of ${run.name}` },
     run.adapters.map((id) =>
       h("li", {}, h("a", { id: `run-${id}`, href: view.href({ run: id, step: null }),
-        "aria-current": id === current ? "true" : null }, id.slice(id.lastIndexOf(":") + 1)))),
+        "aria-current": id === current ? "true" : null }, adapterName(id)))),
   );
 }

@@ -1,10 +1,25 @@
 // What stands in place of content: nothing yet, being loaded, could not be loaded.
 
-import { h, show } from "./dom.js";
+import { h, keepingFocus, show, withCode } from "./dom.js";
+import { counted } from "./format.js";
 
 /** What will be here and when. */
 export function empty(title, text) {
-  return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, text));
+  return h("div", { class: "card empty" }, h("h2", {}, title), h("p", {}, withCode(text)));
+}
+
+/** Where the figures of a run of several adapters are. `href(id)`: the way to one. */
+export function adaptersCard(ids, href) {
+  return h("section", { class: "card", "aria-label": "Adapters" },
+    h("h2", {}, counted(ids.length, "adapter")),
+    h("p", {}, "They are trained beside each other. Rewards, curves, samples and evaluations are "
+      + "those of one of them: ",
+    ids.map((id, at) => [at ? ", " : "", h("a", { href: href(id) }, adapterName(id))])));
+}
+
+/** many-1:left -> left. */
+export function adapterName(id) {
+  return id.slice(id.lastIndexOf(":") + 1);
 }
 
 /** What went wrong, why, what to do, and a button to try again. */
@@ -14,53 +29,84 @@ export function problem(error, retry) {
   return h(
     "div",
     { class: "card problem", role: "alert" },
-    h("h2", {}, what),
+    h("h2", {}, withCode(what)),
     h(
       "dl",
       {},
       h("dt", {}, "why"),
-      h("dd", {}, known ? error.why : String(error.message ?? error)),
+      h("dd", {}, withCode(known ? error.why : String(error.message ?? error))),
       h("dt", {}, "fix"),
-      h("dd", {}, known ? error.fix : "Reload the page; if it stays so, it is a fault of miles."),
+      h("dd", {}, known ? withCode(error.fix)
+        : "Reload the page; if it stays so, it is a fault of miles."),
     ),
     retry && h("p", {}, h("button", { on: { click: retry } }, "Try again")),
   );
 }
 
-/** Fill `root` with what `load` gives; what it raises is shown with a button that tries again. Of
- * several calls at once only the last one counts. `draw(answer, root)` changes the root. */
+/** Fill `root` with what `load` gives; what it raises is shown with a button that tries again.
+ * `draw(answer, root)` changes the root: all of it where `isDrawn` is false. */
 export class Loaded {
   constructor(root, { load, draw }) {
-    Object.assign(this, { root, load, draw, ending: null, isDrawn: false });
+    Object.assign(this, { root, load, draw, isDrawn: false, isClosed: false });
+    this.ending = null; // of what is under way
+    this.hasNews = false;
+    this.told = ""; // what went wrong and is shown
   }
 
-  async refresh() {
-    this.ending?.abort();
+  /** Ask another question: what is under way is ended. */
+  refresh() {
+    return this.ask("other");
+  }
+
+  /** Ask the same question, since there is news. What is under way goes on: else news that come
+   * faster than answers would end them all. */
+  renew() {
+    if (this.ending) this.hasNews = true;
+    else this.ask("same");
+  }
+
+  async ask(question) {
+    if (this.isClosed) return;
+    this.stop();
     const ending = (this.ending = new AbortController());
     this.root.classList.add("busy");
     this.root.setAttribute("aria-busy", "true");
     try {
       const answer = await this.load(ending.signal);
       if (ending.signal.aborted) return;
-      this.draw(answer, this.root);
-      this.isDrawn = true;
+      keepingFocus(this.root, () => this.draw(answer, this.root));
+      Object.assign(this, { isDrawn: true, told: "" });
     } catch (error) {
-      if (ending.signal.aborted) return;
-      if (error.what === undefined) console.error(error);
-      // what is shown already stays while the connection is lost: the banner tells of that
-      if (!this.isDrawn || error.status) {
-        show(this.root, problem(error, () => this.refresh()));
-        this.isDrawn = false;
-      }
+      if (!ending.signal.aborted) this.fail(error, question);
     } finally {
       if (this.ending === ending) {
-        this.root.classList.remove("busy");
-        this.root.removeAttribute("aria-busy");
+        const { hasNews } = this;
+        this.stop();
+        if (hasNews) this.renew();
       }
     }
   }
 
-  close() {
+  fail(error, question) {
+    if (error.what === undefined) console.error(error);
+    // the banner tells of a lost connection: what the same question was answered stays
+    if (question === "same" && this.isDrawn && !error.status) return;
+    const told = [error.what, error.why, error.message].join();
+    if (told !== this.told) show(this.root, problem(error, () => this.refresh()));
+    Object.assign(this, { isDrawn: false, told });
+  }
+
+  /** End what is under way. */
+  stop() {
     this.ending?.abort();
+    Object.assign(this, { ending: null, hasNews: false });
+    this.root.classList.remove("busy");
+    this.root.removeAttribute("aria-busy");
+  }
+
+  /** For good. */
+  close() {
+    this.stop();
+    this.isClosed = true;
   }
 }

@@ -8,6 +8,7 @@ import { colour } from "./switch.js";
 
 const LANE = 26;
 const TOP = 22;
+const PROFILES = 16; // room for their names, where there are any
 const GAP = 6;
 const ORDER = ["run", "rollout", "trainer", "weights", "driver", "evaluation", "checkpoint"];
 
@@ -19,6 +20,7 @@ export class Timeline {
       pointerdown: (event) => this.down(event),
       pointermove: (event) => this.move(event),
       pointerup: () => (this.from = null),
+      pointercancel: () => (this.from = null),
       pointerleave: () => this.hint(),
       wheel: (event) => this.wheel(event),
       keydown: (event) => this.key(event),
@@ -35,6 +37,7 @@ export class Timeline {
   take(answer) {
     Object.assign(this, { begin: answer.begin_s, end: Math.max(answer.end_s, answer.begin_s + 1e-3),
       intervals: answer.intervals, profiles: answer.profiles ?? [] });
+    this.top = TOP + (this.profiles.length ? PROFILES : 0);
     const actors = [...new Set(answer.intervals.map((one) => one.actor))];
     const place = (actor) => (ORDER.indexOf(actor) + 1 || ORDER.length + 1);
     this.actors = actors.sort((a, b) => place(a) - place(b) || a.localeCompare(b));
@@ -113,7 +116,7 @@ export class Timeline {
 
   paint() {
     const { canvas } = this;
-    const height = TOP + this.actors.length * (LANE + GAP);
+    const height = this.top + this.actors.length * (LANE + GAP);
     canvas.style.height = `${height}px`;
     this.width = canvas.clientWidth;
     const scale = devicePixelRatio || 1;
@@ -130,7 +133,7 @@ export class Timeline {
     ctx.strokeStyle = colour("ink");
     for (const one of this.profiles) this.profile(ctx, one, height);
     this.actors.forEach((actor, at) => {
-      ctx.fillText(actor, 0, TOP + at * (LANE + GAP) + LANE / 2, this.margin() - 10);
+      ctx.fillText(actor, 0, this.top + at * (LANE + GAP) + LANE / 2, this.margin() - 10);
     });
   }
 
@@ -142,7 +145,7 @@ export class Timeline {
       const x = Math.round(this.x(this.begin + at)) + 0.5;
       if (x > this.width) break;
       ctx.beginPath();
-      ctx.moveTo(x, TOP - 4);
+      ctx.moveTo(x, this.top - 4);
       ctx.lineTo(x, height);
       ctx.stroke();
       const text = at === 0 ? "0" : `+${seconds(at)}`;
@@ -154,7 +157,7 @@ export class Timeline {
     if (one.end_s < this.low || one.begin_s > this.high) return;
     const left = Math.max(this.margin(), this.x(one.begin_s));
     const right = Math.min(this.width, this.x(one.end_s));
-    const top = TOP + this.lane.get(one.actor) * (LANE + GAP);
+    const top = this.top + this.lane.get(one.actor) * (LANE + GAP);
     ctx.fillStyle = fill;
     ctx.fillRect(left, top, Math.max(1, right - left - 0.5), LANE);
     const text = one.actor === "run" ? one.what : one.step !== null && `step ${one.step}`;
@@ -170,12 +173,12 @@ export class Timeline {
     if (x < this.margin() || x > this.width) return;
     ctx.setLineDash([4, 3]);
     ctx.beginPath();
-    ctx.moveTo(x, TOP - 8);
+    ctx.moveTo(x, TOP - 6);
     ctx.lineTo(x, height);
     ctx.stroke();
     ctx.setLineDash([]);
     const text = `profile ${one.number}`;
-    ctx.fillText(text, Math.min(x + 3, this.width - ctx.measureText(text).width), TOP - 4);
+    ctx.fillText(text, Math.min(x + 3, this.width - ctx.measureText(text).width), TOP + 2);
   }
 
   // --- pointer and keys
@@ -199,7 +202,7 @@ export class Timeline {
       return;
     }
     const time = this.time(x);
-    const actor = this.actors[Math.floor((y - TOP) / (LANE + GAP))];
+    const actor = this.actors[Math.floor((y - this.top) / (LANE + GAP))];
     const one = this.intervals.find((each) => each.actor === actor && each.begin_s <= time
       && time <= each.end_s);
     if (!one) {

@@ -144,17 +144,6 @@ export class TokenView {
     return nodes.flatMap((node) => (typeof node === "string" ? highlighted(node, wanted) : [node]));
   }
 
-  /** Colour by another mode. */
-  colour(mode) {
-    this.mode = mode;
-    for (const [index, span] of this.spans) {
-      const token = this.tokens[index];
-      const others = ["special", "unlearned", "cursor"].filter((name) =>
-        span.classList.contains(name));
-      span.className = ["token", classOf(token, mode), ...others].join(" ");
-    }
-  }
-
   point(target) {
     const span = target.closest?.(".token");
     if (!span || !this.tokens) return;

@@ -1,12 +1,14 @@
 // What a run told of itself: notices, phases, checkpoints, losses; with filters, newest first.
 
-import { h, settled, show } from "./dom.js";
+import { h, show } from "./dom.js";
+import { field } from "./field.js";
 import { moment, number, seconds } from "./format.js";
 import { Loaded } from "./states.js";
 import { view } from "./view.js";
 import { visible } from "./visible.js";
 
 const LIMIT = 200;
+const TYPED_MS = 200;
 const KINDS = [
   ["", "Everything"],
   ["Notice", "Notices"],
@@ -22,10 +24,8 @@ const LEVELS = [["", "All levels"], ["warning", "Warnings"], ["error", "Errors"]
 export class ToldList {
   constructor(root, context) {
     Object.assign(this, { context, more: 0 });
-    this.tools = h("div", { class: "tools" });
     this.list = h("div", {});
-    show(root, this.tools, this.list);
-    this.drawTools();
+    show(root, this.makeTools(), this.list);
     this.asked = this.query();
     this.loaded = new Loaded(this.list, {
       load: (signal) => this.load(signal),
@@ -47,32 +47,28 @@ export class ToldList {
     return { ...answer, offset };
   }
 
-  refresh() {
-    this.loaded.refresh();
+  renew() {
+    this.loaded.renew();
   }
 
   changed() {
+    for (const one of this.fields) one.fill();
     const now = this.query();
     if (now === this.asked) return;
     Object.assign(this, { asked: now, more: 0 });
-    this.refresh();
+    this.loaded.refresh();
   }
 
-  drawTools() {
-    const select = (name, label, list) =>
-      h("select", { "aria-label": label, on: { change: (event) =>
-        view.set({ [name]: event.target.value }, { replace: true }) } },
-        list.map(([value, text]) => h("option", { value, selected: view.get(name) === value },
-          text)));
-    show(
-      this.tools,
-      select("kind", "Kind", KINDS),
-      select("level", "Level", LEVELS),
-      h("span", { class: "grow" }, h("input", { type: "search", value: view.get("told"),
-        placeholder: "Search what happened", "aria-label": "Search what happened",
-        on: { input: settled((event) => view.set({ told: event.target.value }, { replace: true }),
-          200) } })),
-    );
+  makeTools() {
+    const select = (name, label, list) => field(name, h("select", { "aria-label": label },
+      list.map(([value, text]) => h("option", { value }, text))));
+    const search = h("input", { type: "search", placeholder: "Search what happened",
+      "aria-label": "Search what happened" });
+    this.fields = [select("kind", "Kind", KINDS), select("level", "Level", LEVELS),
+      field("told", search, { wait_ms: TYPED_MS })];
+    const [kind, level] = this.fields;
+    return h("div", { class: "tools" }, kind.input, level.input,
+      h("span", { class: "grow" }, search));
   }
 
   draw({ total, told, offset }) {
@@ -87,7 +83,7 @@ export class ToldList {
       h("ul", { class: "told" }, [...told].reverse().map(row)),
       offset > 0 && h("button", { on: { click: () => {
         this.more += 1;
-        this.refresh();
+        this.loaded.refresh();
       } } }, "Show older ones"),
     );
   }

@@ -1,6 +1,6 @@
 // The verdict of a run: one sentence, then what was found, with evidence, advice and source.
 
-import { h } from "./dom.js";
+import { h, withCode } from "./dom.js";
 import { counted } from "./format.js";
 import { numEarly, numRecent } from "./series.js";
 import { empty } from "./states.js";
@@ -104,9 +104,4 @@ function finding(one) {
       ),
     ),
   );
-}
-
-/** Text in which `...` is code. */
-export function withCode(text) {
-  return text.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 }

@@ -28,12 +28,12 @@ def chromium() -> str | None:
 
 
 @contextmanager
-def served(*runs: Path, folder: Path | None = None) -> Iterator[str]:
+def served(*runs: Path, folder: Path | None = None, port: int = 0) -> Iterator[str]:
     """`miles ui` of some runs, or of a folder of runs, as a process of its own; its URL with the
-    key. It has ended at the end."""
+    key. It has ended at the end. Port 0: any."""
     environment = {**os.environ, **({"MILES_RUN__DIR": str(folder)} if folder else {})}
     process = subprocess.Popen(
-        [sys.executable, "-m", "milescli", "--json", "ui", *map(str, runs)],
+        [sys.executable, "-m", "milescli", "--json", "ui", "--port", str(port), *map(str, runs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

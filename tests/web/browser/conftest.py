@@ -58,6 +58,8 @@ class Tab:
     page: Page
     url: str
     wrong: list[str] = field(default_factory=list)
+    may_be_refused: bool = False
+    """By a test that makes the server refuse something, which the browser then logs."""
 
     def open(self, fragment: str = "") -> Page:
         """Go there, with all figures drawn."""
@@ -91,7 +93,8 @@ class Tab:
 
 def note(tab: Tab, kind: str, text: str) -> None:
     """That a server has gone is no fault of the page: some tests end it."""
-    if kind == "error" and "net::ERR_" not in text:
+    is_refused = tab.may_be_refused and text.startswith("Failed to load resource")
+    if kind == "error" and "net::ERR_" not in text and not is_refused:
         tab.wrong.append(text)
 
 

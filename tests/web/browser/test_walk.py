@@ -317,6 +317,13 @@ def test_adapters_of_a_run_have_pages_of_their_own(
     with served(folder=run.path.parent) as url:
         told = tab(url)
         page = told.open()
+        told.settle()
+        for name in ("overview", "curves"):
+            told.go(f"run=many-1&page={name}")
+            page.click("#main [aria-label=Adapters] a:text-is('left')")
+            told.until("location.hash.includes('many-1%3Aleft')")
+            told.settle()
+        told.go("run=many-1")
         page.click("#side .adapters a:text-is('right')")
         told.until("document.querySelector('#main .big')?.textContent === '0.875'")
         page.click("#side .adapters a:text-is('left')")
