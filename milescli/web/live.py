@@ -36,8 +36,8 @@ class Seen:
     """The one that it is of: another object where the file began anew."""
     told: int | None = None
     """Entries of its list; None: it has yet to be seen how many there are."""
-    step: tuple[int, int | None] | None = None
-    """Step and number of steps."""
+    progress: tuple[int | None, ...] | None = None
+    """Step, number of steps, and how much was measured beside the steps."""
     outcome: str | None = None
 
 
@@ -48,22 +48,29 @@ def changes(history: History, state: str, seen: Seen) -> list[bytes]:
     if seen.history is not history:
         if seen.history is not None:
             events.append(_event("reset", {"why": "the run's events began anew"}))
-            seen.told, seen.step, seen.outcome = 0, None, None
+            seen.told, seen.progress, seen.outcome = 0, None, None
         seen.history = history
     if seen.told is None or seen.told > len(history.told):
         seen.told = len(history.told)
     for number in range(max(seen.told, len(history.told) - MAX_TOLD), len(history.told)):
         events.append(_event("told", asdict(history.told[number]), number=number + 1))
     seen.told = len(history.told)
-    if (step := (history.step, history.num_steps)) != seen.step:
-        seen.step = step
-        events.append(_event("step", {"step": step[0], "num_steps": step[1]}, number=seen.told))
+    if (progress := _progress(history)) != seen.progress:
+        seen.progress = progress
+        step = {"step": history.step, "num_steps": history.num_steps}
+        events.append(_event("step", step, number=seen.told))
     outcome = None if state in ("not started", "running") else state
     if outcome != seen.outcome:
         seen.outcome = outcome
         if outcome is not None:
             events.append(_event("end", {"outcome": outcome}, number=seen.told))
     return events
+
+
+def _progress(history: History) -> tuple[int | None, ...]:
+    evaluated = [one.step for one in [*history.evaluations, *history.validations]]
+    warmed = history.warmup.steps[-1] if len(history.warmup) else None
+    return history.step, history.num_steps, warmed, max(evaluated, default=None)
 
 
 class LiveStreams:

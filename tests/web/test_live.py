@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import verdict_file
-from milescli.core.events import Notice, OfAdapter, PhaseStarted, RunEnded
+from milescli.core.events import (
+    Notice,
+    OfAdapter,
+    PhaseStarted,
+    RunEnded,
+    WarmupStepDone,
+    stamped,
+)
 from milescli.insight.history import History
 from milescli.web import live
 from milescli.web.asked import Asked
@@ -21,6 +28,7 @@ from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Seen, changes
 from milescli.web.refusals import Busy
 from milescli.web.shown import ShownRun
+from tests.console.fake_run import eval_done
 from tests.web.serving import Serving, serving
 from tests.web.written import WrittenRun, step_done
 
@@ -194,6 +202,18 @@ def test_nothing_is_told_twice() -> None:
         b"event: end",
     ]
     assert changes(history, "failed", seen) == []
+
+
+def test_what_is_measured_beside_the_steps_is_news() -> None:
+    history, seen = History(name="tiny"), Seen()
+    history.feed(stamped(step_done(1)))
+    changes(history, "running", seen)
+    warmed = WarmupStepDone(step=1, num_steps=9, report=step_done(1).report, step_s=0.1)
+    for event in (warmed, eval_done(1, 0.5)):
+        history.feed(stamped(event))
+        (news,) = changes(history, "running", seen)
+        assert news.split(b"\n")[1] == b"event: step"
+        assert changes(history, "running", seen) == []
 
 
 def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -> None:
