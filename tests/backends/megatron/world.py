@@ -22,7 +22,7 @@ from pathlib import Path
 from milescli.platform.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 800
+TIMEOUT_S = 1300
 
 
 def agree_on_port(folder: Path, rank: int, name: str) -> int:
