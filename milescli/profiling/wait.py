@@ -62,7 +62,7 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
     further = f" --steps {totals[-1] + MORE_STEPS}" if is_through else ""
     raise MilesError(
         f"run `{run.name}` is not running",
-        why=f"a profile is taken of steps that are done; the run: {state}",
+        why=f"a profile is taken of steps that are done; its state: {state}",
         fix=[f"miles resume {run.shown}{further}", f"{asked_for}   # meanwhile"],
     )
 
