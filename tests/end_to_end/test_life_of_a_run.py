@@ -250,7 +250,7 @@ def test_a_profile_says_where_the_time_went_and_changes_no_step(
 def test_a_profile_of_a_run_that_has_ended_is_refused(workplace: Workplace, whole) -> None:
     refused = workplace.miles("profile", "whole")
     assert refused.code == 1, refused
-    for word in ("is not running", "its last attempt: done", "--steps 26"):
+    for word in ("is not running", "its state: done", "--steps 26"):
         assert word in refused.err
 
 
