@@ -81,7 +81,7 @@ def patiently() -> Iterator[None]:
             try:
                 return look(gcs_address, node_id)
             except RuntimeError:  # it has not told of itself yet
-                if time.monotonic() > deadline or not _raylet_lives():
+                if time.monotonic() > deadline or not raylet_lives():
                     raise
                 time.sleep(0.1)
 
@@ -89,7 +89,8 @@ def patiently() -> Iterator[None]:
         yield
 
 
-def _raylet_lives() -> bool:
+def raylet_lives() -> bool:
+    """Whether this process has one among its children that has not ended."""
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if child.name() == "raylet" and child.status() != psutil.STATUS_ZOMBIE:

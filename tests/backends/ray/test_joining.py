@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from milescli.backends.ray import joining
 from milescli.backends.ray.joining import patiently, uninterrupted
 
 
@@ -52,7 +54,7 @@ def test_what_fails_meanwhile_is_raised_and_whoever_ignores_interrupts_goes_on_t
 
 
 def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ray._private import services
 
@@ -65,12 +67,32 @@ def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
         return {"node": node_id}
 
     monkeypatch.setattr(services, "get_node", look)
-    raylet = Path(shutil.copy(shutil.which("sleep") or "", tmp_path / "raylet"))
     with patiently():
+        monkeypatch.setattr(joining, "raylet_lives", lambda: False)
         with pytest.raises(RuntimeError, match="not told"):
             services.get_node("127.0.0.1:1", "first")
-        with subprocess.Popen([str(raylet), "60"]) as child:
-            assert services.get_node("127.0.0.1:1", "second") == {"node": "second"}
-            child.kill()
+        monkeypatch.setattr(joining, "raylet_lives", lambda: True)
+        assert services.get_node("127.0.0.1:1", "second") == {"node": "second"}
     assert looks == ["first", "second", "second", "second"]
     assert services.get_node is look
+
+
+_LIVES = """
+import subprocess, sys
+from milescli.backends.ray.joining import raylet_lives
+told = [raylet_lives()]
+child = subprocess.Popen([sys.argv[1], "60"])
+told.append(raylet_lives())
+child.kill()
+while open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    pass
+print(*told, raylet_lives())
+"""
+
+
+def test_a_raylet_lives_until_it_ends_also_where_nobody_waits_for_it(tmp_path: Path) -> None:
+    """In a process without one; this one may have a cluster."""
+    raylet = shutil.copy(shutil.which("sleep") or "", tmp_path / "raylet")
+    command = [sys.executable, "-c", _LIVES, str(raylet)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.stdout.split() == ["False", "True", "False"], told.stderr
