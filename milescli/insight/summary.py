@@ -151,7 +151,9 @@ def summarize(
         restarts=history.restarts,
         checkpoint_step=_saved(history, run),
         last_s=None if math.isnan(history.last_s) else history.last_s,
-        verdict=read_verdict(run, history, facts=facts, now_s=now_s if is_running else None),
+        verdict=read_verdict(
+            run, history, facts=facts, now_s=now_s if is_running else None, state=state
+        ),
         adapters=tuple(history.adapters),
     )
 

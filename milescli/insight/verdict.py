@@ -27,6 +27,7 @@ _SYMPTOMS = {
     "loss-flat": ("no-gradient", "no-learning-rate"),
 }
 """Finding -> those that explain it: with one of them there, it says nothing more."""
+_ENDS = ("done", "stopped", "failed", "killed")
 _BAD_ENDS = {"failed": " The run failed.", "killed": " The run was killed."}
 
 
@@ -37,9 +38,11 @@ def verdict_of(
     samples: Sequence[KeptSample] = (),
     first_samples: Sequence[KeptSample] = (),
     now_s: float | None = None,
+    state: str | None = None,
 ) -> Verdict:
     """`samples`: of the newest steps; `first_samples`: of the first one; `now_s`: where the run
-    goes on, to see whether it has fallen silent."""
+    goes on, to see whether it has fallen silent; `state`: of `state_of`, None: as its events
+    say."""
     case = Case(
         history=history,
         facts=facts or RunFacts(),
@@ -52,9 +55,10 @@ def verdict_of(
     own = [one for one in found if names.isdisjoint(_SYMPTOMS.get(one.name, ()))]
     own.sort(key=lambda one: _ORDER.index(one.level))
     is_learning = _is_learning(case)
+    outcome = history.outcome if state is None else state if state in _ENDS else None
     return Verdict(
         step=history.step,
-        headline=_headline(case, own, is_learning=is_learning),
+        headline=_headline(case, own, is_learning=is_learning, outcome=outcome),
         is_learning=is_learning,
         findings=tuple(own),
         facts=tuple(_facts(case)),
@@ -62,11 +66,17 @@ def verdict_of(
 
 
 def read_verdict(
-    run: RunDir, history: History, *, facts: RunFacts, now_s: float | None = None
+    run: RunDir,
+    history: History,
+    *,
+    facts: RunFacts,
+    now_s: float | None = None,
+    state: str | None = None,
 ) -> Verdict:
-    """Of a run and its samples on the disk. Of several adapters the worst, by name."""
+    """Of a run and its samples on the disk. Of several adapters the worst, by name. Else as
+    `verdict_of`."""
     if history.adapters:
-        return _of_adapters(run, history, facts=facts, now_s=now_s)
+        return _of_adapters(run, history, facts=facts, now_s=now_s, state=state)
     steps = sample_steps(run)
     return verdict_of(
         history,
@@ -74,12 +84,17 @@ def read_verdict(
         samples=read_last(run, num_steps=SAMPLE_STEPS),
         first_samples=read_samples(run, steps[0]) if len(steps) > SAMPLE_STEPS else (),
         now_s=now_s,
+        state=state,
     )
 
 
-def _of_adapters(run: RunDir, history: History, *, facts: RunFacts, now_s: float | None) -> Verdict:
+def _of_adapters(
+    run: RunDir, history: History, *, facts: RunFacts, now_s: float | None, state: str | None
+) -> Verdict:
     told = {
-        name: read_verdict(RunDir(run.adapters_dir / name), own, facts=facts, now_s=now_s)
+        name: read_verdict(
+            RunDir(run.adapters_dir / name), own, facts=facts, now_s=now_s, state=state
+        )
         for name, own in history.adapters.items()
     }
     findings = [
@@ -105,10 +120,12 @@ def _is_learning(case: Case) -> bool | None:
     return None if case.is_at_ceiling else False
 
 
-def _headline(case: Case, findings: Sequence[Finding], *, is_learning: bool | None) -> str:
+def _headline(
+    case: Case, findings: Sequence[Finding], *, is_learning: bool | None, outcome: str | None
+) -> str:
     history = case.history
     if not case.num_steps:
-        return _before_steps(history)
+        return _before_steps(history, outcome)
     what = _course(case)
     worst = next((one for one in findings if one.level is not Level.HINT), None)
     if is_learning is None and case.num_steps < TOO_EARLY:
@@ -119,16 +136,16 @@ def _headline(case: Case, findings: Sequence[Finding], *, is_learning: bool | No
         told = f"It is learning: {what}."
     else:
         told = f"It is not learning: {what}."
-    end = _BAD_ENDS.get(history.outcome or "", "")
+    end = _BAD_ENDS.get(outcome or "", "")
     if worst is None:
         return f"{told}{end}" if end or is_learning is False else f"{told} Nothing is wrong."
     lead = "But" if is_learning else "First"
     return f"{told} {lead}: {worst.title[0].lower()}{worst.title[1:]}.{end}"
 
 
-def _before_steps(history: History) -> str:
-    if history.outcome is not None:
-        return f"No step was done before the run ended: {history.outcome}."
+def _before_steps(history: History, outcome: str | None) -> str:
+    if outcome is not None:
+        return f"No step was done before the run ended: {outcome}."
     if len(history.warmup):
         return f"No step yet: warm-up step {history.warmup.steps[-1]} of {history.warmup_steps}."
     return f"No step yet: {history.phase or 'it has not begun'}."

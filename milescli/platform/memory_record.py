@@ -115,7 +115,7 @@ def peak_resident_bytes() -> int:
 def last_look(folder: Path) -> dict[str, int]:
     """Process -> bytes it holds, as they were last seen, by name; empty where nothing was. Reads
     the end of the record alone."""
-    looks = (record for record in last_records(folder / FILE) if "resident_bytes" in record)
+    looks = (one for one in last_records(folder / FILE) if one.get("resident_bytes"))
     return sizes_by_name(next(looks, {"resident_bytes": {}}))
 
 
@@ -133,7 +133,7 @@ def _command(pid: int) -> str:
     process = Path(f"/proc/{pid}")
     with suppress(OSError):
         words = (process / "cmdline").read_text(errors="replace").split("\0")
-        if words[1:2] == ["-m"]:
+        if Path(words[0]).name.startswith("python") and words[1:2] == ["-m"]:
             return words[2].rpartition(".")[2]
         return (process / "comm").read_text().strip()
     return "?"

@@ -68,9 +68,9 @@ def changes(history: History, state: str, seen: Seen) -> list[bytes]:
 
 
 def _progress(history: History) -> tuple[int | None, ...]:
-    evaluated = [one.step for one in [*history.evaluations, *history.validations]]
+    newest = [one[-1].step for one in (history.evaluations, history.validations) if one]
     warmed = history.warmup.steps[-1] if len(history.warmup) else None
-    return history.step, history.num_steps, warmed, max(evaluated, default=None)
+    return history.step, history.num_steps, warmed, max(newest, default=None)
 
 
 class LiveStreams:

@@ -254,6 +254,10 @@ def test_the_headline_says_whether_it_is_learning() -> None:
     failed = Planted(error={"error": "the disk is full"}).verdict()
     assert failed.headline.startswith("It is learning: reward 0.30")
     assert failed.headline.endswith(". The run failed.")
+    resumed = verdict_of(Planted(error={"error": "the disk is full"}).history(), state="running")
+    assert resumed.headline.endswith("Nothing is wrong.")
+    gone = verdict_of(Planted(ends=False).history(), state="killed")
+    assert gone.headline.endswith(". The run was killed."), "with the machine: no event tells of it"
     flat = SICK["reward-flat"].verdict()
     assert flat.is_learning is False
     assert flat.headline.startswith("It is not learning")

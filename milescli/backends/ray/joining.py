@@ -70,7 +70,8 @@ def _without_monitors() -> Iterator[None]:
 
 @contextmanager
 def patiently() -> Iterator[None]:
-    """While Ray waits for its node, by a bound that no setting reaches; not for a dead one."""
+    """While Ray waits for its node, by a bound that no setting reaches. A dead one is a
+    ChildProcessError: Ray asks again after any RuntimeError."""
     from ray._private import services
 
     look = services.get_node
@@ -80,8 +81,10 @@ def patiently() -> Iterator[None]:
         while True:
             try:
                 return look(gcs_address, node_id)
-            except RuntimeError:  # it has not told of itself yet
-                if time.monotonic() > deadline or not raylet_lives():
+            except RuntimeError as error:  # it has not told of itself yet
+                if not raylet_lives():
+                    raise ChildProcessError("its raylet ended while it started") from error
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
 

@@ -69,7 +69,7 @@ def test_a_node_that_starts_slowly_is_waited_for_and_a_dead_one_is_not(
     monkeypatch.setattr(services, "get_node", look)
     with patiently():
         monkeypatch.setattr(joining, "raylet_lives", lambda: False)
-        with pytest.raises(RuntimeError, match="not told"):
+        with pytest.raises(ChildProcessError, match="raylet ended"):
             services.get_node("127.0.0.1:1", "first")
         monkeypatch.setattr(joining, "raylet_lives", lambda: True)
         assert services.get_node("127.0.0.1:1", "second") == {"node": "second"}
