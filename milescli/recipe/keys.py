@@ -15,6 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
 from milescli.core.nearest import nearest
+from milescli.recipe.docs import doc_of
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Names, Section
 
@@ -113,15 +114,15 @@ def _walk(section: type[Section], prefix: str) -> list[RecipeKey | SectionInfo]:
         dotted = f"{prefix}{name}"
         inner = _section_of(info)
         if inner is None:
-            items.append(_key(dotted, info))
+            items.append(_key(dotted, info, doc_of(section, name)))
         else:
-            doc = info.description or inner.__doc__ or ""
+            doc = doc_of(section, name) or inner.__doc__ or ""
             items.append(SectionInfo(name=dotted, doc=doc, optional=_is_optional(info.annotation)))
             items.extend(_walk(inner, f"{dotted}."))
     return items
 
 
-def _key(dotted: str, info: FieldInfo) -> RecipeKey:
+def _key(dotted: str, info: FieldInfo, doc: str) -> RecipeKey:
     base, bounds = _unwrap(info.annotation, tuple(info.metadata))
     choices = tuple(str(choice) for choice in get_args(base)) if get_origin(base) is Literal else ()
     optional = _is_optional(info.annotation)
@@ -134,7 +135,7 @@ def _key(dotted: str, info: FieldInfo) -> RecipeKey:
         + (", or a mapping of names to numbers" if takes_mapping else "")
         + (", or null" if optional else ""),
         default=info.default,
-        doc=info.description or "",
+        doc=doc,
         is_text=base in (str, Names) or bool(choices) or is_list,
         takes_list=base == Names,
         items=_items(base),

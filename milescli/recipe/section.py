@@ -19,9 +19,7 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0)]
 class Section(BaseModel):
     """A part of the recipe."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def plain(value: object) -> object:

@@ -28,8 +28,8 @@ model:
   scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16,
             ffn_hidden_size: 128}
 data:
-  prompts: task:sums
-  demonstrations: task:sums
+  prompts: "task:sums[0:512]"
+  demonstrations: "task:sums[0:512]"
   eval: task:sums-heldout
   max_prompt_tokens: 48
 warmup: {steps: 3, batch_size: 16, lr: 2e-3}

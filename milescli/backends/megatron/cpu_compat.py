@@ -14,7 +14,9 @@ from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.absent_engine import mend_router
 from milescli.backends.megatron.cpu import collectives
+from milescli.core.imports import without_garbage_search
 from milescli.platform.allocation import keep_freed_memory
+from milescli.platform.no_compiler import compile_nothing
 
 _FACTORIES = (
     "tensor",
@@ -42,9 +44,12 @@ def install() -> bool:
         _redirect_generator()
         _redirect_factories()
         _rename_tensor_types()
-        _compile_nothing()
+        # Megatron-Core decorates two dozen functions as it is imported, before its own switch
+        # (`jit.disable_jit_fuser`) can be reached
+        compile_nothing()
         collectives.install()
-        _mend_megatron()
+        with without_garbage_search():
+            _mend_megatron()
         keep_freed_memory()
     return True
 
@@ -129,13 +134,6 @@ def _rename_tensor_types() -> None:
         )
 
     torch.Tensor.type = named
-
-
-def _compile_nothing() -> None:
-    """torch.compile returns functions as they are. Megatron-Core decorates two dozen with it as it
-    is imported, before its own switch (`jit.disable_jit_fuser`) can be reached; that loads the
-    whole compiler, for half of the start-up time of a rank."""
-    torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
 
 
 def _mend_megatron() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
 import importlib
 import inspect
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.errors import MilesError, WorkerDied
+from milescli.core.imports import without_garbage_search
 
 
 class Host:
@@ -41,12 +41,8 @@ class Host:
 
     def _load(self) -> Callable[..., object]:
         module, _, attribute = self._target.partition(":")
-        # modules are no garbage, and to look for some takes a quarter of the time of imports
-        gc.disable()
-        try:
+        with without_garbage_search():
             return getattr(importlib.import_module(module), attribute)
-        finally:
-            gc.enable()
 
     async def start(self, kwargs: bytes, log_path: str) -> int:
         """Build the target object from pickled `kwargs`, on the work thread; returns the pid. What

@@ -24,6 +24,8 @@ import tempfile
 import time
 import traceback
 
+from milescli.platform.no_compiler import compile_nothing
+
 BEFORE_PLUGINS = (
     "sglang.srt.arg_groups.overrides",
     "sglang.srt.plugins",
@@ -69,7 +71,7 @@ def import_all() -> None:
     not looked through, and so not copied, in any engine either.
     """
     gc.disable()
-    _compile_nothing()
+    compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
     for name in BEFORE_PLUGINS:
         importlib.import_module(name)
     sys.modules["sglang.srt.plugins"].load_plugins()
@@ -77,14 +79,6 @@ def import_all() -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-
-
-def _compile_nothing() -> None:
-    """Engines on a CPU are told to compile nothing (TORCH_COMPILE_DISABLE), but torch loads its
-    compiler for each function that it then returns as it is."""
-    import torch
-
-    torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
 
 
 class _Server:

@@ -4,16 +4,18 @@ Resolved before a device is taken."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
-from milescli.recipe.schema import Rollout
 from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import Form, form_of
 from milescli.rollout.rewards.processes import ProcessReward
-from milescli.rollout.rewards.reward_model import ScoreServer
 from milescli.rollout.scoring import Scorer, Scoring, WeightedScorer, is_async
+
+if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
+    from milescli.recipe.schema import Rollout
+    from milescli.rollout.rewards.reward_model import ScoreServer
 
 _ROOM = "milescli.rollout.rewards"
 KEY = "rollout.reward"

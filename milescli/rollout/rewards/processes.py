@@ -20,7 +20,8 @@ MAX_WORKERS = 32
 """Of a plain one."""
 GROW_AFTER_S = 0.5
 """Plain rewards that compute are done sooner in as many workers as there are cores; where a call
-has waited so long, they wait for something, and further workers are begun."""
+has waited so long for workers that are all at work, they wait for something, and further ones are
+begun."""
 
 
 class ProcessReward:
@@ -163,7 +164,8 @@ class ProcessReward:
         for worker in self._workers:
             if worker.take_a_call(self._calls_each):
                 return worker
-        most = self._most_workers if may_grow else self._first_workers
+        at_work = all(worker.ready.done() for worker in self._workers)
+        most = self._most_workers if may_grow and at_work else self._first_workers
         if len(self._workers) >= most:
             return None
         self._workers.append(
