@@ -120,3 +120,11 @@ def test_completion_loads_nothing_heavy(words: str, offers: str) -> None:
 )
 def test_refusals_come_before_anything_heavy(argv: list[str], code: int) -> None:
     assert loaded_after(*argv)[:2] == (code, [])
+
+
+def test_a_worker_of_a_reward_loads_no_schema() -> None:
+    probe = "import sys, milescli.rollout.rewards.forms; print('pydantic' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"

@@ -27,6 +27,19 @@ def without_garbage_search() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def without_packages(*names: str) -> Iterator[None]:
+    """For imports of what would import these, too, where they are installed, and does without
+    where they are not. Those that are imported already stay."""
+    absent = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+
+
 def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> object:
     """What an import path `module:name` names. `kind` and `key`: what it is for, in errors. Raises
     RecipeError where it cannot be had."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _NAME = "torch._dynamo"
@@ -32,6 +32,8 @@ class _StandIn(ModuleType):
     """What is said to the compiler and means nothing without it; the rest is the compiler's own."""
 
     disable = allow_in_graph = staticmethod(_as_it_is)
+    # told by each new process group
+    trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 
     def __init__(self, torch_folder: Path) -> None:
         super().__init__(_NAME, doc=_StandIn.__doc__)

@@ -14,7 +14,7 @@ from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.absent_engine import mend_router
 from milescli.backends.megatron.cpu import collectives
-from milescli.core.imports import without_garbage_search
+from milescli.backends.megatron.importing import import_megatron
 from milescli.platform.allocation import keep_freed_memory
 from milescli.platform.no_compiler import compile_nothing
 
@@ -48,8 +48,8 @@ def install() -> bool:
         # (`jit.disable_jit_fuser`) can be reached
         compile_nothing()
         collectives.install()
-        with without_garbage_search():
-            _mend_megatron()
+        import_megatron()
+        _mend_megatron()
         keep_freed_memory()
     return True
 

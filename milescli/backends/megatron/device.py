@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from milescli.backends.megatron.importing import import_megatron
 from milescli.plan.types import Plan
 
 
@@ -18,6 +19,7 @@ def take_device(plan: Plan) -> torch.device:
     if cpu_compat.install():
         torch.set_num_threads(plan.cpu_threads)
         return torch.device("cpu")
+    import_megatron()
     from milescli.backends.megatron.layers.attention import avoid_cudnn
 
     device = torch.device("cuda", 0)

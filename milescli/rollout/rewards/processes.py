@@ -144,12 +144,13 @@ class ProcessReward:
         worker = self._idle_worker()
         while worker is None:
             self._freed.clear()
+            are_at_work = all(worker.ready.done() for worker in self._workers)
             has_waited = False
             try:
                 async with asyncio.timeout(GROW_AFTER_S):
                     await self._freed.wait()
             except TimeoutError:
-                has_waited = True
+                has_waited = are_at_work
             worker = self._idle_worker(may_grow=has_waited)
         try:
             await asyncio.shield(asyncio.wrap_future(worker.ready))
@@ -164,8 +165,7 @@ class ProcessReward:
         for worker in self._workers:
             if worker.take_a_call(self._calls_each):
                 return worker
-        at_work = all(worker.ready.done() for worker in self._workers)
-        most = self._most_workers if may_grow and at_work else self._first_workers
+        most = self._most_workers if may_grow else self._first_workers
         if len(self._workers) >= most:
             return None
         self._workers.append(

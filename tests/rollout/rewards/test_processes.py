@@ -4,6 +4,8 @@ nothing behind; what they do right is quick and right."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import os
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 from milescli.core.errors import DataError, RewardError
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards import in_processes
+from milescli.rollout.rewards import in_processes, processes
 from milescli.rollout.scoring import Scorer
 
 pytestmark = pytest.mark.slow
@@ -48,6 +50,46 @@ def test_what_is_right_is_scored_in_order(name: str) -> None:
     responses = ["4", "5", "", "4", "\x00 \u2603 }{", "x" * 200_000] * 20
     expected = [float(text == "4") for text in responses]
     assert _score(name, responses) == expected
+
+
+class _Starting:
+    """A worker that starts slowly, and answers at once."""
+
+    lives = True
+
+    def __init__(self, *said: object, num_running: int) -> None:
+        self.is_free = not num_running
+        self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
+        asyncio.get_running_loop().call_later(1.0, self.ready.set_result, None)
+
+    def take_a_call(self, most: int) -> bool:
+        was_free, self.is_free = self.is_free, False
+        return was_free
+
+    def give_a_call_back(self) -> None:
+        self.is_free = True
+
+    def call(self, *said: object) -> tuple[int, concurrent.futures.Future[float]]:
+        reply: concurrent.futures.Future[float] = concurrent.futures.Future()
+        reply.set_result(1.0)
+        return 0, reply
+
+    def end(self) -> None:
+        """Nothing runs."""
+
+
+def test_workers_that_still_start_are_no_reason_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "UserProcess", _Starting)
+    reward = in_processes(f"{ROOM}:good", Rollout(reward=f"{ROOM}:good"))
+    assert reward is not None
+
+    async def run() -> int:
+        asked = {"prompt": "", "response": "4", "label": "4", "timeout_s": 60.0}
+        assert await asyncio.gather(*(reward.score(**asked) for _ in range(50))) == [1.0] * 50
+        return len(reward._workers)
+
+    assert asyncio.run(run()) == max(2, len(os.sched_getaffinity(0)))
+    reward.close()
 
 
 @pytest.mark.parametrize("name", ["ranking", "ranking_async"])

@@ -1,0 +1,44 @@
+"""torch without its compiler, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROBE = """
+import sys
+from milescli.platform.no_compiler import compile_nothing
+compile_nothing()
+compile_nothing()
+
+import torch
+
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.AdamW([weight], lr=0.5)
+torch.compile(torch.compile(mode="default")(lambda: weight.sum()))().backward()
+optimizer.step()
+assert torch.allclose(weight.detach(), torch.full((2,), 0.495)), weight
+
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+
+@torch._dynamo.disable(recursive=False)
+@torch._dynamo.allow_in_graph
+def double(number):
+    torch._dynamo.graph_break()
+    return 2 * number
+
+assert double(2) == 4
+assert "torch._dynamo.convert_frame" not in sys.modules, "the compiler was loaded"
+
+assert torch._dynamo.optimize("eager")(lambda number: number + 1)(torch.ones(1)).item() == 2
+assert "torch._dynamo.convert_frame" in sys.modules
+assert sys.modules["torch._dynamo"] is torch._dynamo
+optimizer.step()
+"""
+
+
+def test_the_compiler_is_loaded_only_for_who_wants_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
