@@ -85,7 +85,7 @@ def serving(
 
         def _reply(self, reply: Reply) -> None:
             if reply.silent:
-                state.ended.wait(timeout=60)
+                state.ended.wait(timeout=200)
                 self.close_connection = True
                 return
             text = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)

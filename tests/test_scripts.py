@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 )
 def test_shellcheck_finds_nothing(script: str) -> None:
     done = subprocess.run(
-        [tool("shellcheck"), "-x", script], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [tool("shellcheck"), "-x", script], cwd=ROOT, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout
 
@@ -37,7 +37,7 @@ def test_hadolint_finds_nothing(kind: str) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout
 
@@ -71,7 +71,7 @@ def test_make_fails_where_one_of_its_sets_of_tests_does(tmp_path: Path, set_of_t
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert f"a | ran {set_of_tests}" in done.stdout and "b | ran good" in done.stdout
     assert (done.returncode == 0) == (set_of_tests == "good")

@@ -31,7 +31,7 @@ def _as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
 class _StandIn(ModuleType):
     """What is said to the compiler and means nothing without it; the rest is the compiler's own."""
 
-    disable = allow_in_graph = staticmethod(_as_it_is)
+    disable = allow_in_graph = assume_constant_result = staticmethod(_as_it_is)
     # told by each new process group
     trace_rules = SimpleNamespace(clear_lru_cache=lambda: None)
 

@@ -24,7 +24,6 @@ from milescli.rollout.base import Outcome, Reply, Turn
 from milescli.rollout.environments import Step
 
 HERE = "tests.agents.user_environments"
-pytestmark = pytest.mark.timeout(180)
 
 
 class Session:

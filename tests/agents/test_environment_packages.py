@@ -9,8 +9,6 @@ from milescli.agents.reasoning_gym import ReasoningGymTask
 from milescli.agents.textarena import TextArenaGame
 from milescli.rollout.environment_contract import check_environment
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def test_gymnasium_is_seen_as_text_and_moved_by_words() -> None:
     pytest.importorskip("gymnasium")

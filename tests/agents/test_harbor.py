@@ -15,7 +15,6 @@ from milescli.recipe.schema import Recipe, Rollout
 from tests.agents.foreign.sessions import GIVEN, ended, needs, played
 
 __all__ = ["ended"]
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from tests.agents.foreign.sessions import GIVEN, ended, needs
 
 SERVER = {"server": "miles_counting:app"}
 __all__ = ["ended"]
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,6 @@ from milescli.recipe.rewards import CodeSettings
 from milescli.recipe.schema import Rollout
 from milescli.sandbox.choose import choose
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def has_sandbox() -> None:

@@ -18,7 +18,6 @@ from milescli.rollout.tasks import write_task
 from tests.agents.foreign.sessions import GIVEN, all_played, ended, needs, played
 
 __all__ = ["ended"]
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ def measured(tmp_path: Path, *words: str) -> dict[str, Any]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -49,7 +49,7 @@ def test_a_clock_steps_for_the_processes_of_the_run_and_no_wait_is_longer(tmp_pa
         )
         scene = Scene(attempt=None, place=place, victims=[], chance=random.Random(1))  # type: ignore[arg-type]
         told = HARMS["clock-forward"].do(scene)
-        out, _ = process.communicate("\n", timeout=60)
+        out, _ = process.communicate("\n", timeout=200)
     first, second, waited = map(float, out.split())
     jumped = int(told.split()[0])
     assert first - time.time() == pytest.approx(jumped, abs=30)

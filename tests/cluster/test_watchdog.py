@@ -43,7 +43,7 @@ time.sleep(600)
 """A child of the driver that does not end when it is asked to."""
 
 
-def _wait_until(condition, seconds: float = 30.0) -> bool:
+def _wait_until(condition, seconds: float = 120.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -129,7 +129,7 @@ def test_ctrl_c_ends_with_130(miles: Miles, replace: Replace) -> None:
 
 def test_a_reader_that_goes_away_is_no_fault() -> None:
     command = f"{sys.executable} -m milescli help recipe | head -1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200)
     assert done.stdout.startswith("A recipe is YAML") and done.stderr == ""
 
 
@@ -140,7 +140,7 @@ def test_a_standard_stream_that_is_closed_is_missed_and_no_file_takes_its_place(
     closed: str, told: str
 ) -> None:
     script = f"{sys.executable} -m milescli help nothing {closed}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr and bool(told) == bool(done.stderr)
 

@@ -17,7 +17,6 @@ from milescli.rollout.environments import Step
 from tests.commands.conftest import Miles
 
 HERE = "tests.agents.user_environments"
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize(("verb", "names"), [("envs", "frozen_lake"), ("tools", "calculator")])

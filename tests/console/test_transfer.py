@@ -149,5 +149,5 @@ def _on_a_terminal(script: str, *arguments: str) -> str:
     except OSError:
         pass  # how Linux says that nobody holds the other end any more
     os.close(ours)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=200) == 0
     return drawn.decode()

@@ -50,7 +50,7 @@ def _convert(
         "tensors",
         *more,
     ]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=400)
 
 
 def test_a_name_on_the_hub_is_fetched_and_converted(hub: LoopbackHub, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
         cwd=ROOT,
         env=environment,
         check=True,
-        timeout=200,
+        timeout=600,
         capture_output=True,
     )
     for name in names:
@@ -78,7 +78,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     ]
     codes = []
     try:
-        codes = [rank.wait(timeout=240) for rank in ranks]
+        codes = [rank.wait(timeout=800) for rank in ranks]
     finally:
         for rank in ranks:
             if rank.poll() is None:

@@ -42,7 +42,7 @@ to_megatron(Path(sys.argv[1]), Path(sys.argv[2]))
 def test_a_killed_conversion_goes_on_where_it_stopped(tmp_path: Path) -> None:
     source, target = make(tmp_path / "hf"), tmp_path / "megatron"
     command = [sys.executable, "-c", _KILLED, str(source), str(target), str(int(signal.SIGKILL))]
-    done = subprocess.run(command, cwd=ROOT, timeout=120, capture_output=True)
+    done = subprocess.run(command, cwd=ROOT, timeout=400, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     nothing_but(tmp_path, "hf", ".megatron.part")
     part = part_of(target)
@@ -105,7 +105,7 @@ def test_a_full_disk_half_way_keeps_what_is_finished(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _FULL, str(source), str(target)],
         cwd=ROOT,
-        timeout=120,
+        timeout=400,
         capture_output=True,
         text=True,
     )

@@ -77,7 +77,7 @@ def _bounded(call: str) -> subprocess.CompletedProcess[str]:
         "print('went on')\n"
     )
     command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
 
 
 @pytest.mark.parametrize(

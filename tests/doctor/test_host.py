@@ -156,7 +156,7 @@ def test_a_planted_fault_is_found_and_mended_by_the_printed_command(fault: str) 
         subprocess.run(
             command,
             check=True,
-            timeout=60,
+            timeout=200,
             env={**os.environ, "DIR": folder, "PYTHONPATH": os.getcwd()},
         )
         before, after = (

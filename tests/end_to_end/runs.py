@@ -39,7 +39,7 @@ train: {steps: 6, optimizer: {lr: 3e-4}}
 eval: {num_prompts: 8}
 checkpoint: {every: 3, keep: 4}
 run: {trackers: []}
-machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
+machine: {cpu_threads: 1, start_timeout_s: 480, step_timeout_s: 120}
 """
 """`cpu_threads: 1`: sums over threads have a fixed order, and parallel tests of a small machine do
 not starve each other."""
@@ -95,12 +95,12 @@ class Workplace:
         )
 
     def miles(
-        self, *arguments: str, import_from: Path | None = None, timeout_s: float = 450.0
+        self, *arguments: str, import_from: Path | None = None, timeout_s: float = 1200.0
     ) -> Finished:
         """Call `miles` and wait for its end."""
         return self.finish(self.start(*arguments, import_from=import_from), timeout_s=timeout_s)
 
-    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 450.0) -> Finished:
+    def finish(self, process: subprocess.Popen[str], *, timeout_s: float = 1200.0) -> Finished:
         """Wait for the end of a process that was started."""
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -179,7 +179,7 @@ class Workplace:
         process: subprocess.Popen[str],
         *,
         after: int = 0,
-        seconds: float = 240.0,
+        seconds: float = 800.0,
     ) -> dict:
         """Wait for an event of a run behind the first `after`; fails where its process ends
         before."""
@@ -243,7 +243,7 @@ def actor_of(driver: int, log: str) -> psutil.Process:
     return actor
 
 
-def wait_until_gone(processes: list[psutil.Process], seconds: float = 30.0) -> list[psutil.Process]:
+def wait_until_gone(processes: list[psutil.Process], seconds: float = 120.0) -> list[psutil.Process]:
     """Those of the processes that still run after the wait."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

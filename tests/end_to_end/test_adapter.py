@@ -11,7 +11,6 @@ import torch
 
 from tests.end_to_end.runs import TINY, Workplace
 
-pytestmark = pytest.mark.timeout(600)
 SETS = (
     *("--lora", "4"),
     *("--set", "train.optimizer.lr=0.02"),

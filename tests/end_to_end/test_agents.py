@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 DIALOGUE = [
     "rollout.agent=tests.end_to_end.agents:dialogue",
     "rollout.max_response_tokens=128",

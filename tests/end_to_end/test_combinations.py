@@ -18,7 +18,6 @@ from tests.backends.sglang.cpu.guessing import DEEPSEEK, make_mtp
 from tests.end_to_end.combinations import EACH_TIME, RUNS, Combination
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 VOCAB = 300
 POLICY = ScratchModel(
     family="qwen3_moe",

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 PPO = [
     word
     for pair in (

@@ -12,7 +12,6 @@ from milescli.backends.sglang.spec import EngineSpec
 from milescli.platform.ports import free_ports
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(900)
 ON_POLICY = [
     "train.distill.teachers=[{path: runs/teacher}]",
     "rollout.reward=none",

@@ -9,11 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.runs import Workplace, tokens
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_eval_of_a_checkpoint_gives_the_samples_of_the_run(workplace: Workplace, whole) -> None:
@@ -95,6 +91,6 @@ def test_what_the_model_card_says_works_as_it_stands(exported: Path) -> None:
         cwd=exported.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert "Qwen3ForCausalLM" in done.stdout, done.stderr

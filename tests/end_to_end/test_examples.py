@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.end_to_end.runs import ROOT, Workplace
-
-pytestmark = pytest.mark.timeout(600)
 
 
 def test_an_agent_and_an_algorithm_of_the_users_own_train_and_are_evaluated(

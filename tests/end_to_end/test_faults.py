@@ -28,8 +28,6 @@ from tests.end_to_end.runs import (
 )
 from tests.shared_memory import forgotten
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @dataclass
 class Attempt:
@@ -54,7 +52,7 @@ def _attempt(
     workplace.wait_for(name, reaches, process, after=before)
     attempt = Attempt(driver=process.pid, processes=processes_of_run(process.pid))
     yield attempt
-    attempt.finished = workplace.finish(process, timeout_s=90)
+    attempt.finished = workplace.finish(process, timeout_s=300)
     attempt.left = [*wait_until_gone(attempt.processes), *forgotten(shared_memory)]
 
 
@@ -84,7 +82,7 @@ def _learned(workplace: Workplace, name: str) -> dict[int, dict]:
     }
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+def _wait_until(condition: Callable[[], bool], seconds: float = 800.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not so within {seconds} s"

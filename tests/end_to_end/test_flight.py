@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import signal
 
-import pytest
-
 from tests.end_to_end.runs import (
     Workplace,
     learned,
@@ -16,7 +14,6 @@ from tests.end_to_end.runs import (
     wait_until_gone,
 )
 
-pytestmark = pytest.mark.timeout(600)
 SETS = (
     "rollout.order=done",
     "rollout.max_staleness=2",

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import signal
 
-import pytest
-
 from tests.end_to_end.runs import (
     Workplace,
     learned,
@@ -17,7 +15,6 @@ from tests.end_to_end.runs import (
     wait_until_gone,
 )
 
-pytestmark = pytest.mark.timeout(600)
 MOE = (
     "model.scratch.family=qwen3_moe",
     "model.scratch.num_experts=4",

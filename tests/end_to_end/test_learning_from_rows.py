@@ -12,7 +12,6 @@ import pytest
 
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 COMMON = """\
 model:
   scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16,

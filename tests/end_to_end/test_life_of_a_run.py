@@ -26,7 +26,6 @@ from tests.end_to_end.runs import (
 )
 from tests.shared_memory import forgotten
 
-pytestmark = pytest.mark.timeout(600)
 WARMUP_FIGURES = (
     (6.252475262, 3.386527966),
     (5.888902664, 2.836176418),

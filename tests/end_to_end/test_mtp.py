@@ -7,7 +7,6 @@ import json
 import math
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -17,7 +16,6 @@ from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.backends.megatron.mtp_models import MODELS
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 VOCAB = 512
 GUESSING = (
     "warmup.steps=10",

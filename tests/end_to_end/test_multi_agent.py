@@ -9,7 +9,6 @@ import pytest
 
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 ROLES = (
     "{teller: {prompt: Tell., sees: prompt}, solver: {prompt: Add., sees: others, reward: gsm8k}}"
 )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.end_to_end.runs import Workplace
 
-pytestmark = pytest.mark.timeout(600)
 HERE = "tests.end_to_end.pieces"
 PIECES = {
     "rollout.generation": "twice",

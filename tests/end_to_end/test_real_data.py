@@ -11,10 +11,9 @@ import pytest
 from tests.end_to_end.runs import ROOT, Workplace
 
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k"
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K files are not beside this checkout"),
-]
+pytestmark = pytest.mark.skipif(
+    not GSM8K.exists(), reason="the GSM8K files are not beside this checkout"
+)
 MAX_PROMPT_TOKENS = 160
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from tests.end_to_end.runs import Workplace, actor_of, step_done
 
-pytestmark = pytest.mark.timeout(600)
 SCORED = {
     "model.scratch.vocabulary": "task:sums-mistakes",
     "rollout.reward": "{reward_model: 1.0, format: 0.5}",

@@ -17,7 +17,6 @@ from milescli.recipe.model import ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.end_to_end.runs import Workplace, actor_of, learned, step_done
 
-pytestmark = pytest.mark.timeout(900)
 RECIPE = """\
 model: {path: base}
 data: {prompts: task:sums, eval: task:sums-heldout, max_prompt_tokens: 48}

@@ -77,7 +77,7 @@ def test_shellcheck_finds_nothing(form: Form) -> None:
         input=text,
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout
 
@@ -105,7 +105,7 @@ def test_the_command_that_a_script_names_makes_it_again(tmp_path: Path) -> None:
     def emitted(*words: str) -> str:
         command = [sys.executable, "-m", "milescli", *words]
         return subprocess.run(
-            command, cwd=tmp_path, text=True, capture_output=True, timeout=120, check=True
+            command, cwd=tmp_path, text=True, capture_output=True, timeout=400, check=True
         ).stdout
 
     text = emitted(

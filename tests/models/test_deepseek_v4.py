@@ -98,7 +98,7 @@ def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_re
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])

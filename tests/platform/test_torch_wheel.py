@@ -62,7 +62,7 @@ def test_a_launch_refuses_it_before_anything_is_made(tmp_path: Path) -> None:
         f"run.dir={tmp_path}/runs",
     ]
     done = subprocess.run(
-        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 4 and "this torch is not built for NVIDIA GPUs" in done.stderr, (
         done.stderr

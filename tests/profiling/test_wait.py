@@ -41,7 +41,7 @@ def _answer(run: RunDir, progress: Progress) -> threading.Thread:
     """As a driver does, a moment later."""
 
     def answer() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (wanted := files.take(run)) is None and time.monotonic() < deadline:
             time.sleep(0.02)
         assert wanted is not None

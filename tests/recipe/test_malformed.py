@@ -367,7 +367,7 @@ def test_the_program_says_so_and_ends_with_3(place: Place, name: str, tmp_path: 
         command += ["--set", text]
     environment = {**os.environ, **case.environ, "HOME": str(place.home)}
     done = subprocess.run(
-        command, cwd=place.cwd, env=environment, capture_output=True, text=True, timeout=60
+        command, cwd=place.cwd, env=environment, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 3
     assert done.stdout == ""

@@ -140,7 +140,7 @@ def test_a_browser_draws_its_charts_and_refuses_nothing(whole: Path, tmp_path: P
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     seen = parsed(done.stdout)
     live = [told for _, told in seen.seen if "is-live" in (told.get("class") or "")]

@@ -118,7 +118,7 @@ def test_an_episode_that_nobody_waits_for_is_cancelled_there(tmp_path: Path) -> 
 
 
 async def _there(file: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not file.exists():
         assert time.monotonic() < deadline, f"{file.name} did not come"
         await asyncio.sleep(0.05)

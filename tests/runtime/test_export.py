@@ -262,7 +262,7 @@ def test_transformers_reads_exported_folders_as_we_do(tmp_path: Path) -> None:
         "milescli.backends.transformers.logits",
         str(tmp_path / "request.json"),
     ]
-    done = subprocess.run(worker, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(worker, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     for (name, format), place in places.items():
         base, out, plain = (

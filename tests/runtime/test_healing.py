@@ -268,7 +268,7 @@ def watched(rig: Rig, *, until: type) -> None:
     """Look at the engines until an event of this kind."""
 
     async def work() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not any(isinstance(event, until) for event in rig.events):
             assert time.monotonic() < deadline, rig.events
             await rig.keeper.probe()

@@ -23,7 +23,6 @@ LOADED = load("quickstart", sets=[], flags={}, environ={}, cwd=Path(), home=Path
 RECIPE, FACTS = LOADED.recipe, facts_of_recipe(LOADED.recipe.model)
 
 
-@pytest.mark.timeout(180)
 def test_a_run_that_is_refused_leaves_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.refused_run"],

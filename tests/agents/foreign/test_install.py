@@ -27,8 +27,6 @@ from milescli.core.errors import MachineError, RecipeError
 from milescli.core.pins import pin
 from tests.test_layers import imports_of
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfFile(Package):
@@ -94,7 +92,7 @@ def test_what_is_installed_to_the_end_counts_and_nothing_else_does(here: Path) -
         [str(good.interpreter), "-c", "import tiny; print(tiny.word)"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     assert ran.stdout == "here\n"

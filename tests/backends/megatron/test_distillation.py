@@ -52,7 +52,7 @@ def plain(
     root = str(Path(__file__).parents[3])
     # threads that wait for each other spin, which takes minutes where others want the cores
     env = {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=folder, env=env, check=True, timeout=300)
+    subprocess.run(command, cwd=folder, env=env, check=True, timeout=900)
     return dict(zip(KINDS, json.loads((folder / "losses.json").read_text()), strict=True))
 
 

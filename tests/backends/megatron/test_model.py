@@ -38,7 +38,7 @@ def test_scores_equal_those_of_transformers(
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]

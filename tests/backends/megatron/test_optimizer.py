@@ -27,7 +27,7 @@ def plain(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> d
         [sys.executable, "-m", module, models["dense"], str(settings), str(out)],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]

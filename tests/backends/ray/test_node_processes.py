@@ -24,7 +24,6 @@ from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.environments import Step
 
 HERE = "tests.agents.user_environments"
-pytestmark = pytest.mark.timeout(180)
 Use = Callable[[EnvironmentFleet], Awaitable[Any]]
 TOLD: list[str] = []
 """What a user would be told."""

@@ -93,7 +93,7 @@ def test_two_ranks_stay_together_and_raise_the_same(tmp_path):
         for rank in (0, 1)
     ]
     try:
-        said = [process.communicate(timeout=240)[0] for process in ranks]
+        said = [process.communicate(timeout=800)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()

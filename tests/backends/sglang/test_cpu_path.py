@@ -14,7 +14,7 @@ from milescli.backends.sglang.command import CPU_PATH
 def _run(code: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(CPU_PATH)}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=400
     )
 
 

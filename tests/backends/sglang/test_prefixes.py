@@ -51,7 +51,7 @@ def _cached(service: Service, prompt: list[int]) -> int:
         data=json.dumps(body).encode(),
         headers={"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=200) as reply:
         return int(json.load(reply)["meta_info"]["cached_tokens"])
 
 

@@ -39,7 +39,7 @@ def test_a_process_whose_shm_manager_is_gone_ends_with_the_reason(harm: signal.S
         text=True,
     )
     try:
-        out, err = sharer.communicate(timeout=120)
+        out, err = sharer.communicate(timeout=400)
     finally:
         for left in Path("/dev/shm").glob(f"torch_{sharer.pid}_*"):  # a watchdog does it in runs
             left.unlink()

@@ -36,7 +36,7 @@ def test_what_users_import_from_transformers_works_where_miles_is_installed(fold
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
     assert done.stdout == "Qwen3ForCausalLM tensor(True)\n", done.stderr
 

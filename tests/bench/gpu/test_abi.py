@@ -48,7 +48,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(ROOT / "bench/gpu/abi.py"), *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

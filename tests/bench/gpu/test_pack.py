@@ -36,7 +36,7 @@ def pack(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
 
 
@@ -132,7 +132,7 @@ def run_pack(kit: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHON": sys.executable, "PIP_NO_INDEX": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
     )
 
 
@@ -154,7 +154,7 @@ def test_what_is_packed_is_unpacked_and_runs_and_is_the_same_twice(kit: Path) ->
         env={**os.environ, "PARTS": str(parts), "SITE": str(kit / "site")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     assert seen.stdout.splitlines() == [
         "from the kit", "bin", "miles_cli-0.1.0.dist-info", "tiny1-1.0.dist-info", "tiny1.py",
@@ -188,7 +188,7 @@ def test_python_takes_miles_for_installed_with_its_entry_points(tmp_path: Path) 
         [str(tmp_path / "bin/miles"), "--version"],
         env={**os.environ, "PYTHONPATH": str(ROOT),
              "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0 and own.version in done.stdout
 

@@ -55,7 +55,7 @@ def unpack(parts: Path, *names: str, **variables: str) -> subprocess.CompletedPr
         **variables,
     }
     return subprocess.run(
-        [str(SCRIPT), *names], env=environment, capture_output=True, text=True, timeout=60
+        [str(SCRIPT), *names], env=environment, capture_output=True, text=True, timeout=200
     )
 
 
@@ -76,7 +76,7 @@ def test_sourced_it_sets_paths_and_nothing_else_of_the_shell(parts: Path) -> Non
     """
     environment = {**os.environ, "PARTS": str(parts), "SITE": str(parts.parent / "site")}
     done = subprocess.run(
-        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=200
     )
     site = parts.parent / "site"
     folders = [str(site / f"part{number}") for number in (1, 2, 3)]

@@ -386,7 +386,7 @@ def _state(process: psutil.Process) -> str | None:
         return None
 
 
-def wait_until_gone(find, *, seconds: float = 60.0) -> list[object]:
+def wait_until_gone(find, *, seconds: float = 200.0) -> list[object]:
     """What `find()` still gives after the wait; empty as soon as it gives nothing."""
     deadline = time.monotonic() + seconds
     while (left := find()) and time.monotonic() < deadline:

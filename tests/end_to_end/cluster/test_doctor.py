@@ -8,11 +8,7 @@ import sys
 import textwrap
 from typing import Any
 
-import pytest
-
 from tests.end_to_end.cluster.small_cluster import SmallCluster
-
-pytestmark = pytest.mark.timeout(280)
 
 HEAD, ODD = "10.77.0.1", "10.77.0.2"
 ASK = textwrap.dedent(
@@ -32,7 +28,7 @@ def _examine(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """(check, node) -> finding."""
     done = cluster.run(
-        [sys.executable, "-c", ASK, cluster.address, str(runs_dir)], env=env, timeout_s=240
+        [sys.executable, "-c", ASK, cluster.address, str(runs_dir)], env=env, timeout_s=800
     )
     assert done.returncode == 0, done.stderr
     findings = json.loads(done.stdout.splitlines()[-1])
@@ -65,4 +61,4 @@ def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_
         "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); "
         "print(check_shm(size_bytes=a, free_bytes=b)[0].status)"
     )
-    assert own_cluster.run([sys.executable, "-c", look], node=1, timeout_s=60).stdout == "ok\n"
+    assert own_cluster.run([sys.executable, "-c", look], node=1, timeout_s=200).stdout == "ok\n"
