@@ -243,7 +243,9 @@ def actor_of(driver: int, log: str) -> psutil.Process:
     return actor
 
 
-def wait_until_gone(processes: list[psutil.Process], seconds: float = 120.0) -> list[psutil.Process]:
+def wait_until_gone(
+    processes: list[psutil.Process], seconds: float = 120.0
+) -> list[psutil.Process]:
     """Those of the processes that still run after the wait."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
