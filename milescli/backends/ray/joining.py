@@ -45,6 +45,10 @@ def start_here(settings: dict[str, Any]) -> None:
     children must not read that either."""
     os.environ.pop("RAY_ADDRESS", None)
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", f"{START_TIMEOUT_S:.0f}")
+    # processes that it begins ahead are for actors of ours, which come when imports are done; by
+    # itself it ends them after a second
+    idle_ms = f"{1000 * START_TIMEOUT_S:.0f}"
+    os.environ.setdefault("RAY_idle_worker_killing_time_threshold_ms", idle_ms)
     with _without_monitors(), patiently():
         _connect("local", settings=settings)
 
