@@ -28,7 +28,11 @@ def mfu_of(history: History, facts: RunFacts) -> float | None:
     length = _mean_length(history)
     if not (tokens > 0 and seconds > 0 and length > 0):
         return None
-    flops = FORWARD_AND_BACKWARD * TokenFlops(**costs).forward_mean(max(1, round(length)))
+    try:
+        of_token = TokenFlops(**costs)
+    except TypeError:  # another version of miles wrote them
+        return None
+    flops = FORWARD_AND_BACKWARD * of_token.forward_mean(max(1, round(length)))
     can_do = spec.bf16_flops * facts.num_trainer_devices
     return tokens * flops / (seconds * can_do)
 

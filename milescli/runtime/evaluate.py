@@ -81,7 +81,6 @@ def evaluate_run(
     measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
     from milescli.checkpoint.run_dir import open_run
-    from milescli.checkpoint.run_lock import lock
     from milescli.cluster.nodes import find_nodes
     from milescli.conversion.watching import store_of
     from milescli.platform.torch_wheel import require_wheel
@@ -94,6 +93,7 @@ def evaluate_run(
         with_policies,
         with_reward_model,
     )
+    from milescli.runtime.left_behind import taken_over
     from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
 
@@ -114,7 +114,7 @@ def evaluate_run(
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (
-        lock(run),
+        taken_over(run, output=output),
         prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
         prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
         TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, open_run
-from milescli.checkpoint.run_lock import lock
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.conversion.watching import store_of
 from milescli.core.driver_pipe import say
@@ -21,6 +20,7 @@ from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime import drift
 from milescli.runtime.inputs import RunInputs, planned_facts
+from milescli.runtime.left_behind import taken_over
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
@@ -55,7 +55,7 @@ def resume(
     if address is not None:
         flags["machine.address"] = f"--address {address}"
     loaded = override(kept, sets=sets, flags=flags, only=drift.MAY_CHANGE, environ=environ)
-    with lock(run):
+    with taken_over(run, output=output):
         say(run=run.path)
         for line in drift.edited_keys(run, kept, may_change=drift.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")

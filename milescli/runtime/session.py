@@ -15,6 +15,7 @@ from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
+from milescli.runtime.left_behind import write_note
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.ray_session import open_ray
 from milescli.runtime.spec import RunSpec
@@ -57,6 +58,7 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
         if ray is None:
             ray = own.enter_context(open_ray(spec.plan, spec.nodes, token=prestarted.token))
         ray.watchdog.write_verdict_to(verdict_file(log_dir))
+        write_note(log_dir, token=prestarted.token, scratch_dir=ray.temp_dir)
         ray.cluster.log_dir = log_dir
         resources = NodeResources(
             plan=spec.plan,

@@ -84,3 +84,5 @@ def test_mfu_is_known_of_a_device_that_is_known() -> None:
     # 30,000 tokens x 3 x 16 GFLOP in 5 s on eight devices of 989 TFLOP/s
     assert mfu_of(history, known) == pytest.approx(3e4 * 3 * 16e9 / (5 * 8 * 989e12))
     assert mfu_of(history, RunFacts(manifest={"token_flops": flops})) is None
+    newer = RunFacts(plan=plan, manifest={"token_flops": {**flops, "another_versions": 1}})
+    assert mfu_of(history, newer) is None

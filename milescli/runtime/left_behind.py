@@ -1,0 +1,82 @@
+"""What is left where a driver, its parent and its watchdog were all killed: nobody was there to end
+the processes of the run. Whoever works on the run next does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_lock import lock
+from milescli.cluster.watchdog import start_watchdog
+from milescli.core.errors import MachineError
+from milescli.core.run_processes import processes_of
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+NOTE = ".session.json"
+"""In the log folder of a session."""
+_SCRATCH = re.compile(r"/tmp/miles-\w+")
+"""Whatever a note says, nothing else is removed."""
+
+
+def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
+    """Of a session that begins: by which its processes are known, and where it writes beside the
+    run."""
+    note = {"token": token, "scratch_dir": str(scratch_dir)}
+    with suppress(OSError):  # a full disk is told of by what a run cannot do without
+        (log_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
+    """Under the run's lock, and after the processes are ended that earlier sessions have left on
+    this computer; an attempt without a verdict gets that of a driver that was killed. Raises as
+    `lock`, and MachineError where processes cannot be ended."""
+    with lock(run):
+        _end_left_behind(run, output=output)
+        yield
+
+
+def _end_left_behind(run: RunDir, *, output: Output) -> None:
+    for note in sorted((run.path / "logs").glob(f"*/{NOTE}")):
+        token, scratch_dirs = _read(note)
+        left = list(processes_of(token)) if token else []
+        if left:
+            output.warn(
+                f"the driver and the watchdog of {note.parent.relative_to(run.path)} were killed; "
+                f"what they left behind is ended now ({len(left)} processes)"
+            )
+        if left or scratch_dirs:
+            watchdog = start_watchdog(token=token, scratch_dirs=scratch_dirs)
+            watchdog.write_verdict_to(verdict_file(note.parent))
+            with suppress(TimeoutError):
+                watchdog.release()
+        if left := list(processes_of(token)) if token else []:
+            raise MachineError(
+                f"processes of an earlier session of {run.shown} are still there",
+                why=f"its driver was killed, and these did not end: {', '.join(map(str, left))}",
+                fix=f"kill -9 {' '.join(map(str, left))}",
+            )
+        note.unlink(missing_ok=True)
+
+
+def _read(note: Path) -> tuple[str, list[Path]]:
+    """The token, and folders of ours that are there; a note that is torn says nothing."""
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        token, folder = str(said["token"]), Path(str(said["scratch_dir"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", []
+    try:
+        is_ours = folder.lstat().st_uid == os.getuid()
+    except OSError:
+        is_ours = False
+    may_go = is_ours and _SCRATCH.fullmatch(str(folder)) and not folder.is_symlink()
+    return token, [folder] if may_go and token else []
