@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -39,6 +40,7 @@ class _StandIn(ModuleType):
         super().__init__(_NAME, doc=_StandIn.__doc__)
         # its modules that do not need the rest of it are imported as they are
         self.__path__ = [str(torch_folder / "_dynamo")]
+        self.__spec__ = ModuleSpec(_NAME, None, is_package=True)
 
     @staticmethod
     def graph_break(*args: Any, **options: Any) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 PROBE = """
-import sys
+import importlib.util, sys
 from milescli.platform.no_compiler import compile_nothing
 compile_nothing()
 compile_nothing()
@@ -28,6 +28,7 @@ def double(number):
     return 2 * number
 
 assert double(2) == 4
+assert importlib.util.find_spec("torch._dynamo") is not None
 assert "torch._dynamo.convert_frame" not in sys.modules, "the compiler was loaded"
 
 assert torch._dynamo.optimize("eager")(lambda number: number + 1)(torch.ones(1)).item() == 2
