@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 _NAME = "torch._dynamo"
+_ALONE = (f"{_NAME}._trace_wrapped_higher_order_op",)
+"""Modules of it that do without the others; transformers imports one."""
 
 
 def compile_nothing() -> None:
@@ -22,6 +25,7 @@ def compile_nothing() -> None:
     torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
     if _NAME not in sys.modules:
         sys.modules[_NAME] = _StandIn(Path(torch.__file__).parent)
+        sys.meta_path.insert(0, _Parts())
 
 
 def _as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
@@ -38,7 +42,6 @@ class _StandIn(ModuleType):
 
     def __init__(self, torch_folder: Path) -> None:
         super().__init__(_NAME, doc=_StandIn.__doc__)
-        # its modules that do not need the rest of it are imported as they are
         self.__path__ = [str(torch_folder / "_dynamo")]
         self.__spec__ = ModuleSpec(_NAME, None, is_package=True)
 
@@ -49,6 +52,34 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what the import system asks of every module
             raise AttributeError(name)
-        if sys.modules.get(_NAME) is self:
-            del sys.modules[_NAME]
-        return getattr(importlib.import_module(_NAME), name)
+        return getattr(_whole(), name)
+
+
+def _whole() -> ModuleType:
+    """The compiler, which takes the stand-in's place."""
+    if isinstance(sys.modules.get(_NAME), _StandIn):
+        del sys.modules[_NAME]
+    return importlib.import_module(_NAME)
+
+
+class _Parts(MetaPathFinder, Loader):
+    """Who imports a module of the compiler gets the whole, and the module as that has it: by
+    itself it would import the others, in an order that they do not bear."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """None for what is not its concern, or nowhere."""
+        is_part = name.rpartition(".")[0] == _NAME and name not in _ALONE
+        if not is_part or not isinstance(sys.modules.get(_NAME), _StandIn):
+            return None
+        _whole()
+        return ModuleSpec(name, self) if name in sys.modules else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The one that is there."""
+        module = sys.modules[spec.name]
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It was, when the whole was imported."""
+        module.__spec__ = module.__spec__.loader_state if module.__spec__ else None

@@ -38,6 +38,31 @@ optimizer.step()
 """
 
 
+PARTS = """
+import sys
+from milescli.platform.no_compiler import compile_nothing
+compile_nothing()
+import torch
+stand_in = sys.modules["torch._dynamo"]
+from torch._dynamo.utils import counters
+import torch._dynamo.trace_rules
+whole = sys.modules["torch._dynamo"]
+assert whole is not stand_in and torch._dynamo is whole
+assert whole.utils is sys.modules["torch._dynamo.utils"] and whole.utils.counters is counters
+assert whole.utils.__spec__.origin.endswith("utils.py")
+assert whole.config is stand_in.config, "who held the stand-in gets what the compiler has"
+with torch.profiler.profile() as profile:
+    torch.ones(2) @ torch.ones(2)
+"""
+
+
+def test_who_imports_a_part_of_the_compiler_gets_the_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PARTS], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_compiler_is_loaded_only_for_who_wants_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=600, check=False
