@@ -33,11 +33,11 @@ def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_s
     process = workplace.start(
         "launch", "--recipe", "tiny.yaml", "--name", "stale", *_sets(
             "rollout.max_staleness=2", "engines.placement=split", "weights.channel=distributed",
-            "weights.verify=true", "train.steps=7", "train.kl_coef=0.01",
+            "weights.verify=true", "train.steps=20", "checkpoint.every=10", "train.kl_coef=0.01",
         ),
     )  # fmt: skip
-    workplace.wait_for("stale", saved(3), process)
-    workplace.wait_for("stale", step_done(5), process)
+    workplace.wait_for("stale", saved(10), process)
+    workplace.wait_for("stale", step_done(12), process)
     ours = processes_of_run(process.pid)
     process.send_signal(signal.SIGKILL)
     workplace.finish(process)
@@ -55,7 +55,7 @@ def test_rollout_runs_ahead_within_the_bound_and_a_kill_loses_nothing_that_was_s
     assert "none of them is sampled again" in resumed.err
     after = {event["step"]: event for event in workplace.steps("stale")[len(killed) :]}
     again = [event for event in killed if event["step"] in after]
-    assert [event["step"] for event in again][:2] == [4, 5] and max(after) == 7
+    assert [event["step"] for event in again][:2] == [11, 12] and max(after) == 20
     for event in again:
         assert learned(after[event["step"]]) == learned(event), f"step {event['step']}"
 
