@@ -110,7 +110,7 @@ def test_a_run_is_on_one_screen_with_its_verdict(workplace: Workplace, whole) ->
     assert (told["state"], told["step"], told["checkpoint_step"]) == ("done", 6, 6)
     assert told["reward"]["first"] == pytest.approx(RL_FIGURES[0][0], abs=1e-6)
     assert {phase["name"] for phase in told["phases"]} >= {"rollout", "train"}
-    assert told["verdict"]["headline"].startswith("Too early to say: reward 0.68")
+    assert told["verdict"]["headline"].startswith("Too early to say: reward 0.67")
 
 
 def test_a_run_is_one_file_that_tells_no_place_of_the_machine(workplace: Workplace, whole) -> None:
