@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from milescli.export.adapter import adapter_of, is_adapter, write_adapter
 from milescli.models import table
 from milescli.models.adapter import adapter_table
 from milescli.plan.adapters import trained_shape
@@ -23,14 +26,7 @@ def start_folder(spec: RunSpec) -> Path | None:
 def write_start(spec: RunSpec) -> None:
     """As a PEFT folder, once; nothing where there is none."""
     folder, shape = start_folder(spec), trained_shape(spec.recipe)
-    if folder is None or shape is None:
-        return
-    # the driver of a run without an adapter needs no torch, which takes a third of its start
-    import torch
-
-    from milescli.export.adapter import adapter_of, is_adapter, write_adapter
-
-    if is_adapter(folder):
+    if folder is None or shape is None or is_adapter(folder):
         return
     of_adapter = adapter_table(table(spec.inputs.facts), shape)
     zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
