@@ -39,7 +39,7 @@ class Replies:
     """Parsers of several families, which share an event loop and a process."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.runner = asyncio.Runner()
         self.last: SglangReplies | None = None
 
     def parse(
@@ -60,7 +60,7 @@ class Replies:
             template=template,
             special_texts=special_texts,
         )
-        return self.loop.run_until_complete(parser.parse(text, tools, prompt_end=prompt_end))
+        return self.runner.run(parser.parse(text, tools, prompt_end=prompt_end))
 
     def made(
         self,
@@ -85,8 +85,7 @@ class Replies:
         """End the process."""
         if self.last is not None:
             self.last.close()
-            self.loop.run_until_complete(asyncio.sleep(0.1))  # its watch sees that it has ended
-        self.loop.close()
+        self.runner.close()
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +186,10 @@ def test_a_process_that_was_killed_or_hangs_is_replaced(
 ) -> None:
     monkeypatch.setattr("milescli.backends.sglang.replies.PARSE_TIMEOUT_S", 3.0)
     parser = replies.made("qwen25")
-    assert len(replies.loop.run_until_complete(parser.parse(QWEN, TOOLS)).calls) == 1
+    assert len(replies.runner.run(parser.parse(QWEN, TOOLS)).calls) == 1
     assert parser.process.pid is not None
     os.kill(parser.process.pid, end)
-    assert len(replies.loop.run_until_complete(parser.parse(QWEN, TOOLS)).calls) == 1
+    assert len(replies.runner.run(parser.parse(QWEN, TOOLS)).calls) == 1
 
 
 def test_a_name_that_sglang_does_not_have_is_refused_with_a_near_one(replies: Replies) -> None:
