@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,11 +43,9 @@ class Watchdog:
     """What the process that started a watchdog holds of it. One that dies, or that the system
     holds, is looked for by a thread, and another takes its place."""
 
-    def __init__(
-        self, *, token: str, scratch_dirs: list[Path], begun: Callable[[int], None]
-    ) -> None:
+    def __init__(self, *, token: str, scratch_dirs: list[Path]) -> None:
         """As `start_watchdog`."""
-        self._token, self._scratch_dirs, self._begun = token, scratch_dirs, begun
+        self._token, self._scratch_dirs = token, scratch_dirs
         self._environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
         self._environment.pop(TOKEN_VARIABLE, None)
         self._verdicts = list[Path]()
@@ -137,7 +134,6 @@ class Watchdog:
         os.close(reading)
         os.close(ended)
         self._pid = int(started.stdout)
-        self._begun(self._pid)
         for verdict in self._verdicts:
             self._tell(verdict)
 
@@ -153,12 +149,9 @@ def _is_readable(pipe: int, within_s: float) -> bool:
     return bool(poll.poll(1000 * within_s))
 
 
-def start_watchdog(
-    *, token: str, scratch_dirs: list[Path], begun: Callable[[int], None] = lambda pid: None
-) -> Watchdog:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end; `begun`: told the
-    process id of each that is started, one in the place of the other."""
-    return Watchdog(token=token, scratch_dirs=scratch_dirs, begun=begun)
+def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
+    """Start the watchdog of this process. `scratch_dirs` are removed at the end."""
+    return Watchdog(token=token, scratch_dirs=scratch_dirs)
 
 
 def is_on_duty(pid: int) -> bool:
@@ -184,12 +177,11 @@ def _end_if_held(pid: int) -> bool:
     return is_held
 
 
-def clean_up_instead(
-    *, token: str, scratch_dirs: list[Path], verdict: Path | None, watchdog: int
-) -> None:
+def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | None) -> None:
     """What the watchdog of a dead driver would have done, which died too, or is held. Raises
     TimeoutError."""
-    _end_if_held(watchdog)
+    for watchdog in processes_of(token, variable=WATCHED_VARIABLE):
+        _end_if_held(watchdog)
     instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
     if verdict is not None:
         instead.write_verdict_to(verdict)

@@ -18,8 +18,6 @@ class Said(TypedDict, total=False):
     """Its run's directory."""
     token: str
     """By which the processes of the run are known."""
-    watchdog: int
-    """Process id of the watchdog."""
     scratch_dir: str
     """That the watchdog removes at the end."""
     log_dir: str

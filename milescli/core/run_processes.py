@@ -10,9 +10,10 @@ TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 """Every process of a run inherits it; no other process has its value."""
 
 
-def processes_of(token: str) -> Iterator[int]:
-    """Ids of living processes that carry the token. Needs /proc; zombies do not count."""
-    mark = f"{TOKEN_VARIABLE}={token}".encode()
+def processes_of(token: str, *, variable: str = TOKEN_VARIABLE) -> Iterator[int]:
+    """Ids of living processes that carry the token, in this variable. Needs /proc; zombies do not
+    count."""
+    mark = f"{variable}={token}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, verdict_file
 from milescli.checkpoint.run_lock import lock
-from milescli.cluster.watchdog import start_watchdog
-from milescli.core.errors import MachineError
+from milescli.cluster.clean_up import wait_for_clean_up, watchdog_on_duty
 from milescli.core.run_processes import processes_of
 
 if TYPE_CHECKING:
@@ -48,21 +47,17 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
     for note in sorted((run.path / "logs").glob(f"*/{NOTE}")):
         token, scratch_dirs = _read(note)
         left = list(processes_of(token)) if token else []
-        if left:
-            output.warn(
-                f"the driver and the watchdog of {note.parent.relative_to(run.path)} were killed; "
-                f"what they left behind is ended now ({len(left)} processes)"
-            )
         if left or scratch_dirs:
-            watchdog = start_watchdog(token=token, scratch_dirs=scratch_dirs)
-            watchdog.write_verdict_to(verdict_file(note.parent))
-            with suppress(TimeoutError):
-                watchdog.release()
-        if left := list(processes_of(token)) if token else []:
-            raise MachineError(
-                f"processes of an earlier session of {run.shown} are still there",
-                why=f"its driver was killed, and these did not end: {', '.join(map(str, left))}",
-                fix=f"kill -9 {' '.join(map(str, left))}",
+            where = note.parent.relative_to(run.path)
+            if watchdog_on_duty(token):
+                output.note(f"the driver of {where} was killed: its watchdog ends what it left")
+            elif left:
+                output.warn(
+                    f"driver and watchdog of {where} were killed: what they left is ended now "
+                    f"({len(left)} processes)"
+                )
+            wait_for_clean_up(
+                token=token, scratch_dirs=scratch_dirs, verdict=verdict_file(note.parent)
             )
         note.unlink(missing_ok=True)
 

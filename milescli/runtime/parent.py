@@ -21,24 +21,17 @@ from milescli.checkpoint.run_dir import (
     step_saved,
     verdict_file,
 )
-from milescli.cluster.watchdog import (
-    KILL_GRACE_S,
-    TERM_GRACE_S,
-    clean_up_instead,
-    is_on_duty,
-)
+from milescli.cluster.clean_up import wait_for_clean_up
 from milescli.core import errors
 from milescli.core.driver_pipe import Said
 from milescli.core.errors import (
     ExitCode,
-    MachineError,
     MilesError,
     NodesJoined,
     Stopped,
     WorkerDied,
 )
 from milescli.core.events import RunEnded, stamped
-from milescli.core.run_processes import processes_of
 from milescli.platform.oom import oom_kills
 from milescli.recipe.fault import Fault
 from milescli.runtime.child import Ended, run_in_child
@@ -49,8 +42,6 @@ from milescli.runtime.supervise import ended_now
 if TYPE_CHECKING:
     from milescli.console.output import Output
 
-CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
-"""For the watchdog to end what a dead driver left."""
 OTHER_NODES = ("NodeDied", "NodesJoined")
 """Kinds of errors that a run goes on after in any case: `machine.on_node_loss` says how."""
 MENDABLE = (*OTHER_NODES, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
@@ -230,32 +221,12 @@ def _seconds_since(log_dir: Path) -> float:
 
 
 def _wait_for_clean_up(said: Said) -> None:
-    """Until the watchdog has ended what the driver left; what one would have done that died, or is
-    held, another does. Raises MachineError where something is left."""
-    token = said.get("token")
-    if token is None:
-        return
-    verdict = verdict_file(Path(said["log_dir"])) if "log_dir" in said else None
-    scratch = Path(said["scratch_dir"]) if "scratch_dir" in said else None
-    deadline = time.monotonic() + CLEAN_UP_S
-    while time.monotonic() < deadline:
-        is_left = any(processes_of(token)) or (scratch is not None and scratch.exists())
-        if not is_left and (verdict is None or verdict.exists()):
-            return
-        if "watchdog" in said and not is_on_duty(said["watchdog"]):
-            dirs = [scratch] if scratch is not None else []
-            with suppress(TimeoutError):
-                clean_up_instead(
-                    token=token, scratch_dirs=dirs, verdict=verdict, watchdog=said["watchdog"]
-                )
-            break
-        time.sleep(0.1)
-    if left := list(processes_of(token)):
-        raise MachineError(
-            "the driver died, and processes of its run are still there",
-            why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
-            f"{', '.join(map(str, left))}",
-            fix=f"kill -9 {' '.join(map(str, left))}",
+    """Raises MachineError where something is left."""
+    if "token" in said:
+        wait_for_clean_up(
+            token=said["token"],
+            scratch_dirs=[Path(said["scratch_dir"])] if "scratch_dir" in said else [],
+            verdict=verdict_file(Path(said["log_dir"])) if "log_dir" in said else None,
         )
 
 

@@ -39,9 +39,7 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
     say(token=token)
     temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
     say(scratch_dir=temp_dir)
-    watchdog = start_watchdog(
-        token=token, scratch_dirs=[temp_dir], begun=lambda pid: say(watchdog=pid)
-    )
+    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
     old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
     # Ray opens its own folder to everybody: it lies below one that is ours alone
     for inner in ("t", "r"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.cluster.watchdog import clean_up_instead, is_on_duty, start_watchdog
+from milescli.cluster.watchdog import Watchdog, clean_up_instead, is_on_duty, start_watchdog
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
 
 DRIVER = textwrap.dedent(
@@ -131,12 +131,19 @@ def test_another_runs_token_is_not_ours() -> None:
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_watchdog_that_dies_or_is_held_has_a_successor_that_knows_what_it_knew(
-    tmp_path: Path, harm: signal.Signals
+    tmp_path: Path, harm: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch, verdict, pids = tmp_path / "scratch", tmp_path / "verdict.json", list[int]()
     scratch.mkdir()
     token = f"test-{os.getpid()}-{time.monotonic_ns()}"
-    watchdog = start_watchdog(token=token, scratch_dirs=[scratch], begun=pids.append)
+    begin = Watchdog._begin
+
+    def begin_and_tell(watchdog: Watchdog) -> None:
+        begin(watchdog)
+        pids.append(watchdog._pid)
+
+    monkeypatch.setattr(Watchdog, "_begin", begin_and_tell)
+    watchdog = start_watchdog(token=token, scratch_dirs=[scratch])
     watchdog.write_verdict_to(verdict)
     os.kill(pids[0], harm)
     assert _wait_until(lambda: watchdog.num_replaced == 1)
@@ -157,6 +164,6 @@ def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> Non
         env={**os.environ, TOKEN_VARIABLE: token},
     )
     assert _wait_until(lambda: child.pid in set(processes_of(token)))
-    clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict, watchdog=2**22)
+    clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict)
     assert child.wait(10) == -signal.SIGTERM
     assert not scratch.exists() and json.loads(verdict.read_text())["outcome"] == "killed"

@@ -43,12 +43,20 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def engine() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of the session."""
+    """A process of the session, which SIGTERM does not end."""
     process = subprocess.Popen(
-        [sys.executable, "-c", "input()"],
+        [
+            sys.executable,
+            "-c",
+            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "print(flush=True); input()",
+        ],
         env={**os.environ, TOKEN_VARIABLE: TOKEN},
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
+    assert process.stdout is not None
+    process.stdout.readline()
     yield process
     process.kill()
     process.communicate()
@@ -71,10 +79,38 @@ def test_processes_and_scratch_files_are_gone_and_the_attempt_was_killed(
     assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
     assert state_of(run) == "killed"
     said = capsys.readouterr().err
-    assert "of logs/attempt_1 were killed" in said
+    assert "driver and watchdog of logs/attempt_1 were killed" in said
     with taken_over(run, output=output):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_the_watchdog_that_is_still_at_work_is_waited_for(
+    run: RunDir,
+    scratch: Path,
+    engine: subprocess.Popen[bytes],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is another process's: of a driver that is killed the moment before."""
+    [log_dir] = run.attempts()
+    write_note(log_dir, token=TOKEN, scratch_dir=scratch)
+    program = (
+        "import sys; from pathlib import Path; from milescli.cluster.watchdog import *\n"
+        "begun = start_watchdog(token=sys.argv[1], scratch_dirs=[Path(sys.argv[2])])\n"
+        "begun.write_verdict_to(Path(sys.argv[3])); print(flush=True); input()"
+    )
+    said = [TOKEN, str(scratch), str(verdict_file(log_dir))]
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *said], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as driver:
+        assert driver.stdout is not None
+        driver.stdout.readline()
+        driver.kill()
+    with taken_over(run, output=Output(Mode.HUMAN)):
+        assert engine.poll() is not None and not scratch.exists()
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "the driver of logs/attempt_1 was killed: its watchdog ends what it left" in shown
+    assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
 
 
 def test_a_session_that_ended_in_order_is_not_spoken_of(
