@@ -37,7 +37,7 @@ def without_packages(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in absent:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> object:

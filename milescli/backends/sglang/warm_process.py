@@ -24,6 +24,7 @@ import tempfile
 import time
 import traceback
 
+from milescli.core.imports import without_garbage_search
 from milescli.platform.no_compiler import compile_nothing
 
 BEFORE_PLUGINS = (
@@ -65,20 +66,16 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """In the order of an engine: our plug-in wants to be there before SGLang's HTTP server.
-
-    What modules make is no garbage, and looking for some takes a quarter of the time; frozen, it is
-    not looked through, and so not copied, in any engine either.
-    """
-    gc.disable()
-    compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
-    for name in BEFORE_PLUGINS:
-        importlib.import_module(name)
-    sys.modules["sglang.srt.plugins"].load_plugins()
-    for name in AFTER_PLUGINS:
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
+    """In the order of an engine: our plug-in wants to be there before SGLang's HTTP server. What
+    they make is frozen: it is not looked through for garbage, and so not copied, in any engine."""
+    with without_garbage_search():
+        compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
+        for name in BEFORE_PLUGINS:
+            importlib.import_module(name)
+        sys.modules["sglang.srt.plugins"].load_plugins()
+        for name in AFTER_PLUGINS:
+            importlib.import_module(name)
+        gc.freeze()
 
 
 class _Server:
