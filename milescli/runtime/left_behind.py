@@ -1,5 +1,5 @@
-"""What is left where a driver, its parent and its watchdog were all killed: nobody was there to end
-the processes of the run. Whoever works on the run next does."""
+"""What is left where a driver, its parent and its watchdog were all killed, or held: nobody ended the
+processes of the run. Whoever works on the run next does."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
                 output.note(f"the driver of {where} was killed: its watchdog ends what it left")
             elif left:
                 output.warn(
-                    f"driver and watchdog of {where} were killed: what they left is ended now "
-                    f"({len(left)} processes)"
+                    f"the driver of {where} was killed, and no watchdog is at work: what it left "
+                    f"is ended now ({len(left)} processes)"
                 )
             wait_for_clean_up(
                 token=token, scratch_dirs=scratch_dirs, verdict=verdict_file(note.parent)
