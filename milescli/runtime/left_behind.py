@@ -1,4 +1,4 @@
-"""What is left where a driver, its parent and its watchdog were all killed, or held: nobody ended the
+"""What is left where a driver, its parent and its watchdog were killed, or held: nobody ended the
 processes of the run. Whoever works on the run next does."""
 
 from __future__ import annotations
