@@ -170,7 +170,8 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
     others = ""
     if taken:
         names = ", ".join(f"{name} (pid {pid})" for (pid, name), _ in port_holders(taken)[:3])
-        others = f"; {len(taken)} are taken and passed over{f', by {names}' if names else ''}"
+        are = "1 is" if len(taken) == 1 else f"{len(taken)} are"
+        others = f"; {are} taken and passed over{f', by {names}' if names else ''}"
     return ok(
         "ports",
         f"{host} answers; {NUM_PORTS} ports from {free[0]} on are free{others}, none is fixed",
