@@ -115,7 +115,7 @@ def test_a_shell_reads_the_pins_as_python_does() -> None:
         env={},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     seen = dict(line.split("=", 1) for line in done.stdout.split("\0") if line.startswith("PIN_"))
@@ -129,7 +129,7 @@ def test_make_reads_the_pins_as_python_does() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert done.stdout.split() == [pin("torch"), pin("image_cuda")]
@@ -152,7 +152,7 @@ def test_the_installer_refuses_before_it_makes_anything(argv: list[str], tmp_pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         env={**os.environ},
     )
     assert done.returncode and "docker/install.sh" in done.stderr
@@ -165,7 +165,7 @@ def test_the_installer_refuses_another_python(tmp_path: Path) -> None:
     old.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(old)}
     command = [str(ROOT / "docker/install.sh"), str(tmp_path / "venv"), "cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 4
     assert "is Python 3.10.1" in done.stderr and f"below {pin('python_below')}" in done.stderr
     assert not (tmp_path / "venv").exists()

@@ -51,7 +51,7 @@ def test_what_the_environment_raises_is_told_and_a_lost_server_is_begun_anew() -
     (guard,) = [one for one in guards if "miles_openenv.py" in " ".join(one.cmdline())]
     begun = guard.children(recursive=True)
     os.kill(guard.pid, signal.SIGTERM)
-    psutil.wait_procs(begun, timeout=30)
+    psutil.wait_procs(begun, timeout=120)
     with pytest.raises(AgentError):
         environment.step("2")
     assert environment.reset(prompt="", label=None, seed=2) == "begin 2"

@@ -112,7 +112,7 @@ def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_pa
     )
     assert _wait_until(lambda: child.pid in set(processes_of(token)))
     watchdog.release()
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
     assert json.loads(verdict.read_text())["outcome"] == "done"
 
 
@@ -165,5 +165,5 @@ def test_where_driver_and_watchdog_died_another_cleans_up(tmp_path: Path) -> Non
     )
     assert _wait_until(lambda: child.pid in set(processes_of(token)))
     clean_up_instead(token=token, scratch_dirs=[scratch], verdict=verdict)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
     assert not scratch.exists() and json.loads(verdict.read_text())["outcome"] == "killed"

@@ -35,10 +35,10 @@ def test_a_run_that_is_somebody_elses_is_refused_with_what_opens_it(tmp_path: Pa
     process.start()
     theirs.close()
     try:
-        assert ours.poll(30), "the other user says nothing"
+        assert ours.poll(120), "the other user says nothing"
         refused = ours.recv()
     finally:
-        process.join(30)
+        process.join(120)
         run.chmod(0o700)
     assert "may not be read" in refused.what and "chmod -R a+rX" in refused.fixes[0]
     assert refused.exit_code is ExitCode.NOT_READY

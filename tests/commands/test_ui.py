@@ -75,7 +75,7 @@ def test_the_server_does_not_wait_for_the_browser(
 
     def browse(url: str) -> bool:
         opened.set()
-        returned.append(closed.wait(2.0))
+        returned.append(closed.wait(60.0))
         return True
 
     monkeypatch.setattr(browser.webbrowser, "open", browse)

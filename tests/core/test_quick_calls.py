@@ -18,7 +18,7 @@ from milescli.core.outbox import SIZE, Outbox
 from milescli.core.quick_calls import QuickCalls
 from milescli.core.user_process import CallFailed
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 def work(what: Any, value: Any) -> Any:

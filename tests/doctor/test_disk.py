@@ -65,7 +65,7 @@ def test_a_file_in_the_place_of_the_folder_is_a_fail_and_its_command_mends_it(
     (tmp_path / "my runs").touch()
     finding = check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0]
     assert finding.status is Status.FAIL and "is a file" in finding.why
-    subprocess.run(finding.fix[0], shell=True, check=True, timeout=30)
+    subprocess.run(finding.fix[0], shell=True, check=True, timeout=120)
     assert (
         check_disk(tmp_path / "my runs", free_bytes=99 * GIB, bytes_per_s=99 * MIB)[0].status
         is Status.OK

@@ -17,7 +17,7 @@ def test_findings_come_in_the_order_of_the_checks_whatever_ends_first() -> None:
     second_done = threading.Event()
 
     def first() -> list[Finding]:
-        assert second_done.wait(30)
+        assert second_done.wait(120)
         return ok("first", "a")
 
     def second() -> list[Finding]:

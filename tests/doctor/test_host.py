@@ -94,7 +94,7 @@ def _is_free(port: int) -> bool:
 def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_it() -> None:
     code = (
         "import socket, sys, time; s = [socket.create_server(('127.0.0.1', 0)) for _ in range(17)];"
-        "print(*[each.getsockname()[1] for each in s], flush=True); time.sleep(60)"
+        "print(*[each.getsockname()[1] for each in s], flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
@@ -107,8 +107,8 @@ def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_
             assert f"(pid {holder.pid}) holds 17" in finding.why and finding.fix[0].startswith(
                 f"kill {holder.pid} "
             )
-            subprocess.run(finding.fix[0], shell=True, check=True, timeout=30)
-            holder.wait(30)
+            subprocess.run(finding.fix[0], shell=True, check=True, timeout=120)
+            holder.wait(120)
             assert check_ports(candidates=ports)[0].status is Status.OK
         finally:
             holder.kill()

@@ -18,7 +18,7 @@ def _python(code: str) -> list[str]:
 
 def test_a_trial_that_says_nothing_is_a_fail_with_its_last_words() -> None:
     command = _python("import sys; print('it broke here', file=sys.stderr); sys.exit(3)")
-    finding = run_trial("ray", device_kind="cpu", timeout_s=30.0, command=command)[0]
+    finding = run_trial("ray", device_kind="cpu", timeout_s=120.0, command=command)[0]
     assert (finding.check, finding.status) == ("ray", Status.FAIL)
     assert "ended with status 3" in finding.why and "| it broke here" in finding.why
 
@@ -32,7 +32,7 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
     findings = run_trial(
         "engine",
         device_kind="cpu",
-        timeout_s=2.0,
+        timeout_s=5.0,
         command=_python(code),
         names=("engine", "weights"),
     )
@@ -40,7 +40,7 @@ def test_a_trial_that_hangs_is_a_fail_and_what_it_started_is_ended(tmp_path: Pat
         ("engine", Status.FAIL),
         ("weights", Status.SKIP),
     ]
-    assert "did not end within 2 s" in findings[0].why
+    assert "did not end within 5 s" in findings[0].why
     assert not _is_alive(int(note.read_text()))
 
 
@@ -48,7 +48,7 @@ def test_findings_of_a_trial_are_read_and_what_it_left_out_is_a_fail() -> None:
     line = '{"check": "engine", "status": "ok", "what": "fine", "why": "", "fix": []}'
     command = _python(f"print('noise'); print({line!r})")
     findings = run_trial(
-        "engine", device_kind="cpu", timeout_s=30.0, command=command, names=("engine", "weights")
+        "engine", device_kind="cpu", timeout_s=120.0, command=command, names=("engine", "weights")
     )
     assert [(finding.check, finding.status) for finding in findings] == [
         ("engine", Status.OK),

@@ -45,7 +45,7 @@ def broken(workplace: Workplace, shared_memory: set[str]):
     process = workplace.start("launch", "--recipe", "tiny.yaml", "--name", "broken", *watched)
     workplace.wait_for("broken", saved(3), process)
     [said] = [e["text"] for e in workplace.events("broken") if "/metrics" in e.get("text", "")]
-    with urllib.request.urlopen(said.rpartition(" ")[2], timeout=10) as reply:
+    with urllib.request.urlopen(said.rpartition(" ")[2], timeout=120) as reply:
         (workplace.folder / "broken-metrics.txt").write_bytes(reply.read())
     ours = processes_of_run(process.pid)
     process.send_signal(signal.SIGKILL)

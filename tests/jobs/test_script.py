@@ -47,7 +47,7 @@ def words_of(text: str) -> list[str]:
     done = subprocess.run(
         ["bash", "-c", head + "\nprintf '%s\\0' \"${launch[@]}\""],
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     return done.stdout.decode().split("\0")[:-1]
@@ -65,7 +65,7 @@ def test_every_form_is_filled_for_every_kind_of_machine(form: Form, machine: str
     if form == "kuberay":
         kuberay_fields.check(parts(text)[1])
     else:
-        subprocess.run(["bash", "-n"], input=text, text=True, timeout=30, check=True)
+        subprocess.run(["bash", "-n"], input=text, text=True, timeout=120, check=True)
     assert made.plan.fingerprint in text and f"--nodes {made.num_nodes} --gpus {made.gpus}" in text
 
 

@@ -62,7 +62,7 @@ def test_another_process_is_given_other_ports_until_this_one_has_ended(four: ran
     assert sorted([*map(int, theirs.strip("[]\n").split(", ")), *ours]) == list(four)
     with pytest.raises(MachineError):
         free_ports(1)
-    other.communicate(timeout=30)
+    other.communicate(timeout=120)
     assert sorted(free_ports(2) + ours) == list(four)
 
 

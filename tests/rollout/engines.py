@@ -69,7 +69,7 @@ async def digit_reward(*, prompt: str, response: str, label: str | None) -> floa
 
 def make_scorer(reward: Callable[..., object] = digit_reward) -> Scorer:
     """Bounded generously."""
-    return Scorer(reward, name="test", timeout_s=30.0)  # type: ignore[arg-type]
+    return Scorer(reward, name="test", timeout_s=120.0)  # type: ignore[arg-type]
 
 
 def make_episodes(

@@ -142,8 +142,8 @@ def test_prompts_are_scored_by_the_reward_of_their_source() -> None:
     def reward_of(value: float) -> Callable[..., float]:
         return lambda *, prompt, response, label: value
 
-    own = Scorer(reward_of(2.0), name="own", timeout_s=5.0)
-    scorer = BySource(Scorer(reward_of(1.0), name="default", timeout_s=5.0), {"b": own})
+    own = Scorer(reward_of(2.0), name="own", timeout_s=120.0)
+    scorer = BySource(Scorer(reward_of(1.0), name="default", timeout_s=120.0), {"b": own})
     response = Response(text="x")
 
     async def scores() -> list[float]:

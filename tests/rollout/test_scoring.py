@@ -116,13 +116,13 @@ def _score_all(
 
 
 def test_responses_are_scored_at_once_and_keep_their_places() -> None:
-    barrier = threading.Barrier(4, timeout=30)
+    barrier = threading.Barrier(4, timeout=120)
 
     def together(*, prompt: str, response: str, label: str | None) -> float:
         barrier.wait()  # passes only when all four are here
         return float(response)
 
-    rewards = _score_all(together, [str(n) for n in range(4)], timeout_s=30.0)
+    rewards = _score_all(together, [str(n) for n in range(4)], timeout_s=120.0)
     assert rewards == [0.0, 1.0, 2.0, 3.0]
 
 

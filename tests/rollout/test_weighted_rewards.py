@@ -45,7 +45,7 @@ class _Ranked:
 def _weighted(**parts: tuple[object, float]) -> WeightedScorer:
     return WeightedScorer(
         {
-            name: (Scorer(reward, name=name, timeout_s=30.0), weight)  # type: ignore[arg-type]
+            name: (Scorer(reward, name=name, timeout_s=120.0), weight)  # type: ignore[arg-type]
             for name, (reward, weight) in parts.items()
         }
     )

@@ -85,7 +85,7 @@ def test_files_are_written_beside_the_loop_and_in_order(
             await kept.keep(step, [_group(tokenizer), _group(tokenizer)])
         await kept.finish()
 
-    asyncio.run(asyncio.wait_for(steps(), timeout=30))
+    asyncio.run(asyncio.wait_for(steps(), timeout=120))
     files = [tmp_path / f"step_{step}.jsonl" for step in (1, 2, 3)]
     assert [len(file.read_text().splitlines()) for file in files] == [1, 1, 1]
     assert all(a.stat().st_mtime_ns <= b.stat().st_mtime_ns for a, b in pairwise(files))

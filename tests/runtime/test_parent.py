@@ -195,7 +195,7 @@ def test_a_signal_reaches_the_driver_once(run: Path, to_group: bool) -> None:
     )
     assert process.stdout is not None and process.stdout.readline().startswith("up")
     (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
-    assert process.wait(30) == 101
+    assert process.wait(120) == 101
     process.stdout.close()
 
 
@@ -226,7 +226,7 @@ def test_a_driver_that_is_held_is_told_of_and_hears_who_wants_its_end(run: Path)
     told = json.loads(process.stderr.readline())
     assert told["kind"] == "warning" and f"`kill -CONT {driver}`" in told["text"]
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 101
+    assert process.wait(120) == 101
     process.stdout.close()
     process.stderr.close()
 
@@ -236,7 +236,7 @@ def test_whoever_kills_the_parent_kills_the_driver(run: Path) -> None:
     assert process.stdout is not None
     driver = psutil.Process(int(process.stdout.readline().split()[1]))
     process.kill()
-    process.wait(30)
+    process.wait(120)
     process.stdout.close()
     deadline = time.monotonic() + 120
     while driver.is_running() and driver.status() != psutil.STATUS_ZOMBIE:

@@ -25,7 +25,7 @@ from milescli.runtime.tracking import require_tracking, tracked, tracked_run
 from milescli.trackers.base import TrackedRun
 from tests.console.fake_run import step_done
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 TOLD: dict[str, list[Any]] = {}
 """By the run's id: what its tracker was told."""
 HELD = threading.Event()
@@ -58,7 +58,7 @@ class Hanging(Kept):
     """One whose server says nothing at the end."""
 
     def close(self, outcome: str) -> None:
-        HELD.wait(30)
+        HELD.wait(600)
 
 
 @dataclass
@@ -179,7 +179,7 @@ def test_prometheus_sees_the_run_and_its_memory_while_it_goes_on(tmp_path: Path)
     with tracked(spec, bus=bus, output=cast(Output, said)):
         bus.emit(step_done(3, 4, reward=0.5))
         url = said.notices()[0].removeprefix("metrics are served at ")
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=120) as reply:
             text = reply.read().decode()
         settings = RunSettings(trackers=[], metrics_address=url.split("/")[2])
         with pytest.raises(MachineError, match="nobody can listen"):

@@ -43,7 +43,7 @@ def test_a_driver_that_ends_takes_everything_with_it(
         below = [int(pid), *descendants_of(int(pid))]
         assert len(below) > 4
         driver.send_signal(number)
-        driver.wait(30)
+        driver.wait(120)
     assert _gone(below)
     assert not Path(folder).exists()
 
@@ -58,7 +58,7 @@ def test_a_supervisor_that_is_killed_takes_its_runs_with_it(sandbox: LocalSandbo
         below = descendants_of(pid)
         os.kill(pid, signal.SIGKILL)
         assert _gone(below)
-        driver.wait(30)
+        driver.wait(120)
 
 
 def _gone(pids: list[int]) -> bool:

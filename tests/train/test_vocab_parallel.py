@@ -126,7 +126,7 @@ def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path)
         process.start()
     found = sorted((results.get(timeout=90) for _ in ranks), key=lambda result: result[0])
     for process in ranks:
-        process.join(timeout=30)
+        process.join(timeout=120)
     logits, targets, grad_logprob, grad_entropy = _inputs(17, 31)
     leaf = logits.clone().requires_grad_()
     expected = _plain(leaf, targets, 0.8)

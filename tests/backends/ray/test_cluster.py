@@ -55,9 +55,9 @@ def with_toys(session):
 
 def test_calls_return_values_and_write_to_a_log_of_their_own(with_toys) -> None:
     async def use(cluster, toys):
-        assert await run_all(toys, "add", 10, timeout_s=20) == [10, 11]
-        assert await run_all(toys, "total", await cluster.put([1, 2, 3]), timeout_s=20) == [6, 6]
-        assert await toys[1].run("environment", "MILES_TEST", timeout_s=20) == "rank 1"
+        assert await run_all(toys, "add", 10, timeout_s=120) == [10, 11]
+        assert await run_all(toys, "total", await cluster.put([1, 2, 3]), timeout_s=120) == [6, 6]
+        assert await toys[1].run("environment", "MILES_TEST", timeout_s=120) == "rank 1"
         assert toys[0].log_path.name == "rank-0.log"
         assert "adding" in toys[0].log_path.read_text()
 
@@ -73,7 +73,7 @@ def test_what_it_is_made_of_is_unpickled_where_it_is_imported(session) -> None:
         toy = await cluster.spawn("arrived", TOY, node=0, kwargs=given, environment={})
         try:
             await toy.start(timeout_s=60)
-            unpickler, worker = await toy.run("arrived", timeout_s=20)
+            unpickler, worker = await toy.run("arrived", timeout_s=120)
             assert unpickler == worker
         finally:
             await cluster.kill([toy])
@@ -91,7 +91,7 @@ def test_a_process_that_was_started_ahead_is_the_one_that_is_spawned(session) ->
         try:
             assert early.actor is waiting and not cluster._ahead
             await early.start(timeout_s=60)
-            assert await early.run("add", 10, timeout_s=20) == 15
+            assert await early.run("add", 10, timeout_s=120) == 15
             assert "adding" in (log_dir / "early.log").read_text()
         finally:
             await cluster.kill([early])
@@ -107,7 +107,7 @@ def test_nobody_to_call_is_no_error() -> None:
 def test_an_explained_error_arrives_whole(with_toys) -> None:
     async def use(_, toys):
         with pytest.raises(DataError) as caught:
-            await toys[0].run("refuse", timeout_s=20)
+            await toys[0].run("refuse", timeout_s=120)
         assert (caught.value.what, caught.value.why, caught.value.fixes) == (
             "row 7 is broken",
             "no JSON",
@@ -120,7 +120,7 @@ def test_an_explained_error_arrives_whole(with_toys) -> None:
 def test_an_unexplained_error_names_who_what_and_where(with_toys) -> None:
     async def use(_, toys):
         with pytest.raises(WorkerDied, match="breaker failed in `break_down`") as caught:
-            await toys[0].run("break_down", timeout_s=20)
+            await toys[0].run("break_down", timeout_s=120)
         assert "KeyError: 'weights'" in caught.value.why
         assert "toys.py" in caught.value.why
 
@@ -139,7 +139,7 @@ def test_a_wait_ends_at_its_bound_and_says_who_does_what(with_toys) -> None:
 def test_a_wait_that_ended_in_the_actor_is_not_taken_for_ours(with_toys) -> None:
     async def use(_, toys):
         with pytest.raises(WaitTimeout, match="an engine did not answer") as caught:
-            await toys[0].run("wait_in_vain", timeout_s=20)
+            await toys[0].run("wait_in_vain", timeout_s=120)
         assert caught.value.why == "waited 600 s"
 
     with_toys(["waiter"], use)
@@ -147,7 +147,7 @@ def test_a_wait_that_ended_in_the_actor_is_not_taken_for_ours(with_toys) -> None
 
 def test_a_killed_rank_is_the_cause_and_its_peers_are_symptoms(with_toys) -> None:
     async def use(_, toys):
-        pids = await run_all(toys, "pid", timeout_s=20)
+        pids = await run_all(toys, "pid", timeout_s=120)
         calls = asyncio.ensure_future(run_all(toys, "lose_peer", 2.0, timeout_s=60))
         await asyncio.sleep(1.9)
         os.kill(pids[1], signal.SIGKILL)
@@ -173,7 +173,7 @@ def test_a_plan_that_the_cluster_cannot_hold_is_refused_within_its_bound(session
 
 def test_nothing_listens_beyond_loopback(session, with_toys) -> None:
     async def use(_, toys):
-        [worker] = await run_all(toys, "pid", timeout_s=20)
+        [worker] = await run_all(toys, "pid", timeout_s=120)
         return worker, set(processes_of(session[1])), psutil.net_connections(kind="inet")
 
     worker, ours, sockets = with_toys(["listener"], use)

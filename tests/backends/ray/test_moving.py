@@ -44,7 +44,7 @@ def _move(source, sink):
         read=("read", "own"),
         sink=sink,
         write=("write", "theirs"),
-        timeout_s=20,
+        timeout_s=120,
     )
 
 
@@ -53,8 +53,8 @@ def test_bytes_arrive_whole_and_in_their_places(pair, monkeypatch: pytest.Monkey
 
     async def use(source, sink, _):
         await _move(source, sink)
-        sent, got = await source.run("sha256", "own", timeout_s=20), sink.run
-        assert await got("sha256", "theirs", timeout_s=20) == sent
+        sent, got = await source.run("sha256", "own", timeout_s=120), sink.run
+        assert await got("sha256", "theirs", timeout_s=120) == sent
 
     pair(use)
 

@@ -46,7 +46,7 @@ def test_the_first_that_dies_is_named_with_its_signal_and_its_last_words(tmp_pat
     assert "control store (GCS) died" in died.value.what
     assert f"process {gcs.pid} (gcs_server) was ended by SIGABRT" in died.value.why
     assert "check failed" in died.value.why and "started" not in died.value.why
-    assert gcs.wait(10) == -signal.SIGABRT, "the zombie was left to whoever waits for it"
+    assert gcs.wait(60) == -signal.SIGABRT, "the zombie was left to whoever waits for it"
     raylet.kill()
     raylet.wait()
 
@@ -67,7 +67,7 @@ def test_one_that_is_stopped_is_shown_then_named_and_ended_when_ray_is_left(
     assert [news.worker for news in processes.news(0)] == ["Ray's raylet"]
     assert raylet.poll() is None, "Ray would end this process at once"
     processes.expect_end()
-    assert raylet.wait(10) == -signal.SIGKILL
+    assert raylet.wait(60) == -signal.SIGKILL
     processes.close()
 
 

@@ -138,7 +138,7 @@ class Service:
                 router_url=None if self.direct else self.router.url,
                 engines=[self.address],
                 response_timeout_s=60,
-                order_timeout_s=30,
+                order_timeout_s=120,
                 **options,
             )
             try:

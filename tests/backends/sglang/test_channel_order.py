@@ -45,7 +45,7 @@ def test_the_next_bucket_is_made_while_an_engine_reads_and_is_never_written_over
     in_vain: list[int] = []
 
     def wait_for_the_next(index: int) -> None:
-        if not asked_for[index + 1].wait(20):
+        if not asked_for[index + 1].wait(60):
             in_vain.append(index)
 
     engine = SlowEngine(wait_for_the_next)

@@ -56,7 +56,7 @@ def test_what_asks_it_to_end_reaches_it_although_it_is_blocked_here(
             assert child.poll() is None, log.read_text()
             time.sleep(0.02)
     finally:
-        child.stop(timeout_s=30)
+        child.stop(timeout_s=120)
     assert child.poll() == -signal.SIGINT and "KeyboardInterrupt" in log.read_text()
 
 
@@ -88,6 +88,6 @@ def test_a_start_that_was_cut_off_is_told_from_one_that_failed(
         with pytest.raises(WorkerDied) as raised:
             child.wait_ready(30)
     finally:
-        child.stop(timeout_s=30)
+        child.stop(timeout_s=120)
     assert type(raised.value) is kind
     assert "begun" in raised.value.why and "another" not in raised.value.why

@@ -73,7 +73,7 @@ def _kill_detokenizer(engine: EngineServer) -> None:
     detokenizer = next(part for part in parts if "detokenizer" in part.name())
     assert engine.ended() is None
     detokenizer.kill()
-    psutil.wait_procs([detokenizer], timeout=10)
+    psutil.wait_procs([detokenizer], timeout=60)
     assert "detokenizer is gone" in (engine.ended() or "")
 
 

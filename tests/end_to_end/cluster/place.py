@@ -55,7 +55,7 @@ async def _seen_by(slot: Slot, cluster: Cluster, plan: Plan, devices: list[list[
         environment=trainer_environment(plan, own, {"GLOO_SOCKET_IFNAME": "eth0"}),
     )
     await toy.start(timeout_s=60)
-    values = [await toy.run("environment", name, timeout_s=20) for name in VARIABLES]
+    values = [await toy.run("environment", name, timeout_s=120) for name in VARIABLES]
     return [toy.node.address, *values]
 
 

@@ -65,7 +65,7 @@ def why_impossible() -> str | None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
     return (
         None
@@ -102,7 +102,7 @@ class SmallNode:
         subprocess.run(
             [*_enter(self.init.pid, "net"), "ip", "link", "set", "eth0", "down"],
             check=True,
-            timeout=30,
+            timeout=120,
         )
 
 
@@ -166,7 +166,7 @@ class SmallCluster:
 
     def on_switch(self, *command: str) -> None:
         """A command where the cables come together; the port of a node has the node's name."""
-        subprocess.run([*_enter(self.switch.pid, "net"), *command], check=True, timeout=30)
+        subprocess.run([*_enter(self.switch.pid, "net"), *command], check=True, timeout=120)
 
     def entered(self, node: int, *, cwd: Path) -> list[str]:
         """What stands before a command that is run on a node."""
@@ -200,12 +200,12 @@ def small_cluster(
         subprocess.run(
             [*_enter(switch.pid, "net"), "ip", "link", "add", "switch", "type", "bridge"],
             check=True,
-            timeout=30,
+            timeout=120,
         )
         subprocess.run(
             [*_enter(switch.pid, "net"), "ip", "link", "set", "switch", "up"],
             check=True,
-            timeout=30,
+            timeout=120,
         )
 
         def add() -> SmallNode:
@@ -238,14 +238,14 @@ def _node(base: Path, shared: Path, switch: psutil.Process, number: int) -> Iter
         subprocess.run(
             [*on_switch, "add", name, "type", "veth", "peer", "eth0", "netns", str(init.pid)],
             check=True,
-            timeout=30,
+            timeout=120,
         )
-        subprocess.run([*on_switch, "set", name, "master", "switch", "up"], check=True, timeout=30)
+        subprocess.run([*on_switch, "set", name, "master", "switch", "up"], check=True, timeout=120)
         inside = [*_enter(init.pid, "net"), "ip"]
         subprocess.run(
             [*inside, "address", "add", f"{address}/24", "dev", "eth0"], check=True, timeout=30
         )
-        subprocess.run([*inside, "link", "set", "eth0", "up"], check=True, timeout=30)
+        subprocess.run([*inside, "link", "set", "eth0", "up"], check=True, timeout=120)
         # Nobody is there: Ray finds a computer's own address by asking which way the world is.
         subprocess.run(
             [*inside, "route", "add", "default", "via", "10.77.0.254"], check=True, timeout=30
@@ -270,13 +270,13 @@ def _first_process(
     try:
         assert holder.stdout is not None and holder.stderr is not None
         if holder.stdout.readline() != "ready\n":
-            holder.wait(10)
+            holder.wait(60)
             raise AssertionError(f"a namespace was not set up: {holder.stderr.read()}")
         yield psutil.Process(holder.pid).children()[0]
     finally:
         for process in (*psutil.Process(holder.pid).children(), psutil.Process(holder.pid)):
             _kill(process)
-        holder.communicate(timeout=30)
+        holder.communicate(timeout=120)
 
 
 def _die_with_parent() -> None:
@@ -369,7 +369,7 @@ def _end_started(cluster: SmallCluster) -> None:
             inside = psutil.Process(process.pid)
             for victim in (*inside.children(recursive=True), inside):
                 _kill(victim)
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
 
 
 def _kill(process: psutil.Process) -> None:

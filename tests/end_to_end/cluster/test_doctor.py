@@ -38,7 +38,7 @@ def _examine(
 def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_it(
     own_cluster: SmallCluster,
 ) -> None:
-    own_cluster.run(["mount", "-o", "remount,size=500m", "/dev/shm"], node=1, timeout_s=30)
+    own_cluster.run(["mount", "-o", "remount,size=500m", "/dev/shm"], node=1, timeout_s=120)
     # every node has a /tmp of its own
     findings = _examine(own_cluster, "/tmp", NCCL_SOCKET_IFNAME="ib0")
     assert (findings["shm", HEAD]["status"], findings["shm", ODD]["status"]) == ("ok", "fail")
@@ -56,7 +56,7 @@ def test_a_node_with_planted_faults_is_kept_apart_and_the_printed_command_mends_
         and "over 2 nodes" in findings["group", ""]["what"]
     )
     assert findings["hostname", ODD]["fix"][0].startswith(f"echo '{ODD} node-2' |")
-    own_cluster.run(["bash", "-c", findings["shm", ODD]["fix"][0]], node=1, timeout_s=30)
+    own_cluster.run(["bash", "-c", findings["shm", ODD]["fix"][0]], node=1, timeout_s=120)
     look = (
         "from milescli.doctor.host import check_shm, shm_sizes; a, b = shm_sizes(); "
         "print(check_shm(size_bytes=a, free_bytes=b)[0].status)"
