@@ -3,11 +3,13 @@ ones start engines."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,11 @@ class Said:
     code: int
     out: str
     err: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """With --json; before it there are lines of work that takes long on a busy machine."""
+        return json.loads(self.out.splitlines()[-1])
 
 
 Miles = Callable[..., Said]

@@ -33,7 +33,7 @@ def test_a_file_shows_its_columns_repeated_prompts_and_lengths(miles: Miles, fol
     said = miles("data", "check", "a.jsonl")
     assert said.code == 0 and "a run would take it in" in said.err
     assert "prompt, label" in said.out and "line 3: the prompt of line 1 again" in said.out
-    payload = json.loads(miles("data", "check", "a.jsonl", "--json").out)
+    payload = miles("data", "check", "a.jsonl", "--json").result
     (part,) = payload["parts"]
     (file,) = part["files"]
     assert (payload["usable"], file["num_rows"], file["num_duplicates"]) == (True, 3, 1)
@@ -50,7 +50,7 @@ def test_bad_rows_are_told_by_line_and_the_end_is_that_of_bad_data(
     assert said.code == 3 and said.err.startswith("error: 3 of 5 rows of ")
     assert "line 2: not JSON" in said.out and "line 5: `prompt` is empty" in said.out
     said = miles("data", "check", "a.jsonl", "--json")
-    payload = json.loads(said.out)
+    payload = said.result
     assert said.code == 3 and not payload["usable"]
     assert [row["line"] for row in payload["parts"][0]["files"][0]["bad"]] == [2, 4, 5]
     assert json.loads(said.err.splitlines()[-1])["type"] == "DataError"
@@ -84,7 +84,7 @@ def test_a_model_folder_gives_tokens_and_the_prompts_as_it_sees_them(
     pq.write_table(pa.Table.from_pylist([_row("What is 2 + 2?"), _row("é?")]), folder / "a.parquet")
     said = miles("data", "check", "a.parquet", "--model", "model")
     assert said.code == 0 and "<|im_start|>user\nWhat is 2 + 2?<|im_end|>" in said.out
-    payload = json.loads(miles("data", "check", "a.parquet", "--model", "model", "--json").out)
+    payload = miles("data", "check", "a.parquet", "--model", "model", "--json").result
     (part,) = payload["parts"]
     for shown, text in zip(part["rendered"], ("What is 2 + 2?", "é?"), strict=True):
         assert f"user\n{text}<|im_end|>" in "".join(shown["tokens"])
@@ -109,7 +109,7 @@ def test_a_mix_is_shown_source_by_source_and_a_demonstration_with_its_loss(
     assert said.code == 0, said.err
     assert "sums: a.jsonl" in said.out and "b.csv[0:1]: b.csv[0:1]" in said.out
     assert "«so it is 1<|im_end|>»" in said.out
-    parts = json.loads(miles("data", "check", "my.yaml", "--json").out)["parts"]
+    parts = miles("data", "check", "my.yaml", "--json").result["parts"]
     assert [part["name"] for part in parts] == ["sums", "b.csv[0:1]", "demonstrations"]
     (shown,) = parts[2]["rendered"]
     learned = [t for t, m in zip(shown["tokens"], shown["loss_mask"], strict=True) if m]

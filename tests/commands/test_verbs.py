@@ -104,7 +104,7 @@ def test_a_verbose_dry_run_names_the_origin_of_every_value(
 
 def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
     replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
-    payload = json.loads(miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").out)
+    payload = miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").result
     assert Plan.from_json(json.dumps(payload["plan"])) == PLAN
     assert payload["fingerprint"] == PLAN.fingerprint
     assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
@@ -122,7 +122,7 @@ def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_shows_its_price(mil
         "2",
         "--json",
     ]
-    payload = json.loads(miles(*command).out)
+    payload = miles(*command).result
     plan = Plan.from_json(json.dumps(payload["plan"]))
     assert (plan.trainer.world_size, plan.device_kind, len(plan.slots)) == (16, "cuda", 16)
     assert plan.forecast is not None
