@@ -1,6 +1,6 @@
-"""For all rooms: what their tests start, as markers; properties that are held to no time; and one
-thread for torch in the process of the tests. Their tensors are small, and threads that wait for one
-another spin on cores that the engines beside them need."""
+"""For all rooms: what their tests start, as markers; properties that are held to no time and try
+the same examples each time; and one thread for torch in the process of the tests. Their tensors are
+small, and threads that wait for one another spin on cores that the engines beside them need."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# how long an example takes says what runs beside it
-settings.register_profile("beside", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# how long an example takes says what runs beside it; and the same code has the same outcome, until
+# somebody looks for other examples: pytest --hypothesis-profile explore
+settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("beside", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("beside")
 
 STARTS = {
