@@ -33,7 +33,7 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("rehearsal")
     command = [sys.executable, str(BENCH / "visit.py"), *WORDS, "--device", "cpu"]
     done = subprocess.run(
-        [*command, "--out", str(out)], capture_output=True, text=True, timeout=1100
+        [*command, "--out", str(out)], capture_output=True, text=True, timeout=2000
     )
     said = f"{done.stdout}{done.stderr}\n{(out / 'logs.txt').read_text()[-8000:]}"
     assert done.returncode == 0, said
