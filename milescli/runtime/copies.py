@@ -87,6 +87,8 @@ class Copies:
         if self._keepers is None or self._num_steps < self._every or not is_sent:
             return
         sizes = await ranks.take_copy()
+        if self._keepers is None:  # lost meanwhile; the next step's copy is for new ones
+            return
         self._num_steps, self._num_taken = 0, self._num_taken + 1
         copy = _Copy(number=self._num_taken, mark=mark, sizes=sizes)
         self._sending = asyncio.ensure_future(self._send(self._keepers, ranks, copy))
@@ -186,10 +188,10 @@ class Copies:
         self._starting = asyncio.ensure_future(self._start(began=time.monotonic()))
 
     async def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
-            self._sending = None
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def close(self) -> None:
         """Take no more."""
