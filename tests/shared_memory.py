@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-NAMED_FOR_S = 10.0
-"""A semaphore that is being made, at most."""
+GONE_WITHIN_S = 10.0
+"""What another run's processes held that have just ended, until its watchdog takes it away; and a
+semaphore that is being made."""
 
 
 def entries() -> set[str]:
@@ -19,18 +20,16 @@ def entries() -> set[str]:
 
 
 def forgotten(before: set[str]) -> set[str]:
-    """New since `before`, and no living process has it open, has it mapped, or is named by it
-    (`torch_PID_...`)."""
+    """New since `before` and there to stay, though no living process has it open, has it mapped, or
+    is named by it (`torch_PID_...`)."""
     new = entries() - before
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}
     idle = {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
     # a semaphore has a name for a moment alone, by which nobody holds it: Python takes it away when
     # it has opened it, and a busy machine lets Python wait in between
-    deadline = time.monotonic() + NAMED_FOR_S
-    while (there := {name for name in idle if (FOLDER / name).exists()}) and any(
-        name.startswith("sem.") for name in there
-    ):
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while there := {name for name in idle if (FOLDER / name).exists()}:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
