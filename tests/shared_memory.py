@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")
 GONE_WITHIN_S = 10.0
 """What another run's processes held that have just ended, until its watchdog takes it away; and a
-semaphore that is being made."""
+semaphore, by whose name nobody holds it: Python takes that away when it has opened it."""
 
 
 def entries() -> set[str]:
@@ -26,8 +26,6 @@ def forgotten(before: set[str]) -> set[str]:
     alive = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
     named = {name for name in new if alive & set(re.split(r"[_-]", name))}
     idle = {name for name in new - named if not any(_holds(pid, name) for pid in alive)}
-    # a semaphore has a name for a moment alone, by which nobody holds it: Python takes it away when
-    # it has opened it, and a busy machine lets Python wait in between
     deadline = time.monotonic() + GONE_WITHIN_S
     while there := {name for name in idle if (FOLDER / name).exists()}:
         if time.monotonic() > deadline:

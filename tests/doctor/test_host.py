@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import socket
 import subprocess
@@ -16,12 +14,14 @@ import pytest
 from milescli.core.units import GIB, MIB
 from milescli.doctor.finding import Status
 from milescli.doctor.host import (
+    NUM_PORTS,
     check_platform,
     check_ports,
     check_shm,
     check_visibility,
 )
 from milescli.platform.machine import Machine, Node, parse_machine
+from milescli.platform.ports import free_ports
 from milescli.platform.probe import Accelerators
 
 
@@ -75,20 +75,12 @@ def test_free_ports_are_found() -> None:
 
 
 def test_a_single_taken_port_is_named_and_passed_over() -> None:
-    others = (port for port in range(16_000, 20_000) if _is_free(port))  # given to no server
     with socket.create_server(("127.0.0.1", 0)) as held:
-        candidates = [held.getsockname()[1], *itertools.islice(others, 100)]
+        candidates = [held.getsockname()[1], *free_ports(NUM_PORTS)]
         finding = check_ports(candidates=candidates)[0]
     assert finding.status is Status.OK
     assert "; 1 is taken and passed over, by " in finding.what
     assert f"(pid {os.getpid()})" in finding.what
-
-
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_server(("127.0.0.1", port)).close()
-        return True
-    return False
 
 
 def test_taken_ports_are_a_fail_that_names_who_holds_them_and_its_command_mends_it() -> None:

@@ -27,7 +27,7 @@ def four(monkeypatch: pytest.MonkeyPatch) -> range:
     beside this one are given."""
     found = next(
         range(first, first + 4)
-        for first in range(12_000, 16_000, 4)
+        for first in range(12_000, 20_000, 4)
         if all(_is_free(port) for port in range(first, first + 4))
     )
     monkeypatch.setattr(ports, "RANGE", found)

@@ -66,6 +66,8 @@ class Memory:
 class CopiedRanks(Ranks):
     """Both ranks hold the whole."""
 
+    slow: asyncio.Event | None = None
+    """What `take_copy` waits for."""
     memories: list[Memory] = field(default_factory=lambda: [Memory() for _ in range(NUM_RANKS)])
 
     @property
@@ -74,6 +76,8 @@ class CopiedRanks(Ranks):
 
     async def take_copy(self) -> list[list[int]]:
         self._called("take_copy")
+        if self.slow is not None:
+            await self.slow.wait()
         for memory in self.memories:
             memory.copy = np.array(self.weights, dtype=np.int64).view(np.uint8)
         return [[memory.copy.size] for memory in self.memories]
@@ -116,6 +120,8 @@ class CopiedRig(Rig):
 
     first: CopiedRanks = field(default_factory=CopiedRanks)
     every: int = 1
+    slow_start: asyncio.Event | None = None
+    """What further keepers wait for."""
     keepers: list[Keepers] = field(default_factory=list)
     """All that were started; the last one is there."""
     bare: int = 0
@@ -145,6 +151,8 @@ class CopiedRig(Rig):
         )
 
     async def start_keepers(self) -> Keepers:
+        if self.slow_start is not None:
+            await self.slow_start.wait()
         processes = [Process(f"copy keeper {n}", CopyKeeper()) for n in range(NUM_RANKS)]
         self.keepers.append(Keepers(processes))
         return self.keepers[-1]

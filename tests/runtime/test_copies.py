@@ -12,7 +12,7 @@ import pytest
 from milescli.core.errors import WorkerDied
 from milescli.core.events import Notice, WorkerLost, WorkerReplaced
 from milescli.recipe.fault import Fault
-from tests.runtime.copied_ranks import CopiedRanks, CopiedRig, Keepers
+from tests.runtime.copied_ranks import CopiedRanks, CopiedRig
 from tests.runtime.dying_ranks import read, run
 from tests.runtime.test_healing_trainer import batch_of
 
@@ -52,7 +52,8 @@ def test_new_ranks_begin_from_the_checkpoint_that_is_newer_than_the_copy(tmp_pat
 def test_ranks_that_die_while_a_copy_is_on_its_way_begin_from_the_one_before(
     tmp_path: Path,
 ) -> None:
-    rig = CopiedRig(tmp_path)
+    """Whoever looks after the keepers just then is not stopped with the copy."""
+    rig, looks = CopiedRig(tmp_path), list[asyncio.Task[None]]()
 
     async def work() -> None:
         await rig.begin()
@@ -60,10 +61,16 @@ def test_ranks_that_die_while_a_copy_is_on_its_way_begin_from_the_one_before(
         rig.keepers[0].ranks[1].slow = asyncio.Event()
         await rig.step(3)
         await rig.settle()
+        assert rig.copies._sending is not None
+        rig.copies._sending.add_done_callback(
+            lambda _: looks.append(asyncio.ensure_future(rig.copies.probe()))
+        )
         rig.first.dies_in = {"step": 1}
         await rig.step(4)
+        await asyncio.gather(*looks)
 
     run(rig, work)
+    assert len(looks) == 1
     assert rig.ranks.weights == [1, 2, 3, 4]
     assert rig.sources == ["from the copy in memory, 1 step done again"], "the third, not two"
 
@@ -122,62 +129,28 @@ def test_a_keeper_that_dies_is_replaced_and_a_copy_taken_at_the_next_step(tmp_pa
 
 def test_a_keeper_that_dies_while_ranks_take_a_copy_is_sent_nothing(tmp_path: Path) -> None:
     rig = CopiedRig(tmp_path, every=2)
-    take_copy, taking = rig.first.take_copy, asyncio.Event()
-    goes_on, are_there = asyncio.Event(), asyncio.Event()
-
-    async def slowly() -> list[list[int]]:
-        taking.set()
-        await goes_on.wait()
-        return await take_copy()
-
-    async def later() -> Keepers:
-        await are_there.wait()
-        return await rig.start_keepers()
 
     async def work() -> None:
         await rig.begin()
         await rig.steps(1)
-        rig.first.take_copy = slowly  # type: ignore[method-assign]
-        rig.copies._start_keepers = later  # type: ignore[assignment]
+        rig.first.slow, rig.slow_start = asyncio.Event(), asyncio.Event()
         step = asyncio.ensure_future(rig.step(2))
-        await taking.wait()
+        await rig.settle()
         rig.keepers[0].ranks[0].is_dead = True
         await rig.trainer.probe()
-        goes_on.set()
+        assert not step.done()
+        rig.first.slow.set()
         await step
         await rig.settle()
         await rig.trainer.probe()
         assert rig.copies.mark is None
-        are_there.set()
+        rig.slow_start.set()
         await rig.settle()
         await rig.steps(3)
         assert rig.copies.mark == 3
 
     run(rig, work)
     assert rig.kinds == [WorkerLost, WorkerReplaced] and len(rig.keepers) == 2
-
-
-def test_whoever_looks_after_keepers_finds_no_copy_that_was_stopped(tmp_path: Path) -> None:
-    """New ranks stop the one that is on its way, and are given the one before."""
-    rig = CopiedRig(tmp_path)
-
-    async def work() -> None:
-        await rig.begin()
-        await rig.steps(1, 2)
-        rig.keepers[0].ranks[1].slow = asyncio.Event()
-        await rig.step(3)
-        await rig.settle()
-        sending = rig.copies._sending
-        assert sending is not None
-        looks = list[asyncio.Task[None]]()
-        sending.add_done_callback(lambda _: looks.append(asyncio.ensure_future(rig.copies.probe())))
-        rig.first.dies_in = {"step": 1}
-        await rig.step(4)
-        assert len(looks) == 1
-        await looks[0]
-
-    run(rig, work)
-    assert rig.ranks.weights == [1, 2, 3, 4]
 
 
 def test_a_copy_that_fails_though_nobody_died_is_told_and_tried_again_when_it_is_time(
