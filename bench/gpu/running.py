@@ -52,7 +52,7 @@ class Running:
     def records(self, budget_s: float) -> Iterator[Record]:
         """As they come; at most for `budget_s`."""
         said: set[str] = set()
-        limit_s = min(self.check.limit_s, budget_s)
+        limit_s = min(self.check.limit_on(self.device), budget_s)
         started = time.monotonic()
         reading, process = self._start()
         verdict, patience_s = Verdict.FAILED, 0.0

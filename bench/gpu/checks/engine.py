@@ -52,7 +52,7 @@ def measure(visit: Visit) -> Iterator[Line]:
             name="start",
             measured=start_s,
             unit="s",
-            bound=Bound(kind="at most", value=240),
+            bound=Bound(kind="at most", value=240, anywhere=False),
             note="to the first 200 of /health, kernels compiled and graphs captured",
         )
         completions, requests = asyncio.run(_sample(ours, _agreement(visit), folder))
@@ -264,8 +264,10 @@ def stock_engine(visit: Visit, ours: EngineServer) -> ManagedProcess:
         "--disable-prefill-cuda-graph",
     }
     command = [word for word in engine_command(ours.spec) if word not in own]
-    port = free_ports(1)[0]
+    port, ranks_port = free_ports(2)
     command[command.index("--port") + 1] = str(port)
+    # its own choice, made a minute before it listens there, may be another's by then
+    command += ["--nccl-port", str(ranks_port)]
     env = engine_environment(ours.spec)
     for name in [name for name in env if name.startswith("MILES_")]:
         del env[name]

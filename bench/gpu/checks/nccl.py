@@ -37,7 +37,7 @@ def measure(visit: Visit) -> Iterator[Line]:
             name="group_start",
             measured=time.perf_counter() - started,
             unit="s",
-            bound=Bound(kind="at most", value=15.0),
+            bound=Bound(kind="at most", value=15.0, anywhere=False),
             note=f"{backend} {version}, until its first collective is done".replace("  ", " "),
         )
         yield from _collectives(visit)
@@ -45,7 +45,7 @@ def measure(visit: Visit) -> Iterator[Line]:
             name="barrier",
             measured=seconds_of(dist.barrier, visit, repeats=5),
             unit="s",
-            bound=Bound(kind="at most", value=1.0),
+            bound=Bound(kind="at most", value=1.0, anywhere=False),
         )
     finally:
         dist.destroy_process_group()

@@ -21,7 +21,7 @@ CHECKS = """
 CHECKS = tuple(
     Check(phase="planted", subject=name, function=name, lines=("first", "second"), limit_s=limit)
     for name, limit in (
-        ("good", 60), ("dies", 60), ("hangs", 4), ("lies", 60), ("ends_badly", 60), ("waits", 200),
+        ("good", 60), ("dies", 60), ("hangs", 3), ("lies", 60), ("ends_badly", 60), ("waits", 200),
     )
 )
 PHASES = ("planted",)
@@ -104,7 +104,7 @@ def visited(folder: Path) -> tuple[Path, int, str]:
 
 
 def gone(pid: int) -> bool:
-    """Within half a minute."""
+    """Within two minutes."""
     until = time.monotonic() + 120
     while psutil.pid_exists(pid) and time.monotonic() < until:
         time.sleep(0.1)
@@ -141,7 +141,7 @@ def test_every_announced_line_is_said_with_its_verdict(visited) -> None:
 def test_the_reason_is_in_the_line(visited) -> None:
     lines = records(visited[0])
     assert lines["planted.dies.second"]["note"] == "the device is gone"
-    assert lines["planted.hangs.second"]["note"].startswith("after 4 s")
+    assert lines["planted.hangs.second"]["note"].startswith("after 12 s"), "a CPU has more time"
     assert "does not announce `third`" in lines["planted.lies.first"]["note"]
     note = lines["planted.ends_badly.its end"]["note"]
     assert note == "exit code 1; it could not clean up"
