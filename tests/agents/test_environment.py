@@ -147,9 +147,9 @@ async def _episode(fleet: EnvironmentFleet, seed: int, says: Sequence[str]) -> l
 
 def test_one_that_hangs_is_named_and_costs_its_own_episode_alone() -> None:
     async def play() -> tuple[AgentError, list[list[Step]], int]:
-        settings = _settings("Hangs", step_timeout_s=4.0, length=200)
+        settings = _settings("Hangs", step_timeout_s=8.0, length=200)
         fleet = EnvironmentFleet(settings, num_processes=1)
-        others = [["x"] * 60 for _ in range(3)]
+        others = [["x"] * 100 for _ in range(3)]
         await _episode(fleet, 9, ["warm"])  # the first call is given more time
         calls = [_episode(fleet, seed, says) for seed, says in enumerate(others)]
         hung = asyncio.ensure_future(_episode(fleet, 8, ["a", "hang"]))
@@ -163,11 +163,11 @@ def test_one_that_hangs_is_named_and_costs_its_own_episode_alone() -> None:
         raise AssertionError("it did not hang")
 
     error, done, num_hung = asyncio.run(play())
-    assert "did not answer within 4 s" in error.what and num_hung == 1
+    assert "did not answer within 8 s" in error.what and num_hung == 1
     assert "told 'hang'" in error.why and "in hang_here" in error.why
     for steps in done:  # in a new process, as if nothing had been
-        assert [step.figures["said"] for step in steps] == list(range(1, 61))
-        assert steps[-1].observation == " ".join(["x"] * 60)
+        assert [step.figures["said"] for step in steps] == list(range(1, 101))
+        assert steps[-1].observation == " ".join(["x"] * 100)
 
 
 def test_what_was_done_in_a_process_that_died_is_done_again(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_many_play_at_once_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_a_process_that_is_stopped_is_replaced_and_nobody_fails() -> None:
     async def play() -> tuple[list[list[Step]], int]:
-        fleet = EnvironmentFleet(_settings("Count", length=40, step_timeout_s=3.0), num_processes=1)
+        fleet = EnvironmentFleet(_settings("Count", length=40, step_timeout_s=8.0), num_processes=1)
         await _episode(fleet, 9, ["warm"])
         calls = [asyncio.ensure_future(_episode(fleet, seed, ["x"] * 40)) for seed in range(20)]
         await asyncio.sleep(1.0)

@@ -134,11 +134,11 @@ def test_calls_that_wait_for_their_turn_do_not_use_up_their_bound() -> None:
         def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
             self.running += 1
             assert self.running == 1
-            threading.Event().wait(0.15)
+            threading.Event().wait(1.1)
             self.running -= 1
             return 1.0
 
-    assert _score_all(OneAtATime(), ["x"] * 8, timeout_s=1.0) == [1.0] * 8
+    assert _score_all(OneAtATime(), ["x"] * 6, timeout_s=6.0) == [1.0] * 6
 
 
 def test_the_contract_refuses_a_reward_that_cannot_bear_an_empty_answer() -> None:

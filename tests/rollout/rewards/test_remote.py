@@ -89,5 +89,5 @@ def test_it_is_tried_again_within_its_own_bounds() -> None:
         return Reply(silent=True) if number == 0 else _by_label(asked, number)
 
     with serving(flaky) as server:
-        rollout = _rollout(server.url, timeout_s=0.3, retries=1)
+        rollout = _rollout(server.url, timeout_s=3.0, retries=1)
         assert _scores(rollout, ["4"])[0].reward == 1.0
