@@ -266,7 +266,7 @@ def stock_engine(visit: Visit, ours: EngineServer) -> ManagedProcess:
     command = [word for word in engine_command(ours.spec) if word not in own]
     port, ranks_port = free_ports(2)
     command[command.index("--port") + 1] = str(port)
-    # its own choice, made a minute before it listens there, may be another's by then
+    # what it chooses itself, long before it listens there, may be another's by then
     command += ["--nccl-port", str(ranks_port)]
     env = engine_environment(ours.spec)
     for name in [name for name in env if name.startswith("MILES_")]:
