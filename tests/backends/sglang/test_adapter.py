@@ -63,7 +63,8 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("adapter")
     model = folder / "moe"
-    make_qwen3_moe(model, moe_intermediate_size=32)  # as SGLang pads experts on a CPU
+    # 32, as SGLang pads experts on a CPU; and no token ends a response before all were sampled
+    make_qwen3_moe(model, moe_intermediate_size=32, eos_token_id=None)
     blank = Served(model, EngineAddress(url="", name="", tp=1, sharing_ranks=[0])).adapter(0)
     write_adapter(folder / "start", blank)
     names = (SOLE_ADAPTER, OTHER)
