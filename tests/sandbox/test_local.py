@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,9 @@ def test_a_caller_that_is_cancelled_ends_its_run(sandbox: LocalSandbox) -> None:
         assert (await sandbox.run("print(1)")).stdout == "1\n"
 
     asyncio.run(cancelled())
+    deadline = time.monotonic() + 60  # nobody waits for the end of what was cancelled
+    while descendants_of(sandbox.pid or 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
     _nothing_runs(sandbox)
 
 
