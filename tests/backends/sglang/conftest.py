@@ -28,6 +28,9 @@ HOST = "127.0.0.2"
 """Where engines listen: another loopback address than the usual, so that what listens elsewhere is
 seen."""
 KEY = "key-of-this-test"
+MOMENTS_S = (0.2, 0.1, 0.05, 0.4, 0.02, 0.2, 0.8, 1.6, 4.0)
+"""After which a pause is tried until it falls into a response: a busy machine begins that later,
+and a test that was kept from running finds it ended."""
 
 
 def write_tokenizer(folder: Path) -> None:

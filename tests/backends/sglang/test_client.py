@@ -13,6 +13,7 @@ from milescli.backends.sglang.batching import ONLY_WHEN_DONE
 from milescli.backends.sglang.http import EngineRefused
 from milescli.core.types import StopReason, VersionSpan
 from milescli.rollout.base import GenerateRequest
+from tests.backends.sglang.conftest import MOMENTS_S
 
 pytestmark = pytest.mark.engine
 
@@ -145,7 +146,7 @@ def test_a_paused_response_goes_on_with_its_tokens_and_says_which_weights_made_t
         await fleet.resume(5)
         return held_back, await task
 
-    for wait_s in (0.15, 0.05, 0.3, 0.02, 0.1, 0.6, 1.2):
+    for wait_s in MOMENTS_S:
         held_back, completion = served.run(lambda fleet, wait_s=wait_s: use(fleet, wait_s))
         if held_back and len(completion.version_spans) == 2:
             break

@@ -18,6 +18,7 @@ from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession
 from tests.backends.sglang.conftest import (
+    MOMENTS_S,
     Service,
     make_qwen3_moe,
     start_service,
@@ -27,9 +28,6 @@ from tests.backends.sglang.conftest import (
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 LAYERS, TOPK = 2, 2
 SHAPE = (LAYERS, TOPK)
-WAITS_S = (0.2, 0.1, 0.5, 0.05, 0.2, 1.0, 2.0, 4.0)
-"""When a pause comes; tried until it falls into the response, which a busy machine begins later,
-and a test that was kept from running finds ended."""
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +176,7 @@ def test_the_record_of_a_paused_response_covers_every_token_once(moe):
         await fleet.resume(0)
         return whole, await task, was_cut
 
-    for wait_s in WAITS_S:
+    for wait_s in MOMENTS_S:
         whole, paused, was_cut = moe.run(lambda fleet, s=wait_s: use(fleet, s), routing_shape=SHAPE)
         assert paused.response_ids == whole.response_ids
         assert numpy.array_equal(routing(paused), routing(whole))
@@ -207,7 +205,7 @@ def test_what_old_weights_sampled_keeps_their_routes_under_new_ones(moe):
         await fleet.resume(1)
         return await task
 
-    for wait_s in WAITS_S:
+    for wait_s in MOMENTS_S:
         try:
             made = moe.run(lambda fleet, s=wait_s: use(fleet, s), routing_shape=SHAPE)
         finally:

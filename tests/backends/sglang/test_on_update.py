@@ -15,15 +15,13 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from tests.backends.sglang.conftest import Service
+from tests.backends.sglang.conftest import MOMENTS_S, Service
 from tests.backends.sglang.sending import weights
 
 pytestmark = pytest.mark.engine
 SCALES = {2: 1.0, 5: 1.05}
 """Version -> what the model's weights are multiplied by."""
 PROMPT = list(range(3, 103))
-WAITS_S = (0.1, 0.05, 0.2, 0.02, 0.4, 0.8)
-"""When the publish comes; tried until it falls into the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ async def _interrupt(fleet: SglangFleet, service: Service, wait_s: float) -> Tol
 
 def _told(service: Service, on_update: str) -> Told:
     """Where the response was running, and had tokens."""
-    for wait_s in WAITS_S:
+    for wait_s in MOMENTS_S:
         told = service.run(
             lambda fleet, wait_s=wait_s: _interrupt(fleet, service, wait_s), on_update=on_update
         )
@@ -131,7 +129,7 @@ def test_tokens_of_a_response_that_nobody_wants_any_more_are_counted(keeping: Se
         assert (first.discarded_tokens, second.num_running) == (0, 0)
         return second.discarded_tokens
 
-    assert any(keeping.run(lambda fleet, s=wait_s: use(fleet, s)) for wait_s in WAITS_S)
+    assert any(keeping.run(lambda fleet, s=wait_s: use(fleet, s)) for wait_s in MOMENTS_S)
 
 
 def test_a_drain_that_does_not_end_says_who_waited_for_what(keeping: Service) -> None:
