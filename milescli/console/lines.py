@@ -126,10 +126,12 @@ def milestone(event: Event) -> Text | None:
             f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
             f"mean {event.diff_mean:.1e} "
         )
+        floor = f"rounding alone: {event.floor_max:.1e}, {event.floor_mean:.1e}"
+        is_equal = event.agreement == "equal"
         return _line(
             "check",
-            text + f"over {event.num_tokens} tokens (bound {event.bound_max:.0e})",
-            theme.GOOD,
+            text + f"over {event.num_tokens} tokens ({floor})",
+            theme.GOOD if is_equal else theme.WARN,
         )
     if isinstance(event, Notice):
         label, style = (

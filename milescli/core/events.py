@@ -206,8 +206,21 @@ class EngineTrainerChecked:
 
     num_tokens: int
     diff_mean: float
+    """Mean of |engine - trainer| over the sampled tokens, in nats."""
     diff_max: float
     bound_max: float
+    """Beyond which a later step's largest difference is marked."""
+    floor_mean: float
+    """As `diff_mean`, of the trainer against itself when its layers are rounded otherwise."""
+    floor_max: float
+    kl: float
+    """Of engine and trainer, in nats a token."""
+    floor_kl: float
+    far: float
+    """Share of tokens whose ratio is outside of [1/2, 2]."""
+    agreement: str
+    """equal, or explained: further apart than rounding alone, as the routing of experts explains.
+    A run whose engines are wrong does not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from milescli.core.errors import MilesError
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.doctor.finding import REPORT, Finding, fail, ok
@@ -143,38 +145,38 @@ async def exercise(
 async def _agree(
     check: str, when: str, trainer: TrainerRank, completion: Completion
 ) -> list[Finding]:
-    ours = await asyncio.to_thread(score, trainer, PROMPT_IDS, completion.response_ids)
-    return judge_agreement(check, when, ours, completion.logprobs, precision=trainer.plan.precision)
+    ours, rounded = [
+        await asyncio.to_thread(
+            score, trainer, PROMPT_IDS, completion.response_ids, rounded_otherwise=otherwise
+        )
+        for otherwise in (False, True)
+    ]
+    return judge_agreement(check, when, completion.logprobs, trainer=ours, rounded=rounded)
 
 
 def judge_agreement(
     check: str,
     when: str,
-    trainer: Sequence[float],
     engine: Sequence[float] | array[float],
     *,
-    precision: Literal["fp32", "bf16"],
+    trainer: Sequence[float],
+    rounded: Sequence[float],
 ) -> list[Finding]:
-    """[tokens] log-probs of the same response; they may differ by what a run allows before its
-    first step. NaN never agrees."""
+    """[tokens] log-probs of the same response, as `runtime.agreement.judge` takes them; they may
+    differ by what a run allows before its first step."""
     # torch comes with it, for which the warm process would wait
-    from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
+    from milescli.runtime.agreement import Agreement, judge
 
-    gaps = [abs(a - b) for a, b in zip(trainer, engine, strict=True)]
-    worst, mean = max(gaps), sum(gaps) / len(gaps)
-    if all(gap <= BOUND_MAX[precision] for gap in gaps) and mean <= BOUND_MEAN[precision]:
+    found = judge(*(np.asarray(each) for each in (engine, trainer, rounded)), has_experts=False)
+    if found.agreement is not Agreement.WRONG:
         return ok(
             check,
-            f"engine and trainer agree on {len(gaps)} tokens {when}: log-probs differ by "
-            f"{worst:.0e} at most",
+            f"engine and trainer agree on {found.gap.num_tokens} tokens {when}: log-probs differ "
+            f"by {found.gap.max:.0e} at most",
         )
-    why = (
-        f"log-probs of one response differ by {worst:.2e} at most and {mean:.2e} on average; "
-        f"{precision} allows {BOUND_MAX[precision]:.0e} and {BOUND_MEAN[precision]:.0e}"
-    )
     return fail(
         check,
         f"engine and trainer disagree {when}",
-        why=f"{why}: one of them computes something else",
+        why=f"{found.text}: one of them computes something else",
         fix=REPORT,
     )

@@ -114,10 +114,16 @@ def publish_exactly(trainer: TrainerRank, url: str) -> None:
     trainer.verify()
 
 
-def score(trainer: TrainerRank, prompt_ids: list[int], response_ids: list[int]) -> list[float]:
+def score(
+    trainer: TrainerRank,
+    prompt_ids: list[int],
+    response_ids: list[int],
+    *,
+    rounded_otherwise: bool = False,
+) -> list[float]:
     """[len(response_ids)] log-prob of each token of a response."""
     (shard,) = _pack([demonstration(prompt_ids, response_ids)], objective="supervised").shards
-    scored = trainer.score(shard)
+    scored = trainer.score(shard, rounded_otherwise)
     assert scored is not None, "one rank speaks for all tokens"
     return scored[0][len(prompt_ids) :].tolist()
 

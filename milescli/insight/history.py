@@ -114,6 +114,9 @@ class History:
     error: dict[str, object] | None = None
     diff_bound: float | None = None
     """What engine and trainer may differ by, as the check before the first step says."""
+    diff_floor: float | None = None
+    """Mean difference of the trainer from itself when it is rounded otherwise, by the same check;
+    None: it did not say."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
     """Worker -> the last that it told of its memory, see `core.events.WorkerMemory`."""
     adapters: dict[str, History] = field(default_factory=dict)
@@ -219,6 +222,7 @@ class History:
 
     def _check(self, record: Record, time_s: float) -> None:
         self.diff_bound = record["bound_max"]
+        self.diff_floor = record.get("floor_mean")
         text = f"engine and trainer differ by {record['diff_max']:.1e} at most"
         self._note(record, time_s, text)
 

@@ -66,9 +66,11 @@ class Asking:
         """See Trainer."""
         return await self.ask(self._call("measure", batch))
 
-    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+    async def score(
+        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray]:
         """See Trainer."""
-        return await self.ask(self._call("score", batch))
+        return await self.ask(self._call("score", batch, rounded_otherwise=rounded_otherwise))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """See Trainer."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.concurrency import in_thread
-from milescli.core.events import Notice, PhaseStarted, WorkerMemory
+from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, WorkerMemory
 from milescli.core.types import EVALUATION
 from milescli.platform.memory_record import last_look
 from milescli.rollout.ahead import open_collector
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
+from milescli.runtime.agreement import Agreement
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
@@ -183,11 +184,32 @@ class ReinforceAttempt(Attempt):
             recipe=recipe,
             plan=spec.plan,
             num_layers=spec.inputs.facts.num_layers,
+            has_experts=spec.inputs.facts.num_moe_layers > 0,
             devices=run.devices,
         )
-        self.bus.emit(await check.run(prompts[: truth.NUM_PROMPTS]))
+        checked = await check.run(prompts[: truth.NUM_PROMPTS])
+        self.bus.emit(checked)
+        if checked.agreement == Agreement.EXPLAINED:
+            self._correct(checked, run.objective)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
             await self.stop.unless_set(self._evaluate(0))
+
+    def _correct(self, checked: EngineTrainerChecked, objective: object) -> None:
+        """Truncate ratios from now on, where the recipe's loss has no means of its own against
+        engines that sample from another distribution."""
+        correct = getattr(objective, "truncate_mismatch", None)
+        self._warn(
+            "engine and trainer differ by more than rounding explains, as experts that are chosen "
+            f"otherwise do: KL {checked.kl:.1e} nats a token (floor {checked.floor_kl:.1e}), "
+            f"{checked.far:.1%} of ratios outside of [1/2, 2]; "
+            + (
+                "each token is weighted by trainer / engine, at most 2 (TIS)"
+                if correct is not None and correct()
+                else "the recipe's own ratio or correction takes it into account"
+                if correct is not None
+                else "the objective has no correction for it: see train.correction"
+            )
+        )
 
     async def save(self, step: int) -> None:
         """See Attempt."""

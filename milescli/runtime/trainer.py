@@ -133,9 +133,11 @@ class RankGroup:
         """See Trainer."""
         return (await self._sharded("measure", batch))[0]
 
-    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+    async def score(
+        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray]:
         """See Trainer."""
-        return self._whole(batch, await self._sharded("score", batch))
+        return self._whole(batch, await self._sharded("score", batch, rounded_otherwise))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """See Trainer."""

@@ -1,5 +1,5 @@
-"""Does the engine compute what the trainer computes? Asked before the first step of every run; a
-run on wrong engines never starts."""
+"""Does the engine compute what the trainer computes? Checked before the first step of every
+attempt: a run on wrong engines never starts. `agreement` judges the figures."""
 
 from __future__ import annotations
 
@@ -16,28 +16,17 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession
+from milescli.runtime.agreement import Agreement, Judgement, judge
 from milescli.runtime.devices import Devices
+from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
 
 NUM_PROMPTS = 8
 MAX_NEW_TOKENS = 32
-BOUND_MAX = {"fp32": 1e-4, "bf16": 0.5}
-"""Largest |engine - trainer| log-prob that rounding explains, per token. fp32: 1e-6 to 5e-5 were
-seen on CPU. bf16: not measured; kernels differ, and single tokens of small probability stray far
-(the mean is what tells)."""
-BOUND_MEAN = {"fp32": 1e-5, "bf16": 0.03}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """|engine - trainer| over the sampled tokens."""
-
-    mean: float
-    max: float
-    num_tokens: int
-    worst_prompt: int
-    worst_position: int
+JUMP = 3.0
+"""A layer is blamed where the difference is so many times as far above the floor with it as without
+it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +36,48 @@ class TruthCheck:
     recipe: Recipe
     plan: Plan
     num_layers: int
+    has_experts: bool
     devices: Devices
     """Engines and trainer, with equal weights; they take turns where they share devices."""
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
-        """Let the engine respond to the prompts and the trainer score the responses. Both hold the
-        same weights afterwards, and the engines answer.
+        """Let the engine respond to the prompts and the trainer score the responses, twice. Both
+        hold the same weights afterwards, and the engines answer.
 
-        Raises MismatchError beyond the precision's bound; it says by how much, and which weight or
-        layer is the first to differ.
+        Raises MismatchError where they differ by more than rounding explains; it says by how much,
+        and which weight or layer is the first to differ, if that can be found.
         """
-        trajectories = await self._sampled(prompts)
-        difference = compare(prompts, trajectories, await self._scored(trajectories))
-        if not self._is_fine(difference):
-            raise self._mismatch(difference, await self._blame(prompts))
+        found = await self._compared(prompts)
+        if found.agreement is Agreement.WRONG:
+            raise _mismatch(found, await self._blame(prompts, found))
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
-            num_tokens=difference.num_tokens,
-            diff_mean=difference.mean,
-            diff_max=difference.max,
-            bound_max=BOUND_MAX[self.plan.precision],
+            num_tokens=found.gap.num_tokens,
+            diff_mean=found.gap.mean,
+            diff_max=found.gap.max,
+            bound_max=found.most_times * found.floor.max,
+            floor_mean=found.floor.mean,
+            floor_max=found.floor.max,
+            kl=found.gap.kl,
+            floor_kl=found.floor.kl,
+            far=found.gap.far,
+            agreement=found.agreement.value,
         )
+
+    async def _compared(self, prompts: Sequence[Prompt]) -> Judgement:
+        trajectories = await self._sampled(prompts)
+        batch = self._batch_of(trajectories)
+        async with self.devices.scoring():
+            trainer = await self.devices.trainer.score(batch)
+            rounded = await self.devices.trainer.score(batch, rounded_otherwise=True)
+        engine = [np.frombuffer(each.logprobs, np.float32) for each in trajectories]
+        masks = [np.frombuffer(each.loss_mask, np.bool_) for each in trajectories]
+        of_tokens = (
+            np.concatenate([values[mask] for values, mask in zip(rows, masks, strict=True)])
+            for rows in (engine, trainer, rounded)
+        )
+        return judge(*of_tokens, has_experts=self.has_experts)
 
     async def _sampled(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         recipe = self.recipe
@@ -96,78 +105,65 @@ class TruthCheck:
         )
         return [session.trajectories()[0] for session in sessions]
 
-    async def _scored(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+    def _batch_of(self, trajectories: Sequence[Trajectory]) -> TrainBatch:
         recipe, plan = self.recipe, self.plan
-        batch = pack(
+        return pack(
             load_objective("supervised", recipe).sequences(trajectories),
             objective="supervised",
             dp=plan.trainer.dp,
             max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
             temperature=recipe.rollout.temperature,
         )
-        async with self.devices.scoring():
-            return await self.devices.trainer.score(batch)
 
-    def _is_fine(self, difference: Difference) -> bool:
-        """False for NaN too."""
-        precision = self.plan.precision
-        return difference.max <= BOUND_MAX[precision] and difference.mean <= BOUND_MEAN[precision]
-
-    async def _blame(self, prompts: Sequence[Prompt]) -> str:
-        """What differs first: a weight, else a layer, found by silencing layers from the last to
-        the first until both agree."""
+    async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:
+        """What differs first: a weight, else a layer, found by halving the number of layers that
+        are not silent; or that it was not found."""
+        if self.recipe.weights.format != "hf" or self.recipe.train.lora.rank is not None:
+            return "which layer is the first was not looked for: the engine is sent no whole model"
         try:
             await self.devices.publish(self.devices.version, verify=True)
         except MismatchError as error:
             return f"the weights differ: {error.what} ({error.why})"
-        for first in range(self.num_layers - 1, -1, -1):
-            async with self.devices.training():
-                await self.devices.trainer.silence_layers(first)
-            await self.devices.publish(self.devices.version)
-            trajectories = await self._sampled(prompts)
-            if self._is_fine(compare(prompts, trajectories, await self._scored(trajectories))):
-                return (
-                    f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) "
-                    "is the first that computes otherwise"
-                )
+        right, wrong = await self._with_layers(prompts, 0), whole
+        if right.agreement is Agreement.WRONG:
+            return (
+                "all weights are equal, and the difference is there without any layer: embedding, "
+                "final norm or output layer"
+            )
+        first, last = 0, self.num_layers
+        while last - first > 1:
+            middle = (first + last) // 2
+            found = await self._with_layers(prompts, middle)
+            if found.agreement is Agreement.WRONG:
+                last, wrong = middle, found
+            else:
+                first, right = middle, found
+        if not wrong.times <= JUMP * right.times:  # NaN is a jump
+            return (
+                f"all weights are equal, and layer {first} (of {self.num_layers}, from 0) is the "
+                f"first that computes otherwise: {wrong.times:.3g} times the floor with it, "
+                f"{right.times:.3g} times without"
+            )
         return (
-            "all weights are equal, and the difference is there without any layer: embedding, "
-            "final norm or output layer"
+            "all weights are equal; the cause was not located: the difference grows from layer to "
+            "layer"
         )
 
-    def _mismatch(self, difference: Difference, where: str) -> MismatchError:
-        precision = self.plan.precision
-        return MismatchError(
-            f"engine and trainer disagree: log-probs differ by {difference.max:.2e} at most and "
-            f"{difference.mean:.2e} on average",
-            why=f"{where}; {precision} allows {BOUND_MAX[precision]:.0e} and "
-            f"{BOUND_MEAN[precision]:.0e}; worst at token "
-            f"{difference.worst_position} of the response to prompt {difference.worst_prompt}, of "
-            f"{difference.num_tokens} tokens",
-            fix=[
-                "miles doctor",
-                "compare config.json of the model with what logs/latest/engine-0-server.log says",
-            ],
-        )
+    async def _with_layers(self, prompts: Sequence[Prompt], count: int) -> Judgement:
+        """Of the model that is left when all layers but the first `count` are silent."""
+        async with self.devices.training():
+            await self.devices.trainer.silence_layers(count)
+        await self.devices.publish(self.devices.version)
+        return await self._compared(prompts)
 
 
-def compare(
-    prompts: Sequence[Prompt], trajectories: Sequence[Trajectory], scored: Sequence[np.ndarray]
-) -> Difference:
-    """`scored`: per trajectory, [num_tokens] the trainer's log-probs; the engine's are in the
-    trajectories. NaN counts as the worst."""
-    gaps, places = [], []
-    for prompt, trajectory, logprobs in zip(prompts, trajectories, scored, strict=True):
-        tokens = np.flatnonzero(np.frombuffer(trajectory.loss_mask, np.bool_))
-        engine = np.frombuffer(trajectory.logprobs, np.float32)
-        gaps.append(np.abs(logprobs[tokens].astype(np.float64) - engine[tokens]))
-        places += [(prompt.index, int(token)) for token in tokens - tokens[0]]
-    gap = np.concatenate(gaps)
-    worst = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
-    return Difference(
-        mean=float(gap.mean()),
-        max=float(gap[worst]),
-        num_tokens=len(gap),
-        worst_prompt=places[worst][0],
-        worst_position=places[worst][1],
+def _mismatch(found: Judgement, where: str) -> MismatchError:
+    return MismatchError(
+        f"engine and trainer disagree: {found.text}",
+        why=f"{where}; they differ by {found.times:.3g} times what rounding does, and a right "
+        f"engine by less than {found.most_times:.3g} times",
+        fix=[
+            "miles doctor",
+            "compare config.json of the model with what logs/latest/engine-0-server.log says",
+        ],
     )

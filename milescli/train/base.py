@@ -217,9 +217,12 @@ class Trainer(Protocol):
         """Loss and figures of the batch as `step` would report them, and nothing changes. Its
         gradient norm and learning rate are 0."""
 
-    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+    async def score(
+        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray]:
         """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
-        the shard's temperature; 0.0 for the first. No gradient, nothing changes."""
+        the shard's temperature; 0.0 for the first. No gradient, nothing changes.
+        `rounded_otherwise`: as if the output of each layer had been rounded another way."""
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per sequence of the batch, [n, k] int32 the teacher's likeliest tokens in the place of
@@ -243,8 +246,8 @@ class Trainer(Protocol):
         """The current weights become those of the role `reference`."""
 
     async def silence_layers(self, first: int) -> None:
-        """Make layers `first` and beyond pass their input through; the weights are lost. For
-        finding out where engine and trainer part."""
+        """Make layers `first` and beyond pass their input through, and those before it compute as
+        ever. For finding out where engine and trainer part; the optimizer must not step again."""
 
     async def shed(self) -> None:
         """Move gradients and optimizer off the device, so that an engine's weights have room beside

@@ -28,6 +28,8 @@ class Stream(StrEnum):
     """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
     ENTROPY_COEF = "entropy_coef"
     """Weight of the entropy bonus in this step, the same for all tokens."""
+    TRUNCATION = "truncation"
+    """Bound of trainer / engine, which a token's loss is weighted by; the same for all tokens."""
     CORRECTION = "correction"
     """What `train.correction` weighs a token's loss by."""
     CANDIDATES = "candidates"

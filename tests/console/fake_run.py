@@ -125,7 +125,18 @@ def events(*, num_warmup: int = 60, num_steps: int = 40, fails: bool = False) ->
             step=step, num_steps=num_warmup, report=report(loss=loss, diff=0.0), step_s=0.41
         )
     yield PhaseStarted(phase="check", detail="engine against trainer")
-    yield EngineTrainerChecked(num_tokens=412, diff_mean=2.1e-7, diff_max=1.9e-6, bound_max=1e-4)
+    yield EngineTrainerChecked(
+        num_tokens=412,
+        diff_mean=2.1e-7,
+        diff_max=1.9e-6,
+        bound_max=1e-4,
+        floor_mean=1.8e-7,
+        floor_max=2.0e-6,
+        kl=3e-12,
+        floor_kl=2e-12,
+        far=0.0,
+        agreement="equal",
+    )
     yield PhaseStarted(phase="eval", detail="200 prompts")
     yield eval_done(0, 0.405)
     yield PhaseStarted(phase="train", detail=f"steps 1 to {num_steps}")

@@ -53,6 +53,10 @@ class _Trainer:
     plan: Any = field(default_factory=lambda: tiny_plan("cpu"))
 
 
+def _score(trainer: _Trainer, prompt: object, response: object, *, rounded_otherwise: bool):
+    return [trainer.scores.pop(0) if rounded_otherwise else trainer.scores[0]]
+
+
 def _exercise(
     monkeypatch: pytest.MonkeyPatch,
     later: Completion,
@@ -66,9 +70,7 @@ def _exercise(
 
     monkeypatch.setattr(engine_trial, "take_step", lambda trainer: "fine")
     monkeypatch.setattr(engine_trial, "publish_exactly", send)
-    monkeypatch.setattr(
-        engine_trial, "score", lambda trainer, prompt, response: [trainer.scores.pop(0)]
-    )
+    monkeypatch.setattr(engine_trial, "score", _score)
     findings = asyncio.run(
         exercise(_Engine([later]), _Trainer(scores), _completion(7, -2.0), url="http://here")
     )  # type: ignore[arg-type]
@@ -110,19 +112,17 @@ def test_a_weight_that_was_changed_on_its_way_is_a_fail(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("engine", "precision", "status"),
+    ("engine", "rounded", "status"),
     [
-        ([-1.0, -2.0], "fp32", Status.OK),
-        ([-1.0, -2.001], "fp32", Status.FAIL),
-        ([-1.0, -2.001], "bf16", Status.OK),
-        ([-1.0, float("nan")], "bf16", Status.FAIL),
-        ([float("nan"), -2.0], "fp32", Status.FAIL),
+        ([-1.0, -2.0], [-1.0, -2.0], Status.OK),
+        ([-1.0, -2.001], [-1.0, -2.0], Status.FAIL),
+        ([-1.0, -2.001], [-1.001, -2.001], Status.OK),
+        ([-1.0, float("nan")], [-1.01, -2.01], Status.FAIL),
+        ([float("nan"), -2.0], [-1.0, -2.0], Status.FAIL),
     ],
 )
 def test_agreement_is_judged_by_what_a_run_allows(
-    engine: list[float], precision: Any, status: Status
+    engine: list[float], rounded: list[float], status: Status
 ) -> None:
-    assert (
-        judge_agreement("agreement", "now", [-1.0, -2.0], engine, precision=precision)[0].status
-        is status
-    )
+    [found] = judge_agreement("agreement", "now", engine, trainer=[-1.0, -2.0], rounded=rounded)
+    assert found.status is status

@@ -29,6 +29,10 @@ class Pair:
 
     faulty: int | None
     error: float = 0.01
+    floor: float = 1e-6
+    """How far the trainer's log-probs move when it is rounded otherwise."""
+    grows: bool = False
+    """Each layer adds its part of the error."""
     wrong_weight: str | None = None
     layers: int = NUM_LAYERS
     published: int = NUM_LAYERS
@@ -39,6 +43,8 @@ class Pair:
 
     def _engine_logprob(self) -> float:
         off = self.error if self.faulty is not None and self.faulty < self.published else 0.0
+        if self.grows:
+            off = self.error * 2.0**self.published
         return -1.0 - 0.1 * self.published - off
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -51,12 +57,15 @@ class Pair:
             version_spans=[span],
         )
 
-    async def score(self, batch: TrainBatch) -> list[np.ndarray]:
+    async def score(
+        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray]:
         assert self.holder == "trainer"
+        moved = self.floor if rounded_otherwise else 0.0
         scores: list[np.ndarray] = [np.zeros(0)] * batch.num_sequences
         for shard in batch.shards:
             for number, size in zip(shard.sequence_ids, np.diff(shard.cu_seqlens), strict=True):
-                scores[number] = np.full(size, -1.0 - 0.1 * self.layers, np.float32)
+                scores[number] = np.full(size, -1.0 - 0.1 * self.layers + moved, np.float32)
         return scores
 
     async def verify(self, fleet: str) -> None:
@@ -92,7 +101,9 @@ class Pair:
 async def _run(pair: Pair, *, colocated: bool):
     devices = Devices(taking_turns=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
-    check = truth.TruthCheck(recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, devices=devices)
+    check = truth.TruthCheck(
+        recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, has_experts=False, devices=devices
+    )
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
     )
@@ -108,19 +119,33 @@ def test_agreement_is_reported_with_its_figures() -> None:
     checked = _check(Pair(faulty=None))
     assert checked.num_tokens == 9
     assert checked.diff_max < 1e-6
+    assert checked.floor_max == pytest.approx(1e-6, rel=0.2)
+    assert checked.agreement == "equal"
 
 
-@pytest.mark.parametrize("faulty", [0, 3, NUM_LAYERS - 1])
+@pytest.mark.parametrize("faulty", range(NUM_LAYERS))
 def test_the_first_layer_that_computes_otherwise_is_named(faulty: int) -> None:
-    with pytest.raises(MismatchError, match=r"differ by 1\.00e-02 at most") as caught:
-        _check(Pair(faulty=faulty))
+    pair = Pair(faulty=faulty)
+    with pytest.raises(MismatchError, match=r"differ by 1\.00e-02 on average") as caught:
+        _check(pair)
     assert f"layer {faulty} (of {NUM_LAYERS}" in caught.value.why
+    assert len(pair.silenced) <= 4, "the number of layers is halved"
+
+
+def test_an_error_of_the_size_of_the_floor_is_no_fault() -> None:
+    assert _check(Pair(faulty=0, floor=0.01)).agreement == "equal"
 
 
 def test_a_difference_without_layers_is_told_so() -> None:
     with pytest.raises(MismatchError, match="disagree") as caught:
         _check(Pair(faulty=-1))
     assert "embedding, final norm or output layer" in caught.value.why
+
+
+def test_no_layer_is_blamed_for_what_grows_through_all_of_them() -> None:
+    with pytest.raises(MismatchError) as caught:
+        _check(Pair(faulty=None, grows=True, error=1e-6))
+    assert "not located" in caught.value.why
 
 
 def test_a_wrong_weight_is_named_before_any_layer_is_touched() -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
 from lines import Bound, Line
@@ -33,7 +34,7 @@ from milescli.doctor.tiny_trainer import score, start_trainer
 from milescli.models.base import WeightTable
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.runtime.truth import BOUND_MAX, BOUND_MEAN
+from milescli.runtime.agreement import judge
 
 SHAPE = "qwen3-0.6b"
 SIZES = (1, 64, 512)
@@ -167,15 +168,21 @@ def _agree(
     """The trainer's say on what the engine sampled, in the precision of a run."""
     trainer = start_trainer(folder, visit.device)
     try:
-        gaps = [
-            abs(ours - theirs)
-            for completion, request in zip(completions, requests, strict=True)
-            for ours, theirs in zip(
-                score(trainer, list(request.prompt_ids), completion.response_ids),
-                completion.logprobs,
-                strict=True,
-            )
-        ]
+        ours, rounded = (
+            [
+                logprob
+                for completion, request in zip(completions, requests, strict=True)
+                for logprob in score(
+                    trainer,
+                    list(request.prompt_ids),
+                    completion.response_ids,
+                    rounded_otherwise=otherwise,
+                )
+            ]
+            for otherwise in (False, True)
+        )
+        theirs = [logprob for completion in completions for logprob in completion.logprobs]
+        found = judge(*map(np.array, (theirs, ours, rounded)), has_experts=False)
         equal = _greedy_share(trainer, folder, greedy, greedy_requests)
     finally:
         trainer.close()
@@ -187,17 +194,19 @@ def _agree(
         bound=Bound(kind="at least", value=0.9 if visit.on_device else 1.0),
         note=f"{kind}; random weights have more ties than trained ones",
     )
-    for name, measured, bound in (
-        ("logprob_difference", max(gaps), BOUND_MAX[kind]),
-        ("logprob_difference_mean", sum(gaps) / len(gaps), BOUND_MEAN[kind]),
-    ):
-        yield Line(
-            name=name,
-            measured=measured,
-            unit=f"|engine - trainer|, {kind}",
-            bound=Bound(kind="at most", value=bound),
-            note=f"{len(gaps)} sampled tokens",
-        )
+    yield Line(
+        name="logprob_difference",
+        measured=found.times,
+        unit=f"times what rounding does to the trainer, {kind}",
+        bound=Bound(kind="at most", value=found.most_times),
+        note=found.text,
+    )
+    yield Line(
+        name="logprob_difference_mean",
+        measured=found.gap.mean,
+        unit=f"|engine - trainer|, {kind}",
+        note=f"{found.gap.num_tokens} sampled tokens",
+    )
 
 
 def _greedy_share(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from milescli.backends.megatron import replay, stepping
+from milescli.backends.megatron import replay, rounding, stepping
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
@@ -227,11 +227,16 @@ class Learner:
         """The model that makes a stream is in the policy's place within."""
         return self.reference.swapped_in() if stream is Stream.REFERENCE else nullcontext()
 
-    def score(self, shard: TrainShard) -> list[np.ndarray] | None:
+    def score(
+        self, shard: TrainShard, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray] | None:
         """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
-        for the first. None on ranks that do not speak for its tokens."""
+        for the first. None on ranks that do not speak for its tokens. `rounded_otherwise`: see
+        `rounding`."""
         own = self._on_rank(shard)
-        own.fill(Stream.OLD, self._score(own, Stream.OLD))
+        model = self.policy.model.module
+        with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
+            own.fill(Stream.OLD, self._score(own, Stream.OLD))
         return own.told(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:

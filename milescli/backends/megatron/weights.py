@@ -64,22 +64,22 @@ def local_weights(
     return local
 
 
-def silence_layers(weights: Sequence[LocalWeight], *, first: int) -> None:
+def silence_layers(
+    weights: Sequence[LocalWeight], *, first: int, kept: dict[str, torch.Tensor]
+) -> None:
     """Zero what layers `first` and beyond add to the residual stream, so that they pass it through:
-    the model that is left has `first` layers. Not undone."""
+    the model that is left has `first` layers. What earlier calls silenced before `first` is put
+    back. `kept`: by name, the values of what is silent, in host memory."""
     for weight in weights:
-        if (
-            weight.entry.layer is not None
-            and weight.entry.layer >= first
-            and _ADDS_TO_RESIDUAL.search(weight.entry.megatron)
-        ):
-            weight.parameter.data.zero_()
-        elif (
-            weight.entry.layer is not None
-            and weight.entry.layer >= first
-            and _SCALES_RESIDUAL.search(weight.entry.megatron)
-        ):
-            weight.parameter.data.fill_(1)
+        is_silent = weight.entry.layer is not None and weight.entry.layer >= first
+        adds = _ADDS_TO_RESIDUAL.search(weight.entry.megatron)
+        if not adds and not _SCALES_RESIDUAL.search(weight.entry.megatron):
+            continue
+        if is_silent and weight.name not in kept:
+            kept[weight.name] = weight.parameter.detach().to("cpu", copy=True)
+            weight.parameter.data.fill_(0 if adds else 1)
+        elif not is_silent and weight.name in kept:
+            weight.parameter.data.copy_(kept.pop(weight.name))
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:

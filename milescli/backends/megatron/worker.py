@@ -97,6 +97,7 @@ class TrainerRank(Profiled):
         joined = time.monotonic()
         self._build()
         self.channels: dict[str, WeightChannel] = {}
+        self._silenced: dict[str, torch.Tensor] = {}
         self.format = load_format(self.recipe.weights.format)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
@@ -187,10 +188,10 @@ class TrainerRank(Profiled):
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
-    def score(self, shard: TrainShard) -> list[np.ndarray] | None:
+    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
         """See `Learner`."""
         with self._named("scoring samples"):
-            return self.learner.score(shard)
+            return self.learner.score(shard, rounded_otherwise=rounded_otherwise)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """See `Learner`."""
@@ -344,7 +345,7 @@ class TrainerRank(Profiled):
         """See Trainer."""
         from milescli.backends.megatron import weights
 
-        weights.silence_layers(self.policy.weights, first=first)
+        weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""

@@ -29,6 +29,8 @@ from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
 
 _STD_FLOOR = 1e-8
 """Added to a variance before whitening by its root."""
+TRUNCATION = 2.0
+"""Bound of the ratio trainer / engine of a token (TIS, fengyao.notion.site/off-policy-rl)."""
 _SHOWN = "figure."
 """Before the name of a stream that is a figure."""
 
@@ -67,6 +69,8 @@ class Policy:
         if train.kl_coef:
             needs.add(Stream.REFERENCE)
         self.entropy = EntropyControl(train)
+        self.truncation: float | None = None
+        """Bound of trainer / engine; None: tokens are not weighted by it."""
         self.draws = Stream.UNIFORM in needs
         self.needs_greedy = getattr(self.advantage, "needs_greedy", False)
         """Groups come with the reward of a greedy response."""
@@ -125,6 +129,10 @@ class Policy:
             if self.teacher_of:
                 streams[Stream.TEACHER_INDEX] = np.full(
                     trajectory.num_tokens, self.teacher_of[source], np.float32
+                )
+            if self.truncation is not None:
+                streams[Stream.TRUNCATION] = np.full(
+                    trajectory.num_tokens, self.truncation, np.float32
                 )
             if self.settings.entropy_target is not None:
                 streams[Stream.ENTROPY_COEF] = np.full(
@@ -203,6 +211,11 @@ class Policy:
         loss, shown = terms.loss, dict(terms.figures)
         if self.correction is not None:
             loss = loss * tokens[Stream.CORRECTION]
+        if Stream.TRUNCATION in tokens:
+            before = tokens[Stream.OLD] if Stream.OLD in tokens else tokens.logprobs.detach()
+            apart = (before - tokens[Stream.ENGINE]).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+            shown["correction_ratio"] = apart.exp()
+            loss = loss * torch.minimum(apart.exp(), tokens[Stream.TRUNCATION])
         if settings.off_policy_mask is not None:
             is_left = self._has_left(tokens, advantages, bound=settings.off_policy_mask)
             loss = torch.where(is_left, 0.0, loss)
@@ -235,10 +248,20 @@ class Policy:
             loss = loss - settings.entropy_coef * tokens.entropy
         return TokenLoss(loss=loss, figures=figures)
 
+    def truncate_mismatch(self) -> bool:
+        """Weigh each token's loss by trainer / engine from now on, at most `TRUNCATION`. False
+        where the policy ratio is to the engine's log-probs, or the recipe names a correction:
+        nothing changes then."""
+        if self.old is Stream.ENGINE or self.correction is not None:
+            return False
+        self.truncation = TRUNCATION
+        return True
+
     @property
     def state(self) -> dict[str, float]:
         """See `Adapting`."""
-        return self.entropy.state
+        truncation = {} if self.truncation is None else {"truncation": self.truncation}
+        return {**self.entropy.state, **truncation}
 
     def observe(self, report: StepReport) -> None:
         """See `Adapting`."""
@@ -247,6 +270,7 @@ class Policy:
     def restore(self, state: Mapping[str, float]) -> None:
         """See `Adapting`."""
         self.entropy.restore(state)
+        self.truncation = state.get("truncation")
 
     @staticmethod
     def _has_left(tokens: PackedTokens, advantages: torch.Tensor, *, bound: float) -> torch.Tensor:

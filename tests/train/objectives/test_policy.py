@@ -44,6 +44,21 @@ def test_terms_add_up() -> None:
     assert "kl" not in _terms(_policy()).figures
 
 
+def test_a_mismatch_is_truncated_from_when_it_is_found_and_in_a_run_that_is_resumed() -> None:
+    engine = NEW.detach() + torch.tensor([-3.0, 0.5])
+    streams = {Stream.ADVANTAGE: ADVANTAGES, Stream.ENGINE: engine}
+    plain = _policy().loss(one_sequence(NEW, entropy=ENTROPY, streams=streams)).loss
+    policy, resumed = _policy(), _policy()
+    assert policy.state == {} and policy.truncate_mismatch()
+    resumed.restore(policy.state)
+    sequence = resumed.sequences([rewarded([1.0, 0.0])])[0]
+    streams[Stream.TRUNCATION] = torch.from_numpy(sequence.streams[Stream.TRUNCATION][:2])
+    terms = resumed.loss(one_sequence(NEW, entropy=ENTROPY, streams=streams))
+    torch.testing.assert_close(terms.loss, plain * torch.tensor([2.0, 0.6065307]))
+    assert not _policy(correction={"kind": "importance"}).truncate_mismatch()
+    assert not _policy(old_logprobs="engine").truncate_mismatch()
+
+
 def test_log_ratios_beyond_twenty_are_cut_off_and_counted() -> None:
     logprobs = torch.tensor([-1.0, -1.0, -100.0], requires_grad=True)
     streams = {

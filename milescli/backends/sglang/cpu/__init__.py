@@ -21,6 +21,7 @@ def install(pieces: tuple[str, ...] = ()) -> None:
         "products",
         "prompts",
         "sampling",
+        "softmax",
         "streams",
         "experts",
         "whole",

@@ -1,0 +1,42 @@
+"""The same model, rounded another way: how far log-probs move when nothing but rounding changes.
+Gives the start check (`runtime.truth`) the floor that it measures engines against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+SEED = 20
+
+
+@contextmanager
+def rounded_otherwise(model: torch.nn.Module, *, scale: float = 1.0) -> Iterator[None]:
+    """Within, each layer's output is multiplied by 1 + u * noise, element by element: u is the unit
+    roundoff of its type times `scale`, the noise standard normal. Equal on all ranks that hold the
+    same tokens, and equal each time."""
+    handles = [
+        layer.register_forward_hook(_Rounding(number, scale))
+        for number, layer in enumerate(model.decoder.layers)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Rounding:
+    """The hook of one layer."""
+
+    def __init__(self, number: int, scale: float) -> None:
+        self._generator = torch.Generator().manual_seed(SEED + number)
+        self._scale = scale
+
+    def __call__(self, layer: torch.nn.Module, inputs: object, output: object) -> object:
+        hidden, *rest = output if isinstance(output, tuple) else (output,)
+        size = torch.finfo(hidden.dtype).eps / 2 * self._scale
+        noise = torch.randn(hidden.shape, generator=self._generator).to(hidden.device)
+        hidden = (hidden.float() * (1 + size * noise)).to(hidden.dtype)
+        return (hidden, *rest) if isinstance(output, tuple) else hidden

@@ -1,0 +1,135 @@
+"""Do engine and trainer compute the same? Judges two sets of log-probs of the same tokens. Pure;
+called by the start check (`truth`) and by the doctor.
+
+There is no fixed bound: what rounding does to a log-prob differs by three orders of magnitude from
+model to model and from float32 to bfloat16. So the trainer scores the tokens a second time with its
+layers' outputs rounded otherwise (`backends.megatron.rounding`). How far its own log-probs move is
+the *floor*, and an engine that is right moves about as far: 0.8 to 1.3 times the floor on real
+models in float32 and bfloat16 (docs/how-it-works.md). Faults of a kind that is planted in tests
+(rotary base, norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+TIMES = 4.0
+"""The typical token may differ by so many times the floor."""
+TIMES_AT_WORST = 10.0
+"""The root of the mean square, which single tokens rule, may be so many times that of the floor.
+A mixture of experts is let off: of two engines that are right, one may choose another expert."""
+LEAST = 4e-6
+"""Nats. Float32 logits of up to 64 lie 4e-6 apart, and a log-prob is a difference of two."""
+CORRECTED_KL = 0.005
+"""KL of engine and trainer in nats a token. From there on ratios should be truncated (TIS), unless
+the floor's own KL is as high."""
+FAR = math.log(2)
+"""A token whose ratio is outside of [1/2, 2]."""
+
+
+class Agreement(StrEnum):
+    """What a check found."""
+
+    EQUAL = "equal"
+    """As close as the trainer is to itself, rounded otherwise."""
+    EXPLAINED = "explained"
+    """Further apart than that, as rounding and the routing of experts explain."""
+    WRONG = "wrong"
+    """One of them computes something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """How far two sets of log-probs of the same tokens lie apart, in nats a token."""
+
+    num_tokens: int
+    median: float
+    """Of the absolute difference."""
+    tenth: float
+    """A tenth of the tokens differ by at least this."""
+    mean: float
+    rms: float
+    max: float
+    bias: float
+    """Mean of the difference with its sign."""
+    kl: float
+    """Estimated from the tokens that the first set's model sampled: mean of r - 1 - log r with r
+    the second's probability over the first's (k3, joschu.net/blog/kl-approx.html)."""
+    far: float
+    """Share of tokens whose ratio is outside of [1/2, 2]."""
+
+    @classmethod
+    def of(cls, first: np.ndarray, second: np.ndarray) -> Gap:
+        """Both [tokens] log-probs. Nothing is finite where one of them is not."""
+        gap = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+        apart = np.abs(gap)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return cls(
+                num_tokens=len(gap),
+                median=float(np.median(apart)),
+                tenth=float(np.quantile(apart, 0.9)),
+                mean=float(apart.mean()),
+                rms=float(np.sqrt(np.mean(gap**2))),
+                max=float(apart.max()),
+                bias=float(gap.mean()),
+                kl=float(np.mean(np.expm1(-gap) + gap)),
+                far=float(np.mean(~(apart <= FAR))),
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A check and its figures."""
+
+    agreement: Agreement
+    gap: Gap
+    """Between engine and trainer."""
+    floor: Gap
+    """Between the trainer and itself, rounded otherwise."""
+    times: float
+    """The difference over the floor, of the typical token; without experts, also of the tenth of
+    the tokens that differ most, and of the worst, which may differ by more."""
+    most_times: float
+    """From which on engine and trainer do not agree."""
+
+    @property
+    def text(self) -> str:
+        """The figures, for people."""
+        return (
+            f"log-probs of {self.gap.num_tokens} tokens differ by {self.gap.mean:.2e} on average "
+            f"and {self.gap.max:.2e} at most; rounding alone moves them by {self.floor.mean:.2e} "
+            f"and {self.floor.max:.2e}"
+        )
+
+
+def judge(
+    engine: np.ndarray, trainer: np.ndarray, rounded: np.ndarray, *, has_experts: bool
+) -> Judgement:
+    """All [tokens] log-probs of the same tokens, sampled by the engine: its own, the trainer's, and
+    the trainer's when it is rounded otherwise. NaN anywhere is wrong.
+
+    With few tokens the figures are uncertain, and allow more: the bounds grow by 4 / sqrt(tokens).
+    """
+    gap, floor = Gap.of(engine, trainer), Gap.of(rounded, trainer)
+    allowance = 1 + 4 / math.sqrt(gap.num_tokens)
+    times = _over(gap.median, floor.median)
+    if not has_experts:
+        at_worst = _over(gap.rms, floor.rms) * TIMES / TIMES_AT_WORST
+        times = max(times, _over(gap.tenth, floor.tenth), at_worst)
+    is_right = times <= TIMES * allowance
+    agreement = Agreement.EQUAL if is_right else Agreement.WRONG
+    if is_right and gap.kl > max(CORRECTED_KL, 3 * floor.kl):
+        agreement = Agreement.EXPLAINED
+    if not (math.isfinite(gap.max) and math.isfinite(floor.max)):
+        agreement = Agreement.WRONG
+    return Judgement(
+        agreement=agreement, gap=gap, floor=floor, times=times, most_times=TIMES * allowance
+    )
+
+
+def _over(gap: float, floor: float) -> float:
+    return gap / max(floor, LEAST)
