@@ -109,6 +109,10 @@ class FitError(MilesError, ValueError):
     exit_code = ExitCode.DOES_NOT_FIT
 
 
+class OutOfMemory(FitError):
+    """A process of the run asked for more memory than its device or its computer has."""
+
+
 class CheckpointError(MilesError, OSError):
     """A checkpoint or a model folder that is missing, incompatible or corrupt."""
 

@@ -162,10 +162,10 @@ def judge_agreement(
     trainer: Sequence[float],
     rounded: Sequence[float],
 ) -> list[Finding]:
-    """[tokens] log-probs of the same response, as `runtime.agreement.judge` takes them; they may
+    """[tokens] log-probs of the same response, as `train.agreement.judge` takes them; they may
     differ by what a run allows before its first step."""
     # torch comes with it, for which the warm process would wait
-    from milescli.runtime.agreement import Agreement, judge
+    from milescli.train.agreement import Agreement, judge
 
     found = judge(*(np.asarray(each) for each in (engine, trainer, rounded)), has_experts=False)
     if found.agreement is not Agreement.WRONG:

@@ -12,7 +12,6 @@ from milescli.rollout.ahead import open_collector
 from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
-from milescli.runtime.agreement import Agreement
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
@@ -28,6 +27,7 @@ from milescli.runtime.sample_journal import SampleJournal
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
+from milescli.train.agreement import Agreement
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 

@@ -16,8 +16,8 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession
-from milescli.runtime.agreement import Agreement, Judgement, judge
 from milescli.runtime.devices import Devices
+from milescli.train.agreement import Agreement, Judgement, judge
 from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack

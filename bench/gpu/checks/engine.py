@@ -34,7 +34,7 @@ from milescli.doctor.tiny_trainer import score, start_trainer
 from milescli.models.base import WeightTable
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.runtime.agreement import judge
+from milescli.train.agreement import judge
 
 SHAPE = "qwen3-0.6b"
 SIZES = (1, 64, 512)

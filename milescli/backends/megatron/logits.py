@@ -26,11 +26,14 @@ def logits(
 ) -> list[torch.Tensor]:
     """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a
     `torch_dist` folder whose weights are taken instead of the folder's. `mesh`: of one rank."""
+    built = _loaded(folder, dtype=dtype, checkpoint=checkpoint, mesh=mesh)
+    return _of_rows(built, load_facts(folder), rows, device=mesh.device)
+
+
+def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
     from megatron.core import dist_checkpointing
 
     from milescli.backends.megatron import model, weights
-    from milescli.backends.megatron.layers.attention import pack_row
-    from milescli.backends.megatron.rows import RowShape, make_row
 
     facts = load_facts(folder)
     config = model.build_config(
@@ -43,18 +46,23 @@ def logits(
     else:
         state = built.sharded_state_dict(prefix="", metadata=_metadata(checkpoint))
         built.load_state_dict(dist_checkpointing.load(state, str(checkpoint)))
+    return built
+
+
+def _of_rows(built, facts, rows: list[list[int]], *, device: torch.device) -> list[torch.Tensor]:
+    from milescli.backends.megatron.layers.attention import pack_row
+    from milescli.backends.megatron.rows import RowShape, make_row
+
     rows_logits = []
     for tokens in rows:
         row = pack_row(
             make_row([(0, len(tokens))], shape=RowShape()),
             shape=RowShape(),
             facts=facts,
-            device=mesh.device,
+            device=device,
         )
-        positions = torch.arange(len(tokens), device=mesh.device)[None]
-        out = built(
-            torch.tensor([tokens], device=mesh.device), positions, None, packed_seq_params=row
-        )
+        positions = torch.arange(len(tokens), device=device)[None]
+        out = built(torch.tensor([tokens], device=device), positions, None, packed_seq_params=row)
         rows_logits.append(out[0, :, : facts.vocab_size].float().cpu())
     return rows_logits
 
@@ -72,10 +80,12 @@ def _metadata(checkpoint: Path) -> dict[str, bool] | None:
 
 
 def main() -> None:
-    """REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "out"}]}"""
+    """REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded", "out"}]}.
+    `out` is a safetensors file of logits by number of the row; with `rounded`, also of those that
+    come of rounding otherwise, as NUMBER.rounded."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     on_host = cpu_compat.install()
-    from milescli.backends.megatron import mesh
+    from milescli.backends.megatron import mesh, rounding
 
     torch.set_num_threads(request.get("threads", 1))
     own = mesh.bring_up(
@@ -87,15 +97,21 @@ def main() -> None:
         timeouts_s=(_TIMEOUT_S, _TIMEOUT_S),
     )
     for job in request["jobs"]:
-        checkpoint = Path(job["checkpoint"]) if job.get("checkpoint") else None
-        by_row = logits(
-            Path(job["folder"]),
-            job["rows"],
+        folder, checkpoint = Path(job["folder"]), job.get("checkpoint")
+        built = _loaded(
+            folder,
             dtype=getattr(torch, job["dtype"]),
-            checkpoint=checkpoint,
+            checkpoint=Path(checkpoint) if checkpoint else None,
             mesh=own,
         )
-        save_file({str(number): row.contiguous() for number, row in enumerate(by_row)}, job["out"])
+        facts, rows = load_facts(folder), job["rows"]
+        with torch.inference_mode():
+            found = dict(enumerate(_of_rows(built, facts, rows, device=own.device)))
+            if job.get("rounded"):
+                with rounding.rounded_otherwise(built):
+                    again = _of_rows(built, facts, rows, device=own.device)
+                found |= {f"{number}.rounded": row for number, row in enumerate(again)}
+        save_file({str(key): row.contiguous() for key, row in found.items()}, job["out"])
     mesh.tear_down()
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, node_died
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import MilesError, WaitTimeout, WorkerKilled
+from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerKilled
 from milescli.core.log_tail import last_log_lines, log_age
+from milescli.core.units import format_bytes
+from milescli.platform.memory_record import last_look
 
 LOOK_TIMEOUT_S = 3.0
 """For a process to say that it is there. A busy machine may take longer: one look proves
@@ -106,11 +109,51 @@ async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
             why=f"{_death_cause(error)}; last lines of its log:\n{last_log_lines(handle.log_path)}",
             fix=f"less {handle.log_path}",
         ) from None
+    except ray.exceptions.OutOfMemoryError as error:
+        raise out_of_memory(handle, method, _limit_of_ray(str(error))) from None
     except ray.exceptions.RayTaskError as error:
         cause = error.cause if isinstance(error.cause, Exception) else None
         if isinstance(cause, MilesError):
             raise cause from None
+        if cause is not None and _is_out_of_memory(cause):
+            said = str(cause).partition("\n")[0]
+            raise out_of_memory(handle, method, f"{type(cause).__name__}: {said}") from None
         raise
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch says so of a GPU by a type of its own, and of main memory by its words alone."""
+    is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return is_named or "can't allocate memory" in str(error)
+
+
+def _limit_of_ray(text: str) -> str:
+    """The one line that matters of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
+    found = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
+    if found is None:
+        return "the computer's memory was nearly full"
+    return f"{found[1]} of the computer's {found[2]} GB were in use, and Ray ends processes then"
+
+
+def out_of_memory(handle: ActorHandle, method: str, said: str) -> OutOfMemory:
+    """Names the process, what it did, what each process of the run held, and what needs less.
+    `said`: why the memory was not to be had."""
+    folder = handle.log_path.parent
+    held = sorted(last_look(folder).items(), key=lambda each: -each[1])
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in held[:4])
+    run = folder.parents[1]
+    again = f"miles launch --recipe {run}/recipe.yaml"
+    return OutOfMemory(
+        f"{handle.name} ran out of memory during `{method}`",
+        why=f"{said}; held a moment before: {sizes or 'unknown'}",
+        fix=[
+            f"{again} --name {run.name}-lora --lora 16   # train an adapter",
+            f"{again} --name {run.name}-short --set train.max_tokens_per_microbatch=2048 "
+            "--set train.recompute=full   # fewer tokens at once",
+            f"{again} --name {run.name}-bf16 --set train.precision=bf16   # half the weights",
+            f"{again} --dry-run -v   # what needs how much",
+        ],
+    )
 
 
 def _death_cause(error: Exception) -> str:

@@ -11,7 +11,7 @@ DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"
 GUESSED = "rollout/accept_length"
 FLOORS = 4.0
 """Times that the mean |engine - trainer| may be above what rounding alone does to this very model,
-as the check before the first step measures it (`runtime.agreement`)."""
+as the check before the first step measures it (`train.agreement`)."""
 APART = {"fp32": 0.002, "bf16": 0.05}
 """The least that is called drift, in nats a token: below, a ratio is off by 0.2 % or 5 %, which
 clips and means take no notice of. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in bfloat16."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milescli.runtime.agreement import Agreement, judge
+from milescli.train.agreement import Agreement, judge
 
 NUM_TOKENS = 256
 

@@ -1,5 +1,5 @@
 """Do engine and trainer compute the same? Judges two sets of log-probs of the same tokens. Pure;
-called by the start check (`truth`) and by the doctor.
+called by the start check (`runtime.truth`), the proof of conversions and the doctor.
 
 There is no fixed bound: what rounding does to a log-prob differs by three orders of magnitude from
 model to model and from float32 to bfloat16. So the trainer scores the tokens a second time with its

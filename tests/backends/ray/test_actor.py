@@ -1,0 +1,76 @@
+"""What is said of a process that ran out of memory. Memory cannot be had to run out on demand: here
+the call's end is Ray's, or torch's, by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from milescli.backends.ray import actor
+from milescli.backends.ray.nodes import ClusterNode
+from milescli.core.errors import ExitCode, OutOfMemory
+from milescli.core.units import GIB
+from milescli.platform.memory_record import FILE
+
+OF_RAY = (
+    "Task was killed due to the node running low on memory.\n"
+    "Memory on the node (IP: 127.0.0.1, ID: ab) was 22.81GB used / 23.47GB limit (0.971924), ..."
+)
+
+
+def _ended_by(error: Exception, folder: Path) -> OutOfMemory:
+    async def call() -> Any:
+        raise error
+
+    async def result() -> None:
+        handle = actor.ActorHandle(
+            name="trainer rank 0",
+            actor=None,
+            log_path=folder / "trainer-0.log",
+            node=ClusterNode(node_id="ab", address="127.0.0.1", host_name="here", is_driver=True),
+            kwargs={},
+        )
+        await actor._result(handle, call(), "save")
+
+    with pytest.raises(OutOfMemory) as caught:
+        asyncio.run(result())
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ray.exceptions.OutOfMemoryError(OF_RAY), "22.81 of the computer's 23.47 GB"),
+        (ray.exceptions.OutOfMemoryError("in other words"), "nearly full"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore"), "Tried 2 GiB"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_who_ran_out_in_what_and_who_held_how_much_is_told(
+    tmp_path: Path, error: Exception, said: str
+) -> None:
+    folder = tmp_path / "mine" / "logs" / "attempt_1"
+    folder.mkdir(parents=True)
+    look = {
+        "time": 1.0,
+        "oom_kills": 0,
+        "resident_bytes": {"1": 18 * GIB, "2": 3 * GIB},
+        "names": {"1": "trainer-0", "2": "engine-0"},
+    }
+    (folder / FILE).write_text(json.dumps(look) + os.linesep)
+    if not isinstance(error, ray.exceptions.OutOfMemoryError):
+        error = ray.exceptions.RayTaskError("run", "traceback", error)
+    told = _ended_by(error, folder)
+    assert told.exit_code is ExitCode.DOES_NOT_FIT
+    assert told.what == "trainer rank 0 ran out of memory during `save`"
+    assert said in told.why
+    assert "trainer-0 18.0 GiB, engine-0 3.0 GiB" in told.why
+    assert f"{tmp_path}/mine/recipe.yaml --name mine-lora --lora 16" in told.fixes[0]
