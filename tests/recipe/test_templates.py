@@ -27,6 +27,7 @@ PROMISED = [
     "quickstart-rlhf",
     "quickstart-sft",
     "quickstart-tools",
+    "smollm2-135m",
     "qwen3-0.6b",
     "qwen3-1.7b",
     "qwen3-4b",
@@ -69,7 +70,7 @@ PROMISED = [
     "gemma-4-31b",
     "mimo-7b",
 ]
-MADE_HERE = tuple(name for name in PROMISED if name.startswith("quickstart"))
+MADE_HERE = (*(name for name in PROMISED if name.startswith("quickstart")), "smollm2-135m")
 LAYOUT = re.compile(r"^\s*(tp|pp|cp|ep|etp|dp|parallel|engines):", re.MULTILINE)
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")
 BRANCH_OR_COMMIT = re.compile(r"main|[0-9a-f]{40}")
