@@ -6,7 +6,7 @@ files of 4 to 5 bits.
 | name | family, vocabulary | license |
 |---|---|---|
 | smollm2-135m | Llama, 49,152 | Apache-2.0 |
-| qwen2.5-coder-0.5b | Qwen2, 151,936; its head is untied, as the file quantises it apart | Apache-2.0 |
+| qwen2.5-coder-0.5b | Qwen2, 151,936; the file has a head of its own | Apache-2.0 |
 | gemma-3-270m | Gemma 3, 262,144; its tokenizer comes out wrong: use the weights alone | Gemma |
 
 Called by `make smollm2`, `bench/real.py` and tests. A folder that is there stays as it is.
