@@ -1,5 +1,6 @@
 """The same model, rounded another way: how far log-probs move when nothing but rounding changes.
-Gives the start check (`runtime.truth`) the floor that it measures engines against."""
+Gives the start check and the proof of conversions the floor that they measure by
+(`train.agreement`)."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ SEED = 20
 
 
 @contextmanager
-def rounded_otherwise(model: torch.nn.Module, *, scale: float = 1.0) -> Iterator[None]:
+def rounded_otherwise(model: torch.nn.Module) -> Iterator[None]:
     """Within, each layer's output is multiplied by 1 + u * noise, element by element: u is the unit
-    roundoff of its type times `scale`, the noise standard normal. Equal on all ranks that hold the
-    same tokens, and equal each time."""
+    roundoff of its type (6e-8 in float32, 0.004 in bfloat16), the noise standard normal. Equal on
+    all ranks that hold the same tokens, and equal each time."""
     handles = [
-        layer.register_forward_hook(_Rounding(number, scale))
+        layer.register_forward_hook(_Rounding(number))
         for number, layer in enumerate(model.decoder.layers)
     ]
     try:
@@ -30,13 +31,12 @@ def rounded_otherwise(model: torch.nn.Module, *, scale: float = 1.0) -> Iterator
 class _Rounding:
     """The hook of one layer."""
 
-    def __init__(self, number: int, scale: float) -> None:
+    def __init__(self, number: int) -> None:
         self._generator = torch.Generator().manual_seed(SEED + number)
-        self._scale = scale
 
     def __call__(self, layer: torch.nn.Module, inputs: object, output: object) -> object:
         hidden, *rest = output if isinstance(output, tuple) else (output,)
-        size = torch.finfo(hidden.dtype).eps / 2 * self._scale
+        unit = torch.finfo(hidden.dtype).eps / 2
         noise = torch.randn(hidden.shape, generator=self._generator).to(hidden.device)
-        hidden = (hidden.float() * (1 + size * noise)).to(hidden.dtype)
+        hidden = (hidden.float() * (1 + unit * noise)).to(hidden.dtype)
         return (hidden, *rest) if isinstance(output, tuple) else hidden
