@@ -1,25 +1,26 @@
 """Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
-written in the background, read under any layout. The manifest beside it belongs to the checkpoint
-room."""
+written in the background, read under any layout. Every rank writes and reads the pieces that it
+holds, from and into their own memory. The manifest beside it belongs to the checkpoint room."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedBase, ShardedTensor
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from milescli.backends.megatron.host_adam import HostAdamW
 from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.optimizer import inner_optimizers
-from milescli.backends.megatron.saving import BackgroundSave
+from milescli.backends.megatron.pieces import pieces
+from milescli.backends.megatron.saving import BackgroundSave, release_state
 from milescli.checkpoint.store import not_written
-from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
+from milescli.checkpoint.torch_dist.safe_pickle import read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
 
@@ -27,6 +28,10 @@ _RNG = "rng"
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
 _NUM_UPDATES = "num_updates"
+_STATE = "optimizer.state."
+"""Before the name of a state, and the key of its parameter."""
+_PARAM = "param"
+"""The state that is float32 weights, where the optimizer keeps them beside others."""
 
 
 class CheckpointIO:
@@ -47,14 +52,19 @@ class CheckpointIO:
         self._device = next(model.parameters()).device
         self._pending: BackgroundSave | None = None
 
-    def start(self, folder: Path) -> None:
-        """Copy the state to host memory and begin to write it into `folder`; training may go on.
-        Waits for a save before it."""
+    def start(self, folder: Path, *, copies: bool) -> None:
+        """Begin to write the state into `folder`; training may go on, and waits by `release_state`
+        where it would change what is not written yet. Waits for a save before it. `copies`: what
+        is on an accelerator is copied to host memory first; else it must stay there until `wait`
+        returns."""
         self.finish()
         _make_folder(folder, adapters=self._adapters)
-        writer = BackgroundSave(timeout_s=self._timeout_s)
-        state = self._sharded_state(loading=False)
-        state |= {
+        writer = BackgroundSave(timeout_s=self._timeout_s, copies=copies)
+        make_moments(self._optimizer)
+        described = self._described()
+        state = {
+            _MODEL: _untrained(described),
+            _OPTIMIZER: dict(enumerate(self._own_pieces(described))),
             _RNG: _rng_of_rank_zero(),
             _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device),
         }
@@ -89,21 +99,29 @@ class CheckpointIO:
             writer.wait()
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
-        """Take the state from `folder`, whatever layout wrote it. `weights_only`: leave optimizer
-        and RNG alone.
+        """Take the state from `folder`, whatever layout wrote it, piece by piece into the memory
+        where it is used. `weights_only`: leave optimizer and RNG alone.
 
         Raises CheckpointError for a folder that is missing, torn, of another model, or holds
-        pickles that are not Megatron's.
+        pickles that are not Megatron's; what was loaded until then stays.
         """
         self.finish()
-        require_known_pickles(folder)
+        stored = read_metadata(folder).state_dict_metadata
         if self._adapters is not None:
             self._adapters.require_own(folder)
+        release_state()
+        described = self._described()
+        into = list(self._whole_weights(described, stored))
         if not weights_only:
             make_moments(self._optimizer)
-        state = self._sharded_state(loading=True, weights_only=weights_only)
+            into += self._own_pieces(described, stored)
+        state: dict[str, object] = {_OPTIMIZER: dict(enumerate(into))}
+        if rest := _untrained(described):
+            state[_MODEL] = rest
         try:
-            loaded = dist_checkpointing.load(state, str(folder))
+            # what Megatron would check takes each key for one dtype, and a float32 run's weights
+            # become both weights and copies of a bfloat16 one
+            loaded = dist_checkpointing.load(state, str(folder), validate_access_integrity=False)
         except (
             OSError,
             KeyError,
@@ -118,47 +136,90 @@ class CheckpointIO:
                 fix="resume from another checkpoint of the run, or check that model.path is the "
                 "one that was trained",
             ) from error
-        if self._adapters is not None:
-            self._adapters.take(loaded[_MODEL])
-        else:
-            self._model.module.load_state_dict(loaded[_MODEL])
+        if rest:
+            self._model.module.load_state_dict(loaded[_MODEL], strict=False)
         if weights_only:
             # the optimizer holds copies of bfloat16 weights, which would undo the load at the next
             # step
             self._optimizer.reload_model_params()
             return
-        for number, inner in enumerate(inner_optimizers(self._optimizer)):
-            with _tolerating_step(inner):
-                inner.load_parameter_state_from_fully_reshardable(loaded[_OPTIMIZER][number])
+        for inner in inner_optimizers(self._optimizer):
             for moments in inner.optimizer.state.values():
                 moments["step"].fill_(loaded[_NUM_UPDATES])
         torch.set_rng_state(loaded[_RNG])
 
-    def _sharded_state(self, *, loading: bool, weights_only: bool = False) -> dict[str, object]:
+    def _described(self) -> dict[str, ShardedBase]:
+        """Name -> what of the model is saved: parameters, buffers and what else modules have; of an
+        adapter its parameters alone."""
+        if self._adapters is not None:
+            return self._adapters.sharded_state()
         # names of layers are global numbers, so that any split into stages finds them
         metadata = {
             "non_homogeneous_layers": True,
-            "distrib_optim_sharding_type": "fully_reshardable",
-            "distrib_optim_fully_reshardable_mem_efficient": False,
-            "chained_optim_avoid_prefix": True,
             "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         }
-        state: dict[str, object] = {
-            _MODEL: self._adapters.sharded_state()
-            if self._adapters is not None
-            else self._model.module.sharded_state_dict(prefix="", metadata=metadata)
-        }
-        if not weights_only:
-            make_moments(self._optimizer)
-            # by parameter name, without the list of optimizers around it: that depends on the
-            # layout (experts may have their own)
-            state[_OPTIMIZER] = {
-                number: inner.sharded_param_state_fully_reshardable(
-                    state[_MODEL], is_loading=loading, metadata=metadata
-                )
-                for number, inner in enumerate(inner_optimizers(self._optimizer))
-            }
-        return state
+        return self._model.module.sharded_state_dict(prefix="", metadata=metadata)
+
+    def _whole_weights(
+        self, described: dict[str, ShardedBase], stored: Collection[str]
+    ) -> Iterator[ShardedTensor]:
+        """All weights of this rank that are trained. Float32 ones come from the copies that a
+        bfloat16 run keeps, where that wrote the checkpoint."""
+        rest = _untrained(described)
+        for name in (name for name in described if name not in rest):
+            weight = described[name].data
+            wide = weight.dtype is torch.float32
+            yield from pieces(
+                described[name],
+                weight.detach().view(-1),
+                start=0,
+                prefixes=[f"{_STATE}{_PARAM}.", ""] if wide else [""],
+                stored=stored,
+            )
+
+    def _own_pieces(
+        self, described: dict[str, ShardedBase], stored: Collection[str] | None = None
+    ) -> Iterator[ShardedTensor]:
+        """Of the ranges of parameters that this data-parallel rank updates: what the optimizer
+        remembers and, where they are saved, the weights. `stored`: keys of a checkpoint that is
+        loaded."""
+        of_parameter = {base.data: base for base in described.values()}
+        for inner in inner_optimizers(self._optimizer):
+            for parameter in inner.model_param_gbuf_map:
+                base = of_parameter[parameter]
+                own = inner._get_model_param_range_map(parameter)["param"]
+                if stored is None:
+                    flat = parameter.detach().view(-1)[own.start : own.end]
+                    yield from pieces(base, flat, start=own.start)
+                states = inner._get_main_param_and_optimizer_states(parameter)
+                if _share_memory(states[_PARAM], parameter):
+                    del states[_PARAM]
+                for name, values in states.items():
+                    if name == "step":  # equal for all, and saved once
+                        continue
+                    prefixes = [f"{_STATE}{name}."]
+                    if name == _PARAM and stored is not None:
+                        prefixes.append("")  # a float32 run has them as its weights
+                    yield from pieces(
+                        base,
+                        values.detach(),
+                        start=own.start,
+                        prefixes=prefixes,
+                        stored=stored or (),
+                    )
+
+
+def _untrained(described: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
+    """Weights that are frozen, buffers, and what is no tensor."""
+    return {
+        name: base
+        for name, base in described.items()
+        if not getattr(base.data, "requires_grad", False)
+    }
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def make_moments(optimizer: MegatronOptimizer) -> None:
@@ -187,23 +248,6 @@ def num_updates(optimizer: MegatronOptimizer) -> int:
     }
     assert len(counts) <= 1, f"parameters have seen different numbers of updates: {counts}"
     return counts.pop() if counts else 0
-
-
-@contextmanager
-def _tolerating_step(inner: MegatronOptimizer) -> Iterator[None]:
-    """Megatron 0.16.1 copies every state of torch's AdamW from disk, `step` too, which its format
-    does not hold: offer it its own."""
-    plain = inner._set_main_param_and_optimizer_states
-
-    def set_states(parameter: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
-        own = inner._get_main_param_and_optimizer_states(parameter)
-        plain(parameter, {"step": own["step"], **tensors} if "step" in own else tensors)
-
-    inner._set_main_param_and_optimizer_states = set_states
-    try:
-        yield
-    finally:
-        del inner._set_main_param_and_optimizer_states
 
 
 def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:

@@ -18,6 +18,7 @@ from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.reference import Reference
+from milescli.backends.megatron.saving import release_state
 from milescli.backends.megatron.shard import RankShard
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.types import StepReport
@@ -264,6 +265,7 @@ class Learner:
     def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
         """[S] log-probs for each microbatch, on ranks of the last stage."""
         if self._before_log_probs is not None:
+            release_state()  # it may change what it is given
             with torch.no_grad():
                 self._before_log_probs(model=self.policy.model.module, stream=str(stream))
         return self.policy.passes.score(own.microbatches, temperature=own.shard.temperature)

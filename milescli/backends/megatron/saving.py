@@ -1,17 +1,21 @@
-"""Writing the sharded part of a `torch_dist` checkpoint from a thread. Megatron's own writer forks
-processes and keeps a manager process alive, which would outlive a killed trainer rank; the files
-are the same."""
+"""Writing the sharded part of a `torch_dist` checkpoint from a thread, out of the memory in which
+the model is trained: whoever changes that calls `release_state` first. Megatron's own writer forks
+processes and keeps a manager process alive, which would outlive a killed trainer rank, and torch's
+holds a copy of every tensor until the last one is written; the files are the same."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.base import (
@@ -26,14 +30,26 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     mcore_to_pyt_state_dict,
 )
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from milescli.checkpoint.files import as_bytes, crc32_of
 from milescli.checkpoint.store import not_written
-from milescli.core.digest import sha256_of
+from milescli.checkpoint.torch_dist.framing import make_framing
 from milescli.core.errors import WaitTimeout
 
 _WRITING_FAILED = (OSError, RuntimeError)
 """A full disk is a RuntimeError in torch's zip files."""
+_reading: list[BackgroundSave] = []
+"""Saves of this process that still read the memory in which a model is trained."""
+
+
+def release_state() -> None:
+    """Wait until no save reads weights, optimizer states or buffers of this rank; called before
+    they change. Raises WaitTimeout."""
+    for save in list(_reading):
+        save.wait_until_read()
 
 
 class _CommonPart(TorchCommonSaveStrategy):
@@ -58,12 +74,14 @@ class BackgroundSave(AsyncSaveShardedStrategy):
     """One save: planned together by all ranks, written and hashed by each from a thread, completed
     together by `complete`. No rank goes on while another has failed: all raise alike."""
 
-    def __init__(self, *, timeout_s: float) -> None:
+    def __init__(self, *, timeout_s: float, copies: bool) -> None:
+        """`copies`: what is on an accelerator is copied to host memory before it is written."""
         super().__init__("torch_dist", 1)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._copies = timeout_s, copies
         self._results: list[WriteResult] = []
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._read = threading.Event()
         self._started = 0.0
         self._folder = Path()
         self._sha256: dict[str, str] = {}
@@ -75,39 +93,64 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         return True
 
     def async_save(self, sharded_state_dict, checkpoint_dir) -> AsyncRequest:
-        """Called by Megatron. Copies every tensor to the host, agrees on the plan, and starts the
-        thread."""
+        """Called by Megatron. Agrees on the plan, and starts the thread."""
         self._folder, self._failure = Path(checkpoint_dir), _COMMON_PART.failure
-        for item in nested_values(sharded_state_dict):
-            if isinstance(item, ShardedTensor):
-                item.data = item.data.detach().to("cpu", copy=True)
         flat, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        for item in chain.from_iterable(flat.values()):
+            if self._copies and isinstance(item, ShardedTensor):
+                item.data = item.data.detach().to("cpu")
         state = mcore_to_pyt_state_dict(flat, False)
         rank = dist.get_rank()
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        writer = FileSystemWriter(
-            self._folder, single_file_per_rank=True, sync_files=True, thread_count=1
-        )
+        writer = FileSystemWriter(self._folder, single_file_per_rank=True)
         planner.set_up_planner(state, is_coordinator=rank == 0)
         writer.set_up_storage_writer(rank == 0)
         plan, metadata = _agree(planner, writer)
         plan = planner.finish_plan(plan)
         self._started = time.monotonic()
         self._thread = threading.Thread(
-            target=self._write, args=(writer, plan, planner), name="checkpoint-writer", daemon=True
+            target=self._write, args=(plan, planner), name="checkpoint-writer", daemon=True
         )
+        _reading.append(self)
         self._thread.start()
         self._finish = lambda results: writer.finish(metadata, results)
         return AsyncRequest(None, (), [])
 
-    def _write(self, writer: FileSystemWriter, plan, planner: MCoreSavePlanner) -> None:
+    def _write(self, plan, planner: MCoreSavePlanner) -> None:
+        name, digest = f"{plan.storage_data.prefix}0.distcp", hashlib.sha256()
         try:
-            self._results = writer.write_data(plan, planner).wait()
-            # just written, so that they are read from memory
-            names = {result.storage_data.relative_path for result in self._results}
-            self._sha256 = {name: sha256_of(self._folder / name) for name in sorted(names)}
+            with (self._folder / name).open("wb") as file:
+                for item in plan.items:
+                    begin = file.tell()
+                    for part in _framed(item, planner.resolve_data(item)):
+                        file.write(part)
+                        digest.update(part)
+                    self._results.append(
+                        WriteResult(
+                            index=item.index,
+                            size_in_bytes=file.tell() - begin,
+                            storage_data=_StorageInfo(name, begin, file.tell() - begin),
+                        )
+                    )
+                file.flush()
+                self._is_read()
+                os.fsync(file.fileno())
+            self._sha256 = {name: digest.hexdigest()}
         except BaseException as error:  # kept, and raised by `complete` on every rank
             self._failure = error
+        finally:
+            self._is_read()
+
+    def _is_read(self) -> None:
+        if not self._read.is_set():
+            _reading.remove(self)
+            self._read.set()
+
+    def wait_until_read(self) -> None:
+        """Until all that this rank writes is with the system, though not yet on disk. Raises
+        WaitTimeout."""
+        if not self._read.wait(timeout=self._timeout_s):
+            raise self._late()
 
     @property
     def is_written(self) -> bool:
@@ -119,15 +162,18 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         assert self._thread is not None, "nothing was saved"
         self._thread.join(timeout=self._timeout_s)
         if self._thread.is_alive():
-            raise WaitTimeout(
-                f"trainer rank {dist.get_rank()} is still writing the checkpoint `{self._folder}`",
-                why=f"it began {time.monotonic() - self._started:.0f} s ago; the bound is "
-                f"{self._timeout_s:.0f} s",
-                fix=[
-                    "check the disk: is it full, or a network file system that hangs?",
-                    "raise machine.step_timeout_s",
-                ],
-            )
+            raise self._late()
+
+    def _late(self) -> WaitTimeout:
+        return WaitTimeout(
+            f"trainer rank {dist.get_rank()} is still writing the checkpoint `{self._folder}`",
+            why=f"it began {time.monotonic() - self._started:.0f} s ago; the bound is "
+            f"{self._timeout_s:.0f} s",
+            fix=[
+                "check the disk: is it full, or a network file system that hangs?",
+                "raise machine.step_timeout_s",
+            ],
+        )
 
     def complete(self) -> dict[str, str]:
         """Rank 0 writes what was written where; all ranks learn of a failure on any. Returns the
@@ -153,6 +199,20 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         for rank, text in enumerate(told):
             if isinstance(text, str):
                 raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
+
+
+def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
+    """The bytes of an item: as they are, or a tensor as torch.save frames it. What is on an
+    accelerator is in host memory while it is written."""
+    if item.type is WriteItemType.BYTE_IO:
+        yield data.getbuffer()
+        return
+    tensor: torch.Tensor = data.detach().cpu().contiguous()
+    bytes_ = as_bytes(tensor)
+    framing = make_framing(tensor.dtype, [tuple(tensor.shape)], crc32=crc32_of(bytes_))
+    yield framing.head
+    yield memoryview(bytes_.numpy())
+    yield framing.tail
 
 
 def _told(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from milescli.backends.megatron.checkpoint import make_moments
 from milescli.backends.megatron.host_adam import HostAdamW
 from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.reference import Reference
+from milescli.backends.megatron.saving import release_state
 from milescli.backends.megatron.trained import TrainedModel
 
 _ALIGN = 64
@@ -67,6 +68,7 @@ class Snapshot:
     @torch.no_grad()
     def put_back(self) -> None:
         """The rank is as it was when the copy was taken."""
+        release_state()
         for number, model in enumerate(self._models):
             with self._awake(model):
                 self._spill(number, tensors_of(model))

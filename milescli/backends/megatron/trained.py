@@ -16,6 +16,7 @@ from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
+from milescli.backends.megatron.saving import release_state
 from milescli.backends.megatron.sleeping import Sleeper
 from milescli.backends.megatron.weights import TIED_OUTPUT
 from milescli.models import load_facts
@@ -96,6 +97,7 @@ class TrainedModel(HeldModel):
         """A new adapter in the place of the one that is there, which has not learned yet; `folder`:
         of PEFT, to begin with."""
         assert self.adapters is not None, "a model without an adapter"
+        release_state()
         self.adapters.reset(seed)
         if folder is not None:
             self.adapters.begin_with(folder)
@@ -117,7 +119,9 @@ class TrainedModel(HeldModel):
         optimizer.require_finite_gradients(self.model, device=self.mesh.device)
 
     def update(self, lr: float) -> float:
-        """One step of the optimizer along the gradients. Returns their norm before clipping."""
+        """One step of the optimizer along the gradients. Returns their norm before clipping. Raises
+        WaitTimeout where a checkpoint that is being written holds it up too long."""
+        release_state()
         optimizer.set_lr(self.optimizer, lr)
         _, grad_norm, _ = self.optimizer.step()
         return float(grad_norm)
@@ -129,6 +133,7 @@ class TrainedModel(HeldModel):
     @torch.no_grad()
     def take_trunk(self, other: TrainedModel) -> None:
         """The other model's weights, but for the head: of the same family and layout."""
+        release_state()
         theirs = dict(other.model.module.named_parameters())
         for name, parameter in self.model.module.named_parameters():
             if name != TIED_OUTPUT:

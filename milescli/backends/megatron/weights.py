@@ -14,6 +14,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.saving import release_state
 from milescli.checkpoint.source import Source, open_source
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Sharding, WeightTable
@@ -70,6 +71,7 @@ def silence_layers(
     """Zero what layers `first` and beyond add to the residual stream, so that they pass it through:
     the model that is left has `first` layers. What earlier calls silenced before `first` is put
     back. `kept`: by name, the values of what is silent, in host memory."""
+    release_state()
     for weight in weights:
         is_silent = weight.entry.layer is not None and weight.entry.layer >= first
         adds = _ADDS_TO_RESIDUAL.search(weight.entry.megatron)

@@ -216,9 +216,9 @@ class TrainerRank(Profiled):
         with self._named("saving"), self._all_or_none():
             for model, part in self._kept(Path(folder)):
                 with self._awake(model):
-                    model.checkpoints.start(part)
-                if not async_save:
-                    model.checkpoints.wait()
+                    model.checkpoints.start(part, copies=async_save)
+                    if not async_save:
+                        model.checkpoints.wait()
 
     def is_written(self) -> bool:
         """Whether `finish_save` has nothing to wait for."""

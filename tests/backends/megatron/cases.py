@@ -35,7 +35,11 @@ from tests.backends.megatron.packed_cases import packed_tokens_differ  # noqa: F
 from tests.backends.megatron.ppo_cases import ppo_steps  # noqa: F401
 from tests.backends.megatron.routing_cases import routing_effect  # noqa: F401
 from tests.backends.megatron.row_cases import row_steps, trained_scores  # noqa: F401
-from tests.backends.megatron.saving_cases import saves_fail  # noqa: F401
+from tests.backends.megatron.saving_cases import (  # noqa: F401
+    changes_wait,
+    memory_of_save,
+    saves_fail,
+)
 from tests.backends.megatron.snapshot_cases import goes_on_from_copy  # noqa: F401
 from tests.backends.megatron.told_cases import told_by_a_step  # noqa: F401
 from tests.backends.megatron.turns_cases import turns_and_alone  # noqa: F401
@@ -135,6 +139,7 @@ def train_and_save(
     save: str = "",
     load: str = "",
     train: dict | None = None,
+    precision: str = "fp32",
 ) -> dict:
     """Steps first .. last with plain Adam (eps 1e-8), after loading and before saving where
     asked."""
@@ -145,6 +150,7 @@ def train_and_save(
         model=model,
         layout=layout,
         train={"optimizer": {"eps": 1e-8}, **(train or {})},
+        precision=precision,
     )
     if load:
         made.load(load)

@@ -24,6 +24,7 @@ from tests.backends.megatron.layouts import (
 from tests.backends.megatron.lora_cases import KINDS, LORA, RANK, SHARED
 from tests.backends.megatron.memory_cases import MEMORY
 from tests.backends.megatron.mtp_cases import MTP, TRAINED
+from tests.backends.megatron.saving_cases import saving_cases
 from tests.backends.megatron.snapshot_cases import snapshot_cases
 from tests.backends.megatron.tiny_models import MODELS, make_model
 from tests.backends.megatron.told_cases import told_cases
@@ -133,6 +134,7 @@ class Worlds:
         save: str = "",
         load: str = "",
         train: dict | None = None,
+        precision: str = "fp32",
     ) -> dict:
         return {
             "name": name,
@@ -144,6 +146,7 @@ class Worlds:
             "save": self.checkpoint(save) if save else "",
             "load": self.checkpoint(load) if load else "",
             "train": train,
+            "precision": precision,
         }
 
     def _adapters_go_on(self) -> list[dict]:
@@ -289,6 +292,7 @@ class Worlds:
         return [
             self._saving("dense rest", "dense", {}, 3, 6, load="dense3"),
             self._saving("moe rest", "moe", {}, 3, 6, load="moe3"),
+            self._saving("dense bf16", "dense", {}, 3, 4, load="dense3", precision="bf16"),
         ]
 
     def _two(self) -> list[dict]:
@@ -307,6 +311,7 @@ class Worlds:
             *self._host_steps(),
             *snapshot_cases(self.models),
             *turns_cases(self.models, self.checkpoint),
+            *saving_cases(self.models, self.checkpoint),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
@@ -334,35 +339,6 @@ class Worlds:
                 "model": self.models["glm"],
                 "layout": {"pp": 2},
                 "dtype": "bfloat16",
-            },
-            {
-                "name": "delta bfloat16",
-                "call": "save_bfloat16",
-                "model": self.models["delta"],
-                "layout": {"dp": 2},
-                "save": self.checkpoint("delta16"),
-            },
-            {
-                "name": "delta bfloat16 host",
-                "call": "save_bfloat16",
-                "model": self.models["delta"],
-                "layout": {"dp": 2, "offload_optimizer": True},
-                "save": self.checkpoint("delta16host"),
-            },
-            {
-                "name": "delta bfloat16 fused",
-                "call": "save_bfloat16",
-                "model": self.models["delta"],
-                "layout": {"dp": 2},
-                "save": self.checkpoint("delta16fused"),
-                "fused": True,
-            },
-            {
-                "name": "saves fail",
-                "call": "saves_fail",
-                "model": self.models["dense"],
-                "layout": {"tp": 2},
-                "save": self.checkpoint("failing"),
             },
             {
                 "name": "spoiled",

@@ -1,14 +1,42 @@
-"""A save that one rank cannot write: what all ranks say of it, and of the next."""
+"""A save that one rank cannot write: what all ranks say of it, and of the next. What a save holds
+of the state while training goes on, and of memory."""
 
 from __future__ import annotations
 
+import re
 import resource
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
 
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.harness import policy_shard, trainer
+from tests.backends.megatron.snapshot_cases import held_hashes
+
+
+def saving_cases(models: dict[str, str], folder: Callable[[str], str]) -> list[dict[str, Any]]:
+    """Of a world of two. `folder`: of a checkpoint, by a name."""
+    delta = {"call": "save_bfloat16", "model": models["delta"]}
+    on_host = {"dp": 2, "offload_optimizer": True}
+    return [
+        {**case, "name": name, "save": folder(name.replace(" ", "-"))}
+        for name, case in {
+            "delta bfloat16": {**delta, "layout": {"dp": 2}},
+            "delta bfloat16 host": {**delta, "layout": on_host},
+            "delta bfloat16 fused": {**delta, "layout": {"dp": 2}, "fused": True},
+            "saves fail": {"call": "saves_fail", "model": models["dense"], "layout": {"tp": 2}},
+            "changes wait": {"call": "changes_wait", "model": models["glm"], "layout": {"dp": 2}},
+            "memory of a save": {
+                "call": "memory_of_save",
+                "model": models["wordy"],
+                "layout": {"dp": 2},
+            },
+        }.items()
+    ]
 
 
 @contextmanager
@@ -53,3 +81,93 @@ def saves_fail(
     same = made.parameter_checksums() == before
     made.close()
     return {"told": told, "sha256": sha256, "is_whole": same}
+
+
+def changes_wait(
+    *, rank: int, size: int, port: int, model: str, layout: dict, save: str
+) -> dict[str, tuple[bool, bool]]:
+    """By what would change the state while a save still reads it: whether it waited for the save,
+    and whether what was saved is the state before. The writer is held until somebody waits."""
+    made = trainer(
+        rank=rank, size=size, port=port, model=model, layout=layout, train={"kl_coef": 0.1}
+    )
+    made.freeze_reference()
+    made.step(policy_shard(made, 0), 1e-2)
+    made.take_copy()
+    told = {}
+    for number, (name, change) in enumerate(
+        {
+            "an update": lambda: made.policy.update(1e-2),
+            "the reference in its place": lambda: made.step(policy_shard(made, 1), None),
+            "a copy put back": made.take_over,
+            "silent layers": lambda: made.silence_layers(1),
+        }.items()
+    ):
+        folder = str(Path(save) / str(number))
+        before = held_hashes(made)
+        with _held_until_waited_for() as is_waited_for:
+            made.save(folder, True)
+            change()
+            waited = is_waited_for()
+        made.finish_save()
+        made.load(folder)
+        told[name] = (waited, held_hashes(made) == before)
+    made.close()
+    return told
+
+
+@contextmanager
+def _held_until_waited_for() -> Iterator[Callable[[], bool]]:
+    """Within it no save writes a tensor before `release_state` waits for it, or the end."""
+    from milescli.backends.megatron import saving
+
+    let_go, plain = threading.Event(), (saving._framed, saving.BackgroundSave.wait_until_read)
+
+    def framed(*item):
+        let_go.wait(60)
+        return plain[0](*item)
+
+    def wait(save):
+        let_go.set()
+        plain[1](save)
+
+    saving._framed, saving.BackgroundSave.wait_until_read = framed, wait
+    try:
+        yield let_go.is_set
+    finally:
+        let_go.set()
+        saving._framed, saving.BackgroundSave.wait_until_read = plain
+
+
+def memory_of_save(
+    *, rank: int, size: int, port: int, model: str, layout: dict, save: str
+) -> list[dict[str, int]]:
+    """[ranks] bytes: of the training state, of the rank's file, and by how much the process grew
+    at most while it saved, and loaded."""
+    from milescli.backends.megatron.snapshot import tensors_of
+
+    made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    made.step(policy_shard(made, 0), 1e-2)
+    buffers = made.model.buffers
+    state = sum(each.numel() * each.element_size() for each in tensors_of(made.policy))
+    state += sum(each.grad_data.numel() * each.grad_data.element_size() for each in buffers)
+    told = {"state": state, "save": _growth(lambda: (made.save(save, True), made.finish_save()))}
+    told["load"] = _growth(lambda: made.load(save))
+    told["file"] = (Path(save) / f"__{rank}_0.distcp").stat().st_size
+    everywhere: list[object] = [None] * size
+    dist.all_gather_object(everywhere, told)
+    made.close()
+    return everywhere
+
+
+def _growth(work: Callable[[], object]) -> int:
+    """By how many bytes this process grows at most while it does it."""
+
+    def held(name: str) -> int:
+        text = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1])
+
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak until now
+    before = held("VmRSS")
+    work()
+    return held("VmHWM") - before

@@ -57,7 +57,7 @@ def goes_on_from_copy(
     sizes = first.take_copy()
     went_on = [_reported(first, 1)]  # the copy is read while the rank goes on
     copy = [_read(first, section, size) for section, size in enumerate(sizes)]
-    went_on.append(_held(first))
+    went_on.append(held_hashes(first))
     how["port"] = another_port()
     first.close()
 
@@ -68,7 +68,7 @@ def goes_on_from_copy(
         for number, part in enumerate(parts):
             new.write_copy(section, number * PART, part)
     new.take_over()
-    restored = [_reported(new, 1), _held(new)]
+    restored = [_reported(new, 1), held_hashes(new)]
     new.close()
     return {"went on": went_on, "restored": restored, "sizes": sizes}
 
@@ -85,7 +85,7 @@ def _reported(made: TrainerRank, step: int) -> dict[str, float]:
     return {"loss": report.loss, "grad_norm": report.grad_norm, **report.figures}
 
 
-def _held(made: TrainerRank) -> list[str]:
+def held_hashes(made: TrainerRank) -> list[str]:
     """Of each tensor that a copy has."""
     from milescli.backends.megatron.snapshot import tensors_of
 

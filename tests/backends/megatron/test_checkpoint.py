@@ -40,6 +40,13 @@ def test_a_checkpoint_of_one_rank_goes_on_under_another_layout(worlds: Worlds, n
     assert rest.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
 
 
+def test_a_float32_checkpoint_goes_on_in_bfloat16(worlds: Worlds) -> None:
+    whole = worlds.get("one")["dense six"]["reports"][3]
+    rest = worlds.get("again")["dense bf16"]["reports"][0]
+    assert rest.loss == pytest.approx(whole.loss, abs=2e-2)
+    assert rest.grad_norm == pytest.approx(whole.grad_norm, rel=5e-2)
+
+
 def test_where_one_rank_cannot_write_all_ranks_say_so_and_the_next_save_works(
     worlds: Worlds,
 ) -> None:
@@ -47,10 +54,27 @@ def test_where_one_rank_cannot_write_all_ranks_say_so_and_the_next_save_works(
     first, second = result["told"]
     assert first.startswith("trainer rank 1: OSError") and "File too large" in first
     assert second.startswith("trainer rank 0: OSError")
-    folder = Path(worlds.checkpoint("failing")) / "whole"
+    folder = Path(worlds.checkpoint("saves-fail")) / "whole"
     assert result["is_whole"] and set(result["sha256"]) == {"__0_0.distcp", "__1_0.distcp"}
     for name, sha256 in result["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha256
+
+
+def test_what_would_change_the_state_waits_for_the_save_that_reads_it(worlds: Worlds) -> None:
+    told = worlds.get("two")["changes wait"]
+    assert told == {
+        "an update": (True, True),
+        "the reference in its place": (False, True),  # the weights stay where they are
+        "a copy put back": (True, True),
+        "silent layers": (True, True),
+    }
+
+
+def test_ranks_save_and_load_their_own_pieces_with_no_second_copy(worlds: Worlds) -> None:
+    ranks = worlds.get("two")["memory of a save"]
+    for rank in ranks:
+        assert max(rank["save"], rank["load"]) < rank["state"] / 4, ranks
+    assert ranks[0]["file"] == pytest.approx(ranks[1]["file"], rel=0.01)
 
 
 def test_the_correction_of_the_router_is_saved_and_never_trained(worlds: Worlds) -> None:

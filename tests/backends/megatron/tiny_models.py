@@ -17,6 +17,7 @@ MODELS = {
     **mtp_models.MODELS,
     "dense": DENSE,
     "tied": {**DENSE, "tie_word_embeddings": True, "num_hidden_layers": 3},
+    "wordy": {**DENSE, "num_hidden_layers": 1, "hidden_size": 256, "vocab_size": 40_000},
     "llama": {**DENSE, "model_type": "llama", "num_hidden_layers": 2},
     "moe": {
         **DENSE,
