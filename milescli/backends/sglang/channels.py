@@ -13,7 +13,7 @@ import torch.distributed as dist
 from milescli.backends.sglang.draft_weights import DRAFT_FORMAT
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.orders import Orders, Reply
-from milescli.backends.sglang.shared_tensor import flat_bucket_payload, plain_payload
+from milescli.backends.sglang.shared_tensor import flat_bucket_payload, new_buffer, plain_payload
 from milescli.backends.sglang.shm_manager import SHM_MANAGER
 from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weight_group import WeightGroup
@@ -171,13 +171,14 @@ class TensorChannel(_Channel):
         mine = self._readers[_rank()]
         if not mine:
             return []
-        slices = layout(bucket)
-        flat = self._buffer(bucket[0][1].device, slices[-1].end, index)
+        slices, device = layout(bucket), bucket[0][1].device
+        if device.type == "cpu":
+            SHM_MANAGER.require()
+        flat = self._buffer(device, slices[-1].end, index)
         write_flat(bucket, flat)
-        if flat.device.type != "cpu":
-            torch.accelerator.synchronize(flat.device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
             return [flat_bucket_payload(flat, slices) for _ in mine]
-        SHM_MANAGER.require()
         payloads = [flat_bucket_payload(flat, slices) for _ in mine]
         SHM_MANAGER.find()
         return payloads
@@ -186,9 +187,7 @@ class TensorChannel(_Channel):
         """[size_bytes] uint8"""
         held = self._buffers[index % 2]
         if held is None or held.numel() < size_bytes or held.device != device:
-            held = self._buffers[index % 2] = torch.empty(
-                size_bytes, dtype=torch.uint8, device=device
-            )
+            held = self._buffers[index % 2] = new_buffer(size_bytes, device)
         return held[:size_bytes]
 
     def _collect(self, own: list[str]) -> list[list[str]]:
@@ -216,9 +215,10 @@ class TensorChannel(_Channel):
 
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
         failure = super()._send_all(buckets)
-        if any(held is not None and held.is_cuda for held in self._buffers):
-            # the engines want the memory for their caches
-            self._buffers = [None, None]
+        on_device = any(held is not None and held.is_cuda for held in self._buffers)
+        # training wants the memory, and on a device the engines for their caches
+        self._buffers = [None, None]
+        if on_device:
             torch.cuda.ipc_collect()
         return failure
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import base64
 import io
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
 
@@ -54,14 +56,27 @@ def flat_bucket_payload(flat: torch.Tensor, slices: list[Slice]) -> str:
         )
         for piece in slices
     ]
+    stream = io.BytesIO()
+    with _shared_by_name():
+        ForkingPickler(stream).dump({"flattened_tensor": _Handle(flat), "metadata": metadata})
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def new_buffer(size_bytes: int, device: torch.device) -> torch.Tensor:
+    """[size_bytes] uint8; on a CPU in shared memory, whither it would be copied when it is sent."""
+    held = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    with _shared_by_name():
+        return held.share_memory_() if device.type == "cpu" else held
+
+
+@contextmanager
+def _shared_by_name() -> Iterator[None]:
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
-        stream = io.BytesIO()
-        ForkingPickler(stream).dump({"flattened_tensor": _Handle(flat), "metadata": metadata})
+        yield
     finally:
         torch.multiprocessing.set_sharing_strategy(before)
-    return base64.b64encode(stream.getvalue()).decode()
 
 
 def plain_payload(value: object) -> str:
