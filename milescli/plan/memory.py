@@ -25,9 +25,9 @@ from milescli.plan.activations import (
 )
 from milescli.plan.copies import copies_bytes
 from milescli.plan.measured import Reached
-from milescli.plan.parameters import Counter, Held
+from milescli.plan.parameters import Counter
 from milescli.plan.stages import microbatches_in_flight, stage_ends
-from milescli.plan.static_memory import frozen_bytes, static_bytes
+from milescli.plan.static_memory import frozen_bytes, host_bytes, saved_bytes, static_bytes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 FRAGMENTS = 0.04
@@ -58,10 +58,12 @@ class TrainerBytes:
     workspace: int = 0
     """What lives for a moment, and the process itself. An estimate."""
     host: int = 0
-    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank, a
-    reference or a teacher keeps there."""
+    """Of the node's main memory: optimizer states that are offloaded, what a sleeping rank, a
+    reference or a teacher keeps there, and a checkpoint that is being written."""
     copies: int = 0
     """Of `host`: copies of the state, as `fault.copy_every` takes them."""
+    saved: int = 0
+    """Of `host`: the copy of which a checkpoint is written (`checkpoint.async_save`)."""
     turn: int = 0
     """What a teacher takes of the device while the policy waits in host memory; 0 on a CPU, where
     it stands beside it."""
@@ -114,6 +116,9 @@ class TrainerLoad:
     """They stand in main memory with the policy; else in turn, as the critic."""
     takes_copies: bool = False
     """Of its state (`fault.copy_every`)."""
+    saves_copy: bool = False
+    """Copies its state to host memory, whence a checkpoint is written (`checkpoint.async_save`). On
+    a CPU a checkpoint is written from where the state is."""
     sleeps: bool
     """Goes to host memory while the engines generate."""
     bucket_bytes: int
@@ -199,6 +204,8 @@ class MemoryModel:
                 has_critic=load.critic != "none",
                 reference=load.keeps_reference * trained.total * load.size,
             )
+            saved = load.saves_copy * saved_bytes(trained, layout, size=load.size)
+            saved *= 1 + (load.critic != "none")
             turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
             sizes.append(
                 TrainerBytes(
@@ -209,34 +216,18 @@ class MemoryModel:
                     logits=int(head),
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
-                    host=self._host_bytes(trained, layout, load, static)
+                    host=host_bytes(trained, layout, load, static)
                     + sum(weights + load.teachers_beside * used for weights, used in turns)
-                    + copies,
+                    + copies
+                    + saved,
                     copies=copies,
+                    saved=saved,
                     turn=0
                     if load.teachers_beside or not turns
                     else max(map(sum, turns)) + load.reached.trainer_context,
                 )
             )
         return sizes
-
-    def _host_bytes(
-        self, held: Held, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
-    ) -> int:
-        host = 0
-        if load.keeps_reference:
-            host += (
-                2 * held.total * load.size
-            )  # the frozen weights, and the current ones while those take their place
-        if load.critic == "beside":
-            host += sum(static)
-        elif load.critic == "in_turn":
-            host += static[0] + static[2]
-        if load.sleeps or (load.teachers and not load.teachers_beside):
-            host += static[0] + static[2]
-        if layout.offload_optimizer:
-            host += static_bytes(held, replace(layout, offload_optimizer=False), size=load.size)[2]
-        return host
 
     def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
         """(weights, what a pass without gradients over a microbatch takes beside them: the widest

@@ -257,13 +257,16 @@ def refusal(
         f"the trainer keeps {format_bytes(host)} of a "
         f"node's {format_bytes(machine.nodes[0].memory_bytes)} main memory"
     )
-    copies = searched.fitting[0].needs.copies * min(space.devices_per_node, num_ranks)
-    if copies:
-        why += f", {format_bytes(copies)} of it for `fault.copy_every`"
+    keys = {"fault.copy_every=0": "copies", "checkpoint.async_save=false": "saved"}
+    extras = {key: getattr(searched.fitting[0].needs, part) for key, part in keys.items()}
+    for key, size in extras.items():
+        if size:
+            size *= min(space.devices_per_node, num_ranks)
+            why += f", {format_bytes(size)} of it for `{key.partition('=')[0]}`"
     return FitError(
         f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}",
         why=why,
-        fix=["--set fault.copy_every=0"] if copies else [],
+        fix=[f"--set {key}" for key, size in extras.items() if size],
     )
 
 

@@ -132,6 +132,7 @@ def search_space(
             critic="in_turn" if recipe.has_critic else "none",
             teachers=tuple(teachers),
             takes_copies=recipe.fault.copy_every > 0,
+            saves_copy=recipe.checkpoint.async_save,
             sleeps=shared,
             bucket_bytes=bucket,
             packing=Packing(imbalance=train.expert_imbalance),

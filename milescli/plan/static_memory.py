@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from milescli.plan.parameters import Held
 from milescli.plan.types import TrainerLayout
+
+if TYPE_CHECKING:
+    from milescli.plan.memory import TrainerLoad
 
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
@@ -14,6 +19,15 @@ _PAD = 128
 def frozen_bytes(held: Held, *, size: int) -> int:
     """Of weights that are not trained."""
     return held.total * size + held.wide.plain * (4 - size)
+
+
+def saved_bytes(held: Held, layout: TrainerLayout, *, size: int) -> int:
+    """Of what one rank's part of a checkpoint is copied from a device: the optimizer's states, and
+    the weights whose states the rank has."""
+    shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
+    weights = held.dense.plain / shards + held.experts.plain / expert_shards
+    wide = 4 * held.wide.plain / shards
+    return static_bytes(held, layout, size=size)[2] + int(weights * size + wide)
 
 
 def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
@@ -34,6 +48,26 @@ def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, 
         else (copies + moments) * shared + moments * held.wide.plain / shards
     )
     return weights, gradients, int(optimizer)
+
+
+def host_bytes(
+    held: Held, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
+) -> int:
+    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a
+    reference keeps there. `static`: what `static_bytes` says of the model."""
+    host = 0
+    if load.keeps_reference:
+        # the frozen weights; beside a device the current ones too, while those take their place
+        host += (2 - load.teachers_beside) * held.total * load.size
+    if load.critic == "beside":
+        host += sum(static)
+    elif load.critic == "in_turn":
+        host += static[0] + static[2]
+    if load.sleeps or (load.teachers and not load.teachers_beside):
+        host += static[0] + static[2]
+    if layout.offload_optimizer:
+        host += static_bytes(held, replace(layout, offload_optimizer=False), size=load.size)[2]
+    return host
 
 
 def _padded(numbers: int, shards: int) -> int:

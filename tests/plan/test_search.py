@@ -225,14 +225,24 @@ def test_a_split_gives_more_devices_to_what_takes_longer() -> None:
 def test_auto_placement_splits_where_a_sleeping_trainer_has_no_room_in_main_memory() -> None:
     facts, machine = _facts(layers=24, hidden=2048, heads=32), parse_machine("8xH100")
     small = replace(machine, nodes=[replace(machine.nodes[0], memory_bytes=32 * GIB)])
+    sync = {"async_save": False}
     assert make_plan(make_recipe("8xH100"), machine, facts).colocated
-    plan = make_plan(make_recipe("8xH100"), small, facts)
+    plan = make_plan(make_recipe("8xH100", checkpoint=sync), small, facts)
     assert not plan.colocated
     reasons = {decision.key: decision.reason for decision in plan.decisions}
     assert "sharing devices would not do: trainer and engines" in reasons["placement"]
     with pytest.raises(FitError, match="main memory") as caught:
-        make_plan(make_recipe("8xH100", engines={"placement": "colocated"}), small, facts)
+        colocated = {"engines": {"placement": "colocated"}, "checkpoint": sync}
+        make_plan(make_recipe("8xH100", **colocated), small, facts)
     assert any("engines.placement=auto" in fix for fix in caught.value.fixes)
+
+
+def test_the_copy_of_which_a_checkpoint_is_written_needs_main_memory() -> None:
+    facts, machine = _facts(layers=24, hidden=2048, heads=32), parse_machine("8xH100")
+    small = replace(machine, nodes=[replace(machine.nodes[0], memory_bytes=32 * GIB)])
+    with pytest.raises(FitError, match=r"checkpoint\.async_save") as caught:
+        make_plan(make_recipe("8xH100"), small, facts)
+    assert "--set checkpoint.async_save=false" in caught.value.fixes
 
 
 def test_memory_is_planned_for_as_uneven_experts_as_the_recipe_says() -> None:
