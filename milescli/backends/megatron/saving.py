@@ -96,9 +96,10 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         """Called by Megatron. Agrees on the plan, and starts the thread."""
         self._folder, self._failure = Path(checkpoint_dir), _COMMON_PART.failure
         flat, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
-        for item in chain.from_iterable(flat.values()):
-            if self._copies and isinstance(item, ShardedTensor):
-                item.data = item.data.detach().to("cpu")
+        tensors = [x for x in chain.from_iterable(flat.values()) if isinstance(x, ShardedTensor)]
+        copied = [each for each in tensors if self._copies and not each.data.is_cpu]
+        for each in copied:
+            each.data = each.data.detach().to("cpu")
         state = mcore_to_pyt_state_dict(flat, False)
         rank = dist.get_rank()
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
@@ -111,7 +112,8 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         self._thread = threading.Thread(
             target=self._write, args=(plan, planner), name="checkpoint-writer", daemon=True
         )
-        _reading.append(self)
+        if len(copied) < len(tensors):  # the others are read where they are
+            _reading.append(self)
         self._thread.start()
         self._finish = lambda results: writer.finish(metadata, results)
         return AsyncRequest(None, (), [])
@@ -142,9 +144,9 @@ class BackgroundSave(AsyncSaveShardedStrategy):
             self._is_read()
 
     def _is_read(self) -> None:
-        if not self._read.is_set():
+        self._read.set()
+        if self in _reading:
             _reading.remove(self)
-            self._read.set()
 
     def wait_until_read(self) -> None:
         """Until all that this rank writes is with the system, though not yet on disk. Raises
