@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli import models
-from milescli.backends.sglang.servable import CPU_FAMILIES
+from milescli.backends.sglang.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
 from milescli.models import costs
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
@@ -64,7 +64,7 @@ def families() -> list[FamilyRow]:
                 train=bool(known and known.logits is not None and family not in MEGATRON_LACKS),
                 logits=known.logits if known else None,
                 layouts=known.layouts if known else (),
-                serve_cpu=family in CPU_FAMILIES,
+                serve_cpu=is_served_on_cpu(family),
                 evidence=known.when if known else "not run",
                 remark=MEGATRON_LACKS.get(family) or UNPROVEN.get(family, ""),
             )

@@ -11,7 +11,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from milescli.backends.sglang.servable import CPU_FAMILIES
+from milescli.backends.sglang.servable import is_served_on_cpu
 from milescli.models import parse_facts
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, Evidence, evidence
 from tests.families.cases import ALL
@@ -82,7 +82,7 @@ def _row(family: str, shown: Evidence | None) -> str:
     if shown is None:
         return f"| `{family}` | {STANDS_FOR[family]} | not run | | | | |"
     logits = f"{shown.logits:.1e}" if shown.logits is not None else "not compared"
-    served = "yes" if family in CPU_FAMILIES else "no"
+    served = "yes" if is_served_on_cpu(family) else "no"
     cells = [
         f"`{family}`",
         STANDS_FOR[family],
@@ -107,8 +107,8 @@ tests/families`; nobody types these figures.
   Megatron and came out unchanged; each model was also computed and published in one process.
 - **converted**: Hugging Face -> `torch_dist` -> Hugging Face, every byte of every tensor equal, and
   the checkpoint loaded in between by Megatron's own `dist_checkpointing`.
-- **served on CPU**: SGLang's log-probs were compared with transformers'. On an accelerator SGLang
-  serves many more; miles has run none of them there.
+- **served on CPU**: SGLang's log-probs were compared with transformers'; of Gemma 3 those of its
+  text models. On an accelerator SGLang serves many more; miles has run none of them there.
 
 | family | stands for | logits | bit for bit under | converted | served on CPU | tiny models |
 |---|---|---|---|---|---|---|

@@ -105,7 +105,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         family = CPU_FAMILIES[check_servable(spec)]
         extra = family.arguments
         # of other attention than the plain one nobody has compared what a kept prefix gives
-        if spec.deterministic and (family.pieces or not spec.prefix_cache):
+        if spec.deterministic and not (family.is_plain and spec.prefix_cache):
             switches.append("disable-radix-cache")
         total_tokens = total_tokens or min(
             spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT

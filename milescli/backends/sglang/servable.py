@@ -28,15 +28,20 @@ class CpuFamily:
     """Modules of `cpu/` that it needs beside those that every engine has."""
     arguments: tuple[str, ...] = ()
     """Of `sglang.launch_server`, on a CPU."""
-    ties: bool = True
-    """SGLang uses the embedding as output layer where the config says so; else it leaves that layer
-    empty."""
+    output_layer: Literal["any", "own", "tied"] = "any"
+    """own: SGLang leaves an output layer that is tied to the embeddings empty. tied: it uses the
+    embeddings, whatever the config says."""
     windows: bool = False
     """SGLang heeds the family's sliding windows; else it attends to everything."""
     dense: Literal["anywhere", "first", "nowhere"] = "anywhere"
     """Where SGLang can have layers without experts in a model with experts."""
     mlp_bias: bool = False
     """SGLang has biases of MLPs; else it leaves them out."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers attend to all before them, by pieces that every engine has."""
+        return not (self.pieces or self.windows)
 
 
 CPU_FAMILIES: dict[str, CpuFamily] = {
@@ -46,15 +51,21 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         pieces=("latent",),
         dense="first",
     ),
+    "gemma3_text": CpuFamily(
+        module="gemma3_causal",
+        architecture="Gemma3ForCausalLM",
+        output_layer="tied",
+        windows=True,
+    ),
     "glm4": CpuFamily(module="glm4", architecture="Glm4ForCausalLM"),
     "glm4_moe": CpuFamily(
-        module="glm4_moe", architecture="Glm4MoeForCausalLM", ties=False, dense="first"
+        module="glm4_moe", architecture="Glm4MoeForCausalLM", output_layer="own", dense="first"
     ),
     "glm4_moe_lite": CpuFamily(
         module="glm4_moe_lite",
         architecture="Glm4MoeLiteForCausalLM",
         pieces=("latent",),
-        ties=False,
+        output_layer="own",
         dense="first",
     ),
     "gpt_oss": CpuFamily(
@@ -62,7 +73,7 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         architecture="GptOssForCausalLM",
         pieces=("sinks",),
         arguments=("--disable-hybrid-swa-memory", "--moe-runner-backend", "triton"),
-        ties=False,
+        output_layer="own",
         windows=True,
         mlp_bias=True,
     ),
@@ -93,7 +104,10 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
         module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"
     ),
     "qwen3_moe": CpuFamily(
-        module="qwen3_moe", architecture="Qwen3MoeForCausalLM", ties=False, dense="nowhere"
+        module="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        output_layer="own",
+        dense="nowhere",
     ),
 }
 """model_type -> how. Each was compared with transformers in float32: log-probs of prompts and
@@ -115,16 +129,26 @@ def cpu_family(facts: ModelFacts) -> CpuFamily | None:
     return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
 
 
+def is_served_on_cpu(family: str) -> bool:
+    """Whether at least the text models of a family are served on a CPU."""
+    return not CPU_FAMILIES.keys().isdisjoint((family, f"{family}_text"))
+
+
 def fault_of_sglang(facts: ModelFacts) -> str | None:
     """Why SGLang serves this model wrongly on any device; None where nothing is known against
     it."""
     family = cpu_family(facts)
     if family is None:
         return None
-    if facts.tied_embeddings and not family.ties:
+    if facts.tied_embeddings and family.output_layer == "own":
         return (
             "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the "
             "output layer empty"
+        )
+    if not facts.tied_embeddings and family.output_layer == "tied":
+        return (
+            "its output layer has weights of its own, and SGLang 0.5.20 uses the embeddings in "
+            "their place in this family"
         )
     if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
         return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
@@ -201,6 +225,7 @@ def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
 
 
 ADAPTER_FAMILIES = (
+    "gemma3",
     "glm4",
     "glm4_moe",
     "gpt_oss",

@@ -178,7 +178,7 @@ def _require_on_cpu(model_type: str, name: str, *, can: set[str]) -> None:
     """`can`: pieces of `cpu/` with which it can."""
     family = CPU_FAMILIES.get(model_type)
     pieces = set(family.pieces) if family else {"?"}
-    if pieces - can:
+    if pieces - can or (family and family.windows):
         raise MachineError(
             f"a {name} of type `{model_type}` cannot speculate on a CPU",
             why="its layers keep a state, or look at a window, that cannot be taken back when a "

@@ -44,8 +44,10 @@ def test_adapters_are_served_where_they_were_compared(facts, says):
     assert says in fault if says else fault is None
 
 
-def test_a_plain_model_is_served():
+def test_a_plain_model_is_served_and_one_with_windows_where_they_are_heeded():
     assert servable_on_cpu(QWEN3)[0]
+    gemma = replace(QWEN3, family="gemma3", tied_embeddings=True)
+    assert servable_on_cpu(replace(gemma, layers=(Layer(mixer="sliding"), Layer())))[0]
 
 
 @pytest.mark.parametrize(
@@ -53,6 +55,8 @@ def test_a_plain_model_is_served():
     [
         (replace(QWEN3, family="nemotron_h"), "compared"),
         (replace(QWEN3, family="glm4_moe", tied_embeddings=True), "tied"),
+        (replace(QWEN3, family="gemma3", tied_embeddings=False), "weights of its own"),
+        (replace(QWEN3, family="gemma3", tied_embeddings=True, multimodal=True), "compared"),
         (replace(QWEN3, layers=(Layer(mixer="sliding"),) * 2), "window"),
         (replace(QWEN3, family="glm4_moe", layers=(Layer(mlp="moe"), Layer())), "behind"),
         (replace(QWEN3, family="qwen3_moe", layers=(Layer(), Layer(mlp="moe"))), "no experts"),

@@ -64,6 +64,7 @@ def test_weights_that_guess_survive_the_sleep_of_an_engine_on_a_gpu(tmp_path: Pa
     [
         ("ngram", {"device_kind": "rocm"}, MachineError, "engines on ROCm cannot speculate"),
         ("ngram", {"model_type": "gpt_oss"}, MachineError, "`gpt_oss` cannot speculate"),
+        ("ngram", {"model_type": "gemma3_text"}, MachineError, "`gemma3_text` cannot speculate"),
         ("draft", {"draft_type": "gpt_oss"}, MachineError, "draft model of type `gpt_oss`"),
         ("draft", {"draft_type": "qwen3_5"}, RecipeError, "draft model of type `qwen3_5`"),
         ("draft", {"draft_type": "qwen3_moe"}, RecipeError, "draft model of type `qwen3_moe`"),

@@ -14,12 +14,13 @@ def install() -> None:
     if not cpu_kernels.are_there():
         return
     from sglang.srt.layers.activation import SiluAndMul
-    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.layernorm import Gemma3RMSNorm, RMSNorm
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
     from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
 
     rotate_plainly, normalise_plainly = RotaryEmbedding.forward_native, RMSNorm.forward_native
     gate_plainly = SiluAndMul.forward_native
+    normalise_around_zero_plainly = Gemma3RMSNorm.forward_native
 
     def rotate_both(self, positions, query, key, offsets=None, fused_set_kv_buffer_arg=None):
         usual = (
@@ -51,9 +52,16 @@ def install() -> None:
         )
         return normed if residual is None else (normed, added)
 
+    def normalise_around_zero(self, x, residual=None):
+        if not x.dtype is self.weight.dtype is torch.float32:
+            return normalise_around_zero_plainly(self, x, residual)
+        normed, added = cpu_kernels.rms_norm(x, 1.0 + self.weight, self.eps, residual=residual)
+        return normed if residual is None else (normed, added)
+
     def gate(self, x):
         return cpu_kernels.swiglu(x) if x.dtype is torch.float32 else gate_plainly(self, x)
 
     RotaryEmbedding.forward_native = rotate_both
     RMSNorm.forward_native = normalise
+    Gemma3RMSNorm.forward_native = normalise_around_zero
     SiluAndMul.forward_native = gate
