@@ -110,7 +110,8 @@ def evaluate_run(
     plan = Plan.from_json(run.plan_file.read_text())
     if not plan.engines.num:  # nothing was sampled in the run
         check_rows(recipe)
-        plan = plan_without_plugins(replace(loaded, recipe=recipe), nodes.machine, facts=facts)
+        asking = replace(loaded, recipe=recipe)
+        plan = plan_without_plugins(asking, nodes.machine, facts=facts, serves_merged=True)
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
     require_wheel(plan.device_kind)
     with (

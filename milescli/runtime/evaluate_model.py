@@ -40,6 +40,7 @@ def evaluate_model(
         with_policies,
         with_reward_model,
     )
+    from milescli.runtime.planning import require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
     from milescli.runtime.reward_model import reward_facts
     from milescli.runtime.spec import RunSpec
@@ -51,6 +52,7 @@ def evaluate_model(
     reward = reward_facts(asking_reward_model(sets))
     plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
     plan = with_room(plan, sets, facts)
+    require_served_by(plan, facts, has_adapter=False)
     require_wheel(plan.device_kind)
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.servable import fault_of_record
+from milescli.backends.sglang.spec import require_served
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
@@ -43,9 +44,12 @@ def plan_only(
     return plan_without_plugins(planned(loaded, each), machine, facts=facts)
 
 
-def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts) -> Plan:
+def plan_without_plugins(
+    loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts, serves_merged: bool = False
+) -> Plan:
     """The same before the plug-ins are looked at, which imports torch: for who can use the time in
-    between, and looks at them then."""
+    between, and looks at them then. `serves_merged`: engines will be given merged weights where an
+    adapter is trained, as an evaluation does."""
     facts.require_trainable()
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
@@ -54,10 +58,12 @@ def plan_without_plugins(loaded: LoadedRecipe, machine: Machine, *, facts: Model
             why="Megatron-Core builds all of its layers, Mamba-2 among them, of one spec",
             fix=f"--set model.layer_spec={DEFAULT}",
         )
-    return _made(loaded.recipe, machine, facts)
+    return _made(loaded.recipe, machine, facts, serves_merged=serves_merged)
 
 
-def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
+def _made(
+    recipe: Recipe, machine: Machine, facts: ModelFacts, *, serves_merged: bool = False
+) -> Plan:
     """With all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
@@ -65,7 +71,14 @@ def _made(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan:
     plan = make_plan(recipe, machine, facts, asked)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
+    require_served_by(plan, facts, has_adapter=recipe.train.lora.is_on and not serves_merged)
     return plan
+
+
+def require_served_by(plan: Plan, facts: ModelFacts, *, has_adapter: bool) -> None:
+    """Raises MachineError or RecipeError where the plan's engines would not serve this model."""
+    if plan.engines.num:
+        require_served(facts, on_cpu=plan.device_kind == "cpu", has_adapter=has_adapter)
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:

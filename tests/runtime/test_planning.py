@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from milescli.backends.sglang.servable import cpu_family, fault_of_record
-from milescli.core.errors import RecipeError
+from milescli.core.errors import MachineError, RecipeError
+from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.templates import template_names
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.planning import plan_only
+from tests.families.cases import ALL
 
 
 def unchanged(*, spec: object, config: object, facts: object, layer: int) -> object:
@@ -27,6 +30,24 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
     loaded = load(recipe, sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
     with pytest.raises(RecipeError, match=r"there is no routing of a `\w+` model to replay"):
         plan_only(loaded)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sets", "says"),
+    [
+        ("deepseek_v32", [], "a `deepseek_v32` model cannot be served on a CPU yet"),
+        ("deepseek_v3", ["train.lora.rank=4"], "an adapter over this `deepseek_v3` model"),
+    ],
+)
+def test_a_model_that_engines_here_do_not_serve_is_refused_by_the_plan(
+    tmp_path: Path, model_type: str, sets: list[str], says: str
+) -> None:
+    config = ALL[model_type.replace("_", "-")].config
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    sets = [*sets, f"model.path={tmp_path}", "model.scratch=null", "warmup.steps=0"]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(MachineError, match=says):
+        plan_only(loaded, parse_machine("cpu"))
 
 
 def test_a_layer_spec_of_a_hybrid_is_refused_and_not_passed_over(tmp_path: Path) -> None:

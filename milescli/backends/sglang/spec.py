@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from milescli.backends.sglang.servable import CPU_FAMILIES, fault_of_adapter, fault_of_sglang
+from milescli.backends.sglang.servable import (
+    CPU_FAMILIES,
+    cpu_family,
+    fault_of_adapter,
+    fault_of_sglang,
+)
 from milescli.backends.sglang.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
-from milescli.models import parse_facts
+from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import CONFIG_NAME
 
@@ -94,18 +99,13 @@ class EngineSpec:
 def check_servable(spec: EngineSpec) -> str:
     """The model's `model_type`. Raises where the folder is no model, or the model is not served
     rightly on this device."""
-    config = read_config(spec.model_dir)
+    config, on_cpu = read_config(spec.model_dir), spec.device_kind == "cpu"
     model_type = str(config["model_type"])
     if model_type not in CPU_FAMILIES:
-        if spec.device_kind != "cpu":
+        if not on_cpu:
             return model_type
-        raise MachineError(
-            f"a `{model_type}` model cannot be served on a CPU yet",
-            why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
-            fix="run it on a GPU, or choose a model of one of these families: --set "
-            "model.path=FOLDER",
-        )
-    if spec.device_kind == "cpu" and config.get("quantization_config"):
+        raise _not_compared(model_type.removesuffix("_text"))
+    if on_cpu and config.get("quantization_config"):
         raise MachineError(
             f"the quantised `{model_type}` model cannot be served on a CPU",
             why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels "
@@ -113,20 +113,36 @@ def check_servable(spec: EngineSpec) -> str:
             fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
             "convert megatron-to-hf",
         )
-    if fault := fault_of_sglang(parse_facts(config)):
+    facts = parse_facts(config)
+    require_served(facts, on_cpu=on_cpu, has_adapter=spec.adapter_dir is not None)
+    return model_type
+
+
+def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> None:
+    """Raises MachineError or RecipeError where SGLang does not serve this model rightly on such a
+    device. `has_adapter`: with a LoRA adapter over it."""
+    if on_cpu and cpu_family(facts) is None:
+        raise _not_compared(facts.family)
+    if fault := fault_of_sglang(facts):
         raise RecipeError(
-            f"SGLang cannot serve this `{model_type}` model",
-            why=f"{spec.model_dir / CONFIG_NAME}: {fault}",
+            f"SGLang cannot serve this `{facts.family}` model",
+            why=fault,
             fix="choose another model: --set model.path=FOLDER",
         )
-    on_cpu = spec.device_kind == "cpu"
-    if spec.adapter_dir is not None and on_cpu and (fault := fault_of_adapter(parse_facts(config))):
+    if has_adapter and on_cpu and (fault := fault_of_adapter(facts)):
         raise MachineError(
-            f"an adapter over this `{model_type}` model cannot be served on a CPU",
+            f"an adapter over this `{facts.family}` model cannot be served on a CPU",
             why=fault,
             fix=["--set train.lora.rank=null", "run it on a GPU"],
         )
-    return model_type
+
+
+def _not_compared(family: str) -> MachineError:
+    return MachineError(
+        f"a `{family}` model cannot be served on a CPU yet",
+        why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
+        fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
+    )
 
 
 def check_speculates(spec: EngineSpec) -> None:
