@@ -24,6 +24,8 @@ class Columns:
 
     prompt: str
     label: str | None
+    needs_label: bool
+    """A row without one cannot be used."""
     demonstration: str | None
     tools: str | None = None
     """None: no row has any."""
@@ -56,7 +58,9 @@ def find_columns(
         names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", required=label_required
     )
     assert prompt is not None, names
-    return Columns(prompt=prompt, label=label, demonstration=demonstration)
+    return Columns(
+        prompt=prompt, label=label, needs_label=label_required, demonstration=demonstration
+    )
 
 
 def _column(

@@ -235,7 +235,7 @@ def _parts(
     tools = [] if columns.tools is None else tools_in(record)
     if tools and isinstance(asked, tuple):
         raise ValueError(f"`{columns.prompt}` is tokens, in which its `{columns.tools}` must stand")
-    label = None if columns.label is None else _text_of(record, columns.label)
+    label = _label_of(record, columns)
     messages = [] if isinstance(asked, tuple) else asked
     demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
     return asked, tools, label, demonstration
@@ -342,6 +342,18 @@ def _demonstration(
             f"no worked response: `{columns.prompt}` does not end with an assistant's message"
         )
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
+
+
+def _label_of(record: dict[str, object], columns: Columns) -> str | None:
+    """None: the row has none, and needs none. Raises ValueError with the reason."""
+    if columns.label is None:
+        return None
+    if not columns.needs_label:
+        # a gap is null, an empty text in CSV, and not a number in a column of floats
+        value = record.get(columns.label)
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):
+            return None
+    return _text_of(record, columns.label)
 
 
 def _text_of(record: dict[str, object], key: str) -> str:

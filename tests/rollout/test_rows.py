@@ -114,6 +114,18 @@ def test_a_reward_without_labels_needs_no_label_column(jsonl: Callable[..., Path
     assert _read(jsonl({"prompt": "a"}), needs_label=False)[1][0].label is None
 
 
+@pytest.mark.parametrize("gap", ["", " ", None, float("nan")])
+def test_a_reward_without_labels_takes_rows_whose_label_is_a_gap(
+    jsonl: Callable[..., Path], gap: object
+) -> None:
+    path = jsonl({"prompt": "a", "label": "1"}, {"prompt": "b", "label": gap})
+    assert [row.label for row in _read(path, needs_label=False)[1]] == ["1", None]
+    with pytest.raises(DataError, match="1 of 2 rows"):
+        _read(path)
+    with pytest.raises(DataError, match="1 of 2 rows"):
+        _read(path, needs_label=False, field="demonstrations")
+
+
 def test_messages_end_with_the_user_and_a_demonstration_with_the_assistant(
     jsonl: Callable[..., Path],
 ) -> None:
