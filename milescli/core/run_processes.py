@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 TOKEN_VARIABLE = "MILES_RUN_TOKEN"
 """Every process of a run inherits it; no other process has its value."""
@@ -32,3 +34,34 @@ def state_of(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return None
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process of this computer has had so far; 0.0: it has ended. Needs
+    /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+BUSY_SHARE = 0.05
+"""Of a core, between two looks: a process that waits for others takes less, and one that computes
+takes more on the busiest machine that is of use."""
+
+
+@dataclass(slots=True)
+class CpuClock:
+    """Whether a process computes, which is seen of its processor time from one look to the next."""
+
+    _cpu_s: float = float("inf")
+    _looked: float = 0.0
+
+    def is_busy(self, cpu_s: float) -> bool:
+        """Whether it has computed since the last look. `cpu_s`: its processor time by now. False
+        at the first look."""
+        now = monotonic()
+        had_s, passed_s = cpu_s - self._cpu_s, now - self._looked
+        self._cpu_s, self._looked = cpu_s, now
+        return had_s > BUSY_SHARE * passed_s

@@ -1,24 +1,34 @@
 """Whether one engine lives, and speaks: what the system says of its processes, and whether it
-answers while requests wait for it. Asked each second by `healing`, which acts."""
+answers while requests wait for it. One that does not, and computes, may be slow: it is given the
+time that its work takes on the slowest hardware. Asked each second by `healing`, which acts."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import WorkerDied
 from milescli.core.log_tail import last_log_lines
+from milescli.core.run_processes import CpuClock
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
+from milescli.models import load_facts, table
+from milescli.models.costs import token_flops
 from milescli.recipe.machine import MachineSettings
 from milescli.runtime.engines import EngineActors
 
 ASKED_AFTER_S = 5.0
 """Without a reply, while requests wait: then it is asked whether it is well. So long it may take to
 say so, too, before it counts as silent."""
+PASS_TOKENS = 16_384
+"""New tokens that an engine takes in one pass at most, between two of which it answers."""
+SLOWEST_FLOPS = {"cpu": 1e9, "cuda": 1e13, "rocm": 1e13}
+"""Operations a second, of a core or of a device, far below what is usual: a core of a busy machine
+was seen to do 2e10."""
 
 
 class WatchedFleet(Protocol):
@@ -58,6 +68,8 @@ class EngineWatch:
         self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
         self._patience_s = settings.start_timeout_s
         """Until it has replied once: it may compile what it needs first."""
+        self._clock = CpuClock()
+        self._unheard_since: float | None = None
         self._waited_since: float | None = None
         self._has_replied = False
         self._question: asyncio.Task[bool] | None = None
@@ -67,18 +79,42 @@ class EngineWatch:
 
     async def look(self) -> None:
         """Raises WorkerDied where it has ended."""
-        stopped = await self.engine.look()
+        look = await self.engine.look()
+        is_busy = look.stopped is None and self._clock.is_busy(look.cpu_s)
         unheard = self._unheard()
-        if stopped is not None:
+        if look.stopped is not None:
             waiting = self._fleet.num_waiting(self.engine.url)
-            self.silence.look(f"{stopped}, and {waiting} requests wait for it")
+            self.silence.look(f"{look.stopped}, and {waiting} requests wait for it")
         else:
-            self.silence.look(unheard, times=UNSURE)
+            self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
 
     def close(self) -> None:
         """Ask nothing more."""
         if self._question is not None:
             self._question.cancel()
+
+    def _unexplained(self, unheard: str | None, *, is_busy: bool) -> str | None:
+        """The same, unless it may still be at its work: on a CPU it computes then, on a device
+        nothing is seen of that."""
+        if unheard is None:
+            self._unheard_since = None
+            return None
+        self._unheard_since = self._unheard_since or time.monotonic()
+        may_work = is_busy or self.engine.specs[0].device_kind != "cpu"
+        is_at_work = may_work and time.monotonic() < self._unheard_since + self._work_s()
+        return None if is_at_work else unheard
+
+    def _work_s(self) -> float:
+        """What one pass over what it was asked may take."""
+        spec, waiting = self.engine.specs[0], self._fleet.num_waiting(self.engine.url)
+        tokens = min(waiting * spec.context_length, PASS_TOKENS)
+        each = spec.cpu_threads if spec.device_kind == "cpu" else 1
+        return tokens * self._token_flops / (SLOWEST_FLOPS[spec.device_kind] * each * spec.tp)
+
+    @cached_property
+    def _token_flops(self) -> float:
+        spec = self.engine.specs[0]
+        return token_flops(table(load_facts(spec.model_dir))).forward_mean(spec.context_length)
 
     def _unheard(self) -> str | None:
         """That requests wait for it in vain."""

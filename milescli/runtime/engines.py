@@ -12,6 +12,7 @@ from typing import Protocol
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.process import ProcessLook
 from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import WorkerDied
@@ -58,12 +59,13 @@ class EngineActors:
         """Until it answers. Raises WorkerDied or WaitTimeout."""
         await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
 
-    async def look(self) -> str | None:
-        """Why it seems to hang, where it does. Raises WorkerDied where a process of it, or an
-        actor, has ended."""
+    async def look(self) -> ProcessLook:
+        """At its processes on all nodes. `stopped`: also, that an actor does not answer. Raises
+        WorkerDied where a process of it, or an actor, has ended."""
         pairs = zip(self.handles, self.specs, strict=True)
         looks = await asyncio.gather(*(_look(handle, spec) for handle, spec in pairs))
-        return next(filter(None, looks), None)
+        stopped = next((look.stopped for look in looks if look.stopped), None)
+        return ProcessLook(stopped=stopped, cpu_s=sum(look.cpu_s for look in looks))
 
     async def dump_stacks(self) -> list[str]:
         """Write where its processes are beside their logs; the files. Not of those whose actor does
@@ -149,15 +151,15 @@ class Engines:
         await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
 
 
-async def _look(handle: ActorHandle, spec: EngineSpec) -> str | None:
+async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
     """At one engine process through the actor that holds it."""
-    look = await handle.look("look")
+    look: ProcessLook | None = await handle.look("look")
     if look is None:
-        return f"the actor that holds {spec.name} does not answer"
+        return ProcessLook(stopped=f"the actor that holds {spec.name} does not answer")
     if look.ended is not None:
         raise WorkerDied(
             f"{spec.name} died",
             why=f"{look.ended}; last lines of its log:\n{last_log_lines(spec.log_path)}",
             fix=f"less {spec.log_path}",
         )
-    return look.stopped
+    return look

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, run_each
 from milescli.core.errors import WorkerDied
+from milescli.core.run_processes import CpuClock, cpu_seconds
 from milescli.core.stacks import dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
@@ -50,6 +52,8 @@ class RankGroup:
     async_save: bool
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """All ranks are asked the same in the same order, as they wait for each other."""
+    _clocks: defaultdict[int, CpuClock] = field(default_factory=lambda: defaultdict(CpuClock))
+    """By process id."""
 
     async def look(self) -> list[Hang | None]:
         """[ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has ended."""
@@ -58,7 +62,18 @@ class RankGroup:
             if isinstance(died, BaseException):
                 raise died
         pairs = zip(self.ranks, self.pids, looks, strict=True)
-        return [None if look is not None else _why_silent(rank, pid) for rank, pid, look in pairs]
+        return [self._hang(rank, pid, does_speak=look is not None) for rank, pid, look in pairs]
+
+    def _hang(self, rank: ActorHandle, pid: int, *, does_speak: bool) -> Hang | None:
+        """On the driver's computer one that computes is slow, and not hung: how long that may take
+        is for who asked it."""
+        is_here = rank.node.is_driver
+        is_busy = is_here and self._clocks[pid].is_busy(cpu_seconds(pid))
+        if does_speak or is_busy:
+            return None
+        if is_here and is_stopped_process(pid):
+            return Hang(f"its process {pid} is stopped (SIGSTOP)", is_sure=True)
+        return Hang("it does not answer", is_sure=False)
 
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
         """The error for a rank whose process has ended, looked for until one has or the time is
@@ -227,9 +242,3 @@ class RankGroup:
     async def silence_layers(self, first: int) -> None:
         """See Trainer."""
         await self._all("silence_layers", first)
-
-
-def _why_silent(rank: ActorHandle, pid: int) -> Hang:
-    if rank.node.is_driver and is_stopped_process(pid):
-        return Hang(f"its process {pid} is stopped (SIGSTOP)", is_sure=True)
-    return Hang("it does not answer", is_sure=False)

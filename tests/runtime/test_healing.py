@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from milescli.backends.sglang.http import EngineDied
+from milescli.backends.sglang.process import ProcessLook
 from milescli.core.errors import MismatchError, WorkerDied
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.types import EngineAddress
@@ -41,12 +42,13 @@ class Actors:
         return f"http://127.0.0.1:{100 * self.generation + self.index}"
 
     hangs: str | None = None
-    specs: tuple[object, ...] = (SimpleNamespace(log_path=None),)
+    cpu_s: float = 0.0
+    specs: tuple[object, ...] = (SimpleNamespace(log_path=None, device_kind="cpu"),)
 
-    async def look(self) -> str | None:
+    async def look(self) -> ProcessLook:
         if self.is_dead:
             raise WorkerDied(f"{self.name} died", why="planted", fix="none")
-        return self.hangs
+        return ProcessLook(stopped=self.hangs, cpu_s=self.cpu_s)
 
     async def dump_stacks(self) -> list[str]:
         return ["engine.stacks.txt"]
@@ -302,23 +304,47 @@ def test_an_engine_that_speaks_again_is_left_alone_and_may_be_silent_for_so_long
     assert silence.seconds == 0.0 and silence.limit_s > silence.bound_s
 
 
+@dataclass
+class Unanswering:
+    """Two engines that replied before, and say nothing more while 31 requests wait for them."""
+
+    work_s: float = 0.0
+    """What they were asked may take."""
+    computes: bool = False
+    for_s: float = 0.0
+    """Looked at for so long, or until there is news."""
+
+    def events(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+        monkeypatch.setattr(engine_watch, "ASKED_AFTER_S", 0.01)
+        monkeypatch.setattr(engine_watch.EngineWatch, "_work_s", lambda _: self.work_s)
+        rig = Rig()
+        rig.fleet.said_s = 0.0
+        rig.fleet.waiting = 31
+
+        async def work() -> None:
+            for _ in range(3):
+                await rig.keeper.probe()
+                await asyncio.sleep(0.02)
+            rig.fleet.said_s, rig.fleet.is_well = 1e9, False
+            until = time.monotonic() + (self.for_s or 60)
+            while not rig.events and time.monotonic() < until:
+                for engine in rig.engines.actors.values():
+                    engine.cpu_s += 10.0 * self.computes  # type: ignore[union-attr]
+                await rig.keeper.probe()
+                await asyncio.sleep(0.01)
+            await rig.keeper.close()
+
+        asyncio.run(work())
+        return rig.events
+
+
+@pytest.mark.parametrize("how", [{}, {"work_s": 1e9}, {"computes": True, "work_s": 0.5}])
 def test_an_engine_that_does_not_answer_while_requests_wait_for_it_hangs(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, how: dict
 ) -> None:
-    monkeypatch.setattr(engine_watch, "ASKED_AFTER_S", 0.01)
-    rig = Rig()
-    rig.fleet.said_s = 0.0
-    rig.fleet.waiting = 31
+    """Whatever it was asked, where it does not compute; else after the time that this takes."""
+    assert "31 requests wait for it" in Unanswering(**how).events(monkeypatch)[0].why  # type: ignore[attr-defined]
 
-    async def work() -> None:
-        for _ in range(3):  # both have replied before
-            await rig.keeper.probe()
-            await asyncio.sleep(0.02)
-        rig.fleet.said_s, rig.fleet.is_well = 1e9, False
-        while not rig.events:
-            await rig.keeper.probe()
-            await asyncio.sleep(0.01)
-        await rig.keeper.close()
 
-    asyncio.run(asyncio.wait_for(work(), 20))
-    assert "31 requests wait for it" in rig.events[0].why  # type: ignore[attr-defined]
+def test_an_engine_that_computes_is_slow_and_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Unanswering(computes=True, work_s=1e9, for_s=1.0).events(monkeypatch)

@@ -40,6 +40,13 @@ PREFILL_TOKENS = 2048
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
 tokens. The cache is taken from main memory at the start."""
+CPU_ARGUMENTS: dict[str, object] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    # else SGLang ends itself where one pass takes 300 s; `engine_watch` knows slow from hung
+    "watchdog-timeout": 86_400,
+}
 
 
 def engine_command(spec: EngineSpec) -> list[str]:
@@ -89,11 +96,7 @@ def engine_arguments(spec: EngineSpec) -> list[str]:
         switches.append("enable-dp-attention")
     total_tokens, extra = spec.max_total_tokens, ()
     if spec.device_kind == "cpu":
-        arguments |= {
-            "device": "cpu",
-            "attention-backend": "torch_native",
-            "sampling-backend": "pytorch",
-        }
+        arguments |= CPU_ARGUMENTS
         switches += ["disable-cuda-graph", "disable-overlap-schedule"]
         if spec.context_length <= PREFILL_TOKENS:
             # no prompt is longer, so none need be cut in chunks, and none is before the first of

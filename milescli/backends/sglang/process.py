@@ -19,7 +19,7 @@ from typing import Protocol
 
 from milescli.core.errors import WaitTimeout, WorkerDied, WorkerKilled
 from milescli.core.log_tail import last_log_lines
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import TOKEN_VARIABLE, cpu_seconds, processes_of
 from milescli.core.stacks import is_stopped_process
 from milescli.core.units import format_duration
 
@@ -72,6 +72,8 @@ class ProcessLook:
     """How one of them ended; None: all run."""
     stopped: str | None = None
     """Which of them the system does not let run, and why."""
+    cpu_s: float = 0.0
+    """Processor time that those which compute have had so far."""
 
 
 class ManagedProcess:
@@ -122,7 +124,12 @@ class ManagedProcess:
 
     def look(self) -> ProcessLook:
         """What the system says of it now."""
-        return ProcessLook(ended=self.ended(), stopped=self._stopped())
+        cpu_s = sum(map(cpu_seconds, self._computing_pids()))
+        return ProcessLook(ended=self.ended(), stopped=self._stopped(), cpu_s=cpu_s)
+
+    def _computing_pids(self) -> list[int]:
+        """Which of its processes do its work."""
+        return [self.pid] if self.pid is not None else []
 
     def _stopped(self) -> str | None:
         assert self._process is not None, f"{self.name} was not started"

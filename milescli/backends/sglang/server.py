@@ -148,12 +148,14 @@ class EngineServer(ManagedProcess):
                 return f"its process {name} ({part.pid}) is stopped (SIGSTOP)"
         return super()._stopped()
 
+    def _computing_pids(self) -> list[int]:
+        return [part.pid for name, part in sorted(self._parts.items()) if "sched" in name]
+
     def start_record(self, file: str) -> str | None:
         """Begin to look where the first of its schedulers is, many times a second. Returns why that
         cannot be, where so."""
         self.stop_record()
-        schedulers = [part.pid for name, part in sorted(self._parts.items()) if "sched" in name]
-        if not schedulers:
+        if not (schedulers := self._computing_pids()):
             return "it has no scheduler on this node"
         try:
             self._recorder = Recorder(schedulers[0], Path(file))
