@@ -187,6 +187,10 @@ def load_tokenizer(
             "tokenizer_config.json",
         )
     inner = _read(path)
+    backend = getattr(inner, "backend_tokenizer", None)
+    if backend is not None and type(backend.model).__name__ == "BPE":
+        # transformers does not heed it there, and warns of it on the user's screen
+        inner.clean_up_tokenization_spaces = False
     if inner.eos_token_id is None:
         raise DataError(
             f"the tokenizer in {path} has no end-of-sequence token",

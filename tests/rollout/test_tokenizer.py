@@ -39,6 +39,18 @@ def test_a_folder_without_a_tokenizer_says_what_it_holds(tmp_path: Path) -> None
         load_tokenizer(tmp_path)
 
 
+def test_transformers_does_not_warn_of_a_cleaning_that_it_leaves_out(
+    tokenizer: ChatTokenizer, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tokenizer.folder, tmp_path / "t")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["clean_up_tokenization_spaces"] = True
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded = load_tokenizer(folder)
+    assert not loaded.inner.clean_up_tokenization_spaces
+    assert loaded.decode(loaded.encode_response("1 . 2 , 3")) == "1 . 2 , 3"
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         load_tokenizer(tmp_path / "absent")
