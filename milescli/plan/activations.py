@@ -20,8 +20,6 @@ IMBALANCE = 1.5
 whole model: an estimate."""
 _CHUNK = 64
 """Positions of a chunk of linear attention and of Mamba-2."""
-LOGITS_CHUNK = 2048
-"""Tokens whose logits are looked at in float32 at once (`train.vocab_parallel`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,24 +243,36 @@ def worst_imbalance(facts: ModelFacts, layout: TrainerLayout) -> float:
     return layout.ep * min(facts.topk, facts.num_experts // layout.ep) / facts.topk
 
 
-def head_bytes(facts: ModelFacts, layout: TrainerLayout, *, size: int) -> tuple[float, float]:
-    """(final norm's input and output, logits) of the last stage, per position. Logits are kept
-    once, in the model's dtype, and become their own gradient (`train.vocab_parallel`); a soft cap
-    keeps them twice."""
+def head_block(*, on_host: bool) -> tuple[int, int]:
+    """(tokens, columns) of the logits that are there at once (`train.vocab_parallel`): on a CPU
+    what its cache holds, elsewhere enough work for a kernel (an estimate)."""
+    return (2048, 1024) if on_host else (8192, 8192)
+
+
+def head_bytes(
+    facts: ModelFacts, layout: TrainerLayout, *, tokens: int, size: int, on_host: bool
+) -> tuple[int, int]:
+    """(what is kept for the backward pass of the head: the final norm's input, and the hidden
+    states of the whole row; what lives for a moment in it: three float32 blocks of logits, and the
+    gradients of hidden states and weight) of the last stage, whose row has `tokens` positions on
+    this rank."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     columns = -(-facts.vocab_size // layout.tp)
-    copies = 2 if facts.logit_softcap else 1
-    return 2 * facts.hidden_size * share * size, copies * columns * size
+    block = head_block(on_host=on_host)
+    logits = 3 * 4 * min(block[0], tokens) * min(block[1], columns)
+    gradients = facts.hidden_size * (4 * tokens + columns * size)
+    return int(tokens * facts.hidden_size * (1 + share) * size), logits + gradients
 
 
 def mtp_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int
 ) -> tuple[float, float]:
-    """(what an MTP layer that is trained keeps per position, without its logits; what there is at
+    """(what an MTP layer that is trained keeps per position, without its head; what there is at
     once on the last stage, beside the inputs of its decoder layers, while it is recomputed).
     `layer`: what it has of a decoder's. Beside that: the embedding, embedding and hidden state side
     by side, and the last norm's input and output."""
-    norm, _ = head_bytes(facts, layout, size=size)
+    share = 1 / layout.tp if layout.sequence_parallel else 1.0
+    norm = facts.hidden_size * (1 + share) * size
     within = 3 * layer.input + layer.saved
     if layout.recompute == "full":
         return layer.input + norm, norm + within

@@ -175,6 +175,7 @@ def _load(
         sleeps=False,
         bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
         packing=Packing(imbalance=recipe.train.expert_imbalance),
+        on_host=True,
         fused_swiglu=size == 4,
     )
 

@@ -16,7 +16,6 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import (
-    LOGITS_CHUNK,
     LayerBytes,
     Packing,
     head_bytes,
@@ -55,6 +54,8 @@ class TrainerBytes:
     """On the device."""
     activations: int = 0
     logits: int = 0
+    """A few blocks of them, and the gradients of what they are computed from; under full recompute
+    what they take beyond the layer that is computed again, which is there at another time."""
     workspace: int = 0
     """What lives for a moment, and the process itself. An estimate."""
     host: int = 0
@@ -124,6 +125,8 @@ class TrainerLoad:
     bucket_bytes: int
     """Of weight sync."""
     packing: Packing = field(default_factory=Packing)
+    on_host: bool = False
+    """The device is a CPU."""
     fused_swiglu: bool = False
     """See `activations.layer_bytes`; of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
@@ -168,33 +171,27 @@ class MemoryModel:
         held = self.counter.stages(layout)
         sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
-        norm, logits = head_bytes(self.table.facts, layout, size=load.size)
+        kept_of_head, of_logits = self._head_bytes(layout, load)
         sizes, on_device = [], replace(layout, offload_optimizer=False)
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
             in_flight = microbatches_in_flight(stage, layout.pp, load.num_microbatches)
             saved, kept = sums.saved_between(start, end), sums.input * (end - start)
-            top = load.row_tokens * (norm if is_last else 0.0)
-            head = load.row_tokens * (logits if is_last else 0.0)
+            top = float(kept_of_head if is_last else 0)
+            head = of_logits if is_last else 0
             again = 0.0
             if is_last and self.table.facts.trains_mtp:
                 ahead, again = mtp_bytes(self.table.facts, layout, layer=sums.mtp, size=load.size)
-                top, head = top + load.row_tokens * ahead, 2 * head
+                top += load.row_tokens * ahead
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
-                recomputed = load.row_tokens * inner
-                activations = load.row_tokens * kept * in_flight + max(
-                    top, recomputed if recomputed > top + head else top
-                )
-                head = head if top + head >= recomputed else 0.0
+                most = max(top, load.row_tokens * inner)
+                activations = load.row_tokens * kept * in_flight + most
+                head = max(0, int(top + head - most))
             else:
                 activations = load.row_tokens * saved * in_flight + top
-            scratch = load.row_tokens * sums.widest + (
-                3 * 4 * min(LOGITS_CHUNK, load.row_tokens) * self.table.facts.vocab_size / layout.tp
-                if is_last
-                else 0
-            )
+            scratch = load.row_tokens * sums.widest
             trained = self.trained.stage(layout, stage)
             static = static_bytes(trained, layout, size=load.size)
             if self.adapter is not None:
@@ -213,7 +210,7 @@ class MemoryModel:
                     gradients=static[1],
                     optimizer=static[2],
                     activations=int(activations),
-                    logits=int(head),
+                    logits=head,
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
                     host=host_bytes(trained, layout, load, static)
@@ -232,13 +229,20 @@ class MemoryModel:
     def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
         """(weights, what a pass without gradients over a microbatch takes beside them: the widest
         layer with input and output, and logits) of one rank of `stage`, where it is not trained."""
-        facts, held = self.table.facts, self.counter.stage(layout, stage)
+        held = self.counter.stage(layout, stage)
         weights = frozen_bytes(held, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
-        head = sum(head_bytes(facts, layout, size=load.size))
-        chunk = 3 * 4 * min(LOGITS_CHUNK, load.row_tokens) * facts.vocab_size / layout.tp
         layers = load.row_tokens * (2 * sums.input + sums.widest)
-        return weights, int(layers + is_last * (load.row_tokens * head + chunk))
+        return weights, int(layers + is_last * sum(self._head_bytes(layout, load)))
+
+    def _head_bytes(self, layout: TrainerLayout, load: TrainerLoad) -> tuple[int, int]:
+        return head_bytes(
+            self.table.facts,
+            layout,
+            tokens=load.row_tokens,
+            size=load.size,
+            on_host=load.on_host,
+        )
 
     def _layer_sums(self, layout: TrainerLayout, load: TrainerLoad) -> _LayerSums:
         key = (

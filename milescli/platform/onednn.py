@@ -22,7 +22,7 @@ def is_wider() -> bool:
 
 def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `product` takes oneDNN for [..., i] and [o, i]."""
-    is_float = x.dtype is weight.dtype is torch.float32
+    is_float = x.dtype is weight.dtype is torch.float32 and x.device.type == "cpu"
     return is_float and x.numel() >= FEW_ROWS * x.shape[-1] and is_wider()
 
 
@@ -33,3 +33,31 @@ def product(
     if not computes(x, weight):
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[T, o] and [T, i] -> grad.T @ x [o, i], the gradient of a layer's weight. By oneDNN it is
+    that of a convolution over an image of one row, T wide, channels innermost, which is the matrix
+    as it lies; of a product oneDNN has none here."""
+    if not computes(x, grad):
+        return grad.t() @ x
+    weight = x.new_empty((grad.shape[1], x.shape[1], 1, 1))
+    _, of_weight, _ = torch.ops.aten.convolution_backward(
+        _image(grad.contiguous()),
+        _image(x.contiguous()),
+        weight,
+        None,
+        [1, 1],
+        [0, 0],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+        [False, True, False],
+    )
+    return of_weight.reshape(grad.shape[1], x.shape[1])
+
+
+def _image(rows: torch.Tensor) -> torch.Tensor:
+    """[T, channels] -> [1, channels, 1, T], the same memory."""
+    return rows[None, None].permute(0, 3, 1, 2)

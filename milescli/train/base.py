@@ -115,8 +115,8 @@ class Stepped:
 
     report: StepReport
     logprobs: Mapping[int, np.ndarray] = field(default_factory=dict)
-    """By number of the sequence: [n] float32 log-prob of each token given those before it, by the
-    policy before the first update of the step; 0.0 for the first. Without those that only later
+    """By number of the sequence: [n] float32 log-prob of each trained token given those before it,
+    by the policy before the first update of the step; 0.0 for others. Without those that only later
     updates have read."""
     memory: tuple[WorkerMemory, ...] = ()
     """[ranks] what each held."""

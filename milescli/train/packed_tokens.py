@@ -49,7 +49,8 @@ class PackedTokens:
     """By `Stream`, or a name of the objective's own: [S] float32, or [S, k]. Asked for by
     `tokens[stream]`."""
     logprobs: torch.Tensor | None = None
-    """[S] by the current policy, with gradient; in `loss` alone."""
+    """[S] by the current policy, with gradient; 0.0 off the mask, as are the next two. In `loss`
+    alone."""
     entropy: torch.Tensor | None = None
     """[S] nats, with gradient; in `loss` alone."""
     candidates: torch.Tensor | None = None

@@ -1,150 +1,225 @@
-"""Log-probs of targets, of the likeliest tokens, and entropy from logits whose vocabulary is spread
-over ranks: no gather and no second copy of the logits."""
+"""Log-probs of targets, of the likeliest tokens, and entropy by an output layer whose vocabulary is
+spread over ranks. Logits are there for a block of tokens and columns at a time, and are computed
+again for the gradients: no tensor of [tokens, vocabulary] is ever made (as in cut cross-entropy,
+arXiv 2411.09009)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-CHUNK_TOKENS = 2048
-"""Tokens looked at at once: bounds the scratch memory to a few [CHUNK_TOKENS, vocabulary / tp]
-tensors."""
+from milescli.plan.activations import head_block
+from milescli.platform import onednn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabShard:
-    """Which part of the vocabulary this rank's logits are."""
+    """Which part of the vocabulary this rank's rows of the output layer are."""
 
     start: int = 0
-    """Token id of column 0."""
+    """Token id of row 0."""
     size: int
-    """Columns that stand for tokens; columns beyond are padding and take no part."""
+    """Rows that stand for tokens; rows beyond are padding and take no part."""
     group: dist.ProcessGroup | None = None
     """Ranks that hold the other parts; None where this rank holds all."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """An output layer, and what it is given. Its logits are hidden @ weight.T in the dtype of both,
+    then cap * tanh(logits / cap) in float32 where they are capped."""
+
+    hidden: torch.Tensor
+    """[T, hidden_size], equal on all ranks of the shard's group."""
+    weight: torch.Tensor
+    """[columns, hidden_size] this rank's rows."""
+    shard: VocabShard
+    cap: float | None = None
+
+    def logits(self) -> torch.Tensor:
+        """[T, size] float32, this rank's columns, at once; without gradient."""
+        with torch.no_grad():
+            return _logits(self.hidden, self.weight[: self.shard.size], self.cap)
+
+
 def target_logprobs(
-    logits: torch.Tensor, targets: torch.Tensor, *, shard: VocabShard, temperature: float = 1.0
+    head: Head, targets: torch.Tensor, *, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(logits / temperature)[target], as `targets`, and the entropy of that distribution
     [T], float32, equal on all ranks.
 
-    `logits` [T, columns] of any float dtype, `targets` [T] or [T, n] int64 token ids.
-    Differentiable in both results. The backward pass writes the gradient over the logits: they must
-    not be used afterwards (autograd refuses if they are). With x = logits / temperature, p =
-    softmax(x): d logprob / dx_j = [j = target] - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k
-    x_k).
+    `targets` [T] or [T, n] int64 token ids. Differentiable in both results; the gradient of
+    `head.hidden` is that by this rank's rows alone, to be summed over the group. With x = logits /
+    temperature, p = softmax(x): logprob = x_target - logsumexp(x); d logprob / dx_j = [j = target]
+    - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k x_k).
     """
-    assert logits.dim() == 2 and targets.shape[:1] == logits.shape[:1], (
-        logits.shape,
+    assert head.hidden.dim() == 2 and targets.shape[:1] == head.hidden.shape[:1], (
+        head.hidden.shape,
         targets.shape,
     )
-    rows = targets.view(len(targets), -1)
-    logprobs, entropy = _TargetLogprobs.apply(logits, rows, shard, temperature)
+    rows = targets.view(len(targets), -1) if len(targets) else targets.view(0, 1)
+    form = _Form(shard=head.shard, cap=head.cap, temperature=temperature)
+    logprobs, entropy = _TargetLogprobs.apply(head.hidden, head.weight, rows, form)
     return logprobs.view(targets.shape), entropy
 
 
 @torch.no_grad()
 def top_logprobs(
-    logits: torch.Tensor, *, count: int, shard: VocabShard, temperature: float = 1.0
+    head: Head, *, count: int, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64, log-probs float32) [T, count] of the likeliest tokens under softmax(logits /
-    temperature), likeliest first, equal on all ranks; of equals, any. `logits` as in
-    `target_logprobs`; `count` is at most the vocabulary's size."""
-    ids = []
-    for rows in _chunks(len(logits)):
-        here = logits[rows, : shard.size].float()
-        # ranks may own fewer columns than `count`: what they lack is never chosen
-        least = here.new_full((len(here), max(0, count - shard.size)), -torch.inf)
-        values, columns = torch.cat([here, least], dim=1).topk(count)
-        values, columns = (_gathered(part, shard) for part in (values, columns + shard.start))
-        best = values.topk(count).indices
-        ids.append(columns.gather(1, best))
-    chosen = torch.cat(ids) if ids else torch.zeros((0, count), dtype=torch.int64)
-    return chosen, target_logprobs(logits, chosen, shard=shard, temperature=temperature)[0]
+    temperature), likeliest first, equal on all ranks; of equals, any. `count` is at most the
+    vocabulary's size."""
+    shard, shape = head.shard, (len(head.hidden), count)
+    best = head.hidden.new_full(shape, -torch.inf, dtype=torch.float32)
+    ids = torch.zeros(shape, dtype=torch.int64, device=best.device)
+
+    def look(x: torch.Tensor, rows: slice, columns: slice) -> None:
+        values, places = x.topk(min(count, x.shape[1]))
+        places += columns.start + shard.start
+        best[rows], ids[rows] = _likeliest([best[rows], values], [ids[rows], places], count)
+
+    form = _Form(shard=shard, cap=head.cap, temperature=temperature)
+    log_total, _ = _totals(head.hidden, head.weight, form, look)
+    best, ids = _likeliest(_gathered(best, shard), _gathered(ids, shard), count)
+    return ids, best - log_total[:, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """How logits become a distribution."""
+
+    shard: VocabShard
+    cap: float | None
+    temperature: float
 
 
 class _TargetLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, targets, shard: VocabShard, temperature: float):
-        num_tokens = logits.shape[0]
-        peak = torch.full((num_tokens,), -torch.inf, dtype=torch.float32, device=logits.device)
-        if shard.size:
-            for rows in _chunks(num_tokens):
-                peak[rows] = logits[rows, : shard.size].amax(dim=1).float() / temperature
-        _all_reduce(peak, dist.ReduceOp.MAX, shard)
-        local = targets - shard.start
-        owned = (local >= 0) & (local < shard.size)
-        local = torch.where(owned, local, 0)
-        sums = torch.zeros(
-            (2 + targets.shape[1], num_tokens), dtype=torch.float32, device=logits.device
-        )
-        if shard.size:
-            for rows in _chunks(num_tokens):
-                _sum_rows(
-                    logits[rows, : shard.size],
-                    local[rows],
-                    owned[rows],
-                    peak[rows],
-                    temperature,
-                    out=sums[:, rows],
-                )
-        _all_reduce(sums, dist.ReduceOp.SUM, shard)
-        log_total = sums[0].log() + peak
-        mean = sums[1] / sums[0] + peak
-        """sum_k p_k x_k"""
-        ctx.shard, ctx.temperature = shard, temperature
-        ctx.save_for_backward(logits, local, owned, log_total, mean)
+    def forward(ctx, hidden, weight, targets, form: _Form):
+        chosen = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
+        """x of the targets where they are here"""
+
+        def look(x: torch.Tensor, rows: slice, columns: slice) -> None:
+            local, is_here = _within(targets[rows], columns, form.shard)
+            chosen[rows] += torch.where(is_here, x.gather(1, local), 0.0)
+
+        log_total, mean = _totals(hidden, weight, form, look)
+        _all_reduce(chosen, dist.ReduceOp.SUM, form.shard)
+        ctx.form = form
+        ctx.save_for_backward(hidden, weight, targets, log_total, mean)
         ctx.set_materialize_grads(False)
-        return (sums[2:] + peak - log_total).T.contiguous(), log_total - mean
+        return chosen - log_total[:, None], log_total - mean
 
     @staticmethod
     def backward(ctx, grad_logprob, grad_entropy):
-        logits, local, owned, log_total, mean = ctx.saved_tensors
-        grad = logits.detach()
-        """The same memory: the logits end here."""
-        size = ctx.shard.size
-        for rows in _chunks(logits.shape[0]):
-            x = _heated(grad[rows, :size], ctx.temperature)
-            p = (x - log_total[rows, None]).exp_()
-            if grad_entropy is None:
-                total = p.mul_(-grad_logprob[rows].sum(1, keepdim=True))
-            else:
-                scale = (mean[rows, None] - x).mul_(grad_entropy[rows, None])
-                if grad_logprob is not None:
-                    scale.sub_(grad_logprob[rows].sum(1, keepdim=True))
-                total = p.mul_(scale)
-            if grad_logprob is not None and size:
-                hit = torch.where(owned[rows], grad_logprob[rows], 0.0)
-                total.scatter_add_(1, local[rows], hit)
-            grad[rows, :size] = _heated(total, ctx.temperature)
-        grad[:, size:] = 0
-        return grad, None, None, None
+        hidden, weight, targets, log_total, mean = ctx.saved_tensors
+        form: _Form = ctx.form
+
+        def slope(x: torch.Tensor, rows: slice, columns: slice) -> torch.Tensor:
+            """d loss / d x, over x."""
+            scale = None if grad_logprob is None else -grad_logprob[rows].sum(1, keepdim=True)
+            if grad_entropy is not None:
+                by_entropy = (mean[rows, None] - x).mul_(grad_entropy[rows, None])
+                scale = by_entropy if scale is None else by_entropy.add_(scale)
+            grad = x.sub_(log_total[rows, None]).exp_().mul_(scale)
+            if grad_logprob is not None:
+                local, is_here = _within(targets[rows], columns, form.shard)
+                grad.scatter_add_(1, local, torch.where(is_here, grad_logprob[rows], 0.0))
+            return grad
+
+        grad_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for columns, blocks in _blocks(hidden, form.shard.size):
+            part, of_part = weight[columns], None
+            for rows in blocks:
+                logits = _logits(hidden[rows], part, form.cap)
+                bend = None if form.cap is None else 1 - (logits / form.cap).square_()
+                grad = _heated(
+                    slope(_heated(logits, form.temperature), rows, columns), form.temperature
+                )
+                grad = (grad if bend is None else grad.mul_(bend)).to(weight.dtype)
+                grad_hidden[rows] += onednn.product(grad, part.t())
+                if grad_weight is not None:
+                    more = onednn.weight_gradient(grad, hidden[rows])
+                    of_part = more.float() if of_part is None else of_part.add_(more)
+            if of_part is not None:
+                grad_weight[columns] = of_part
+        return grad_hidden.to(hidden.dtype), grad_weight, None, None
 
 
-def _sum_rows(logits, local, owned, peak, temperature: float, *, out) -> None:
-    """Into out [2 + n, rows]: sum exp(x - peak), sum exp(x - peak) (x - peak), and x - peak of the
-    n targets where they are here."""
-    shifted = _heated(logits, temperature) - peak[:, None]
-    out[2:] = torch.where(owned, shifted.gather(1, local), 0.0).T
-    weights = shifted.exp()
-    out[0] = weights.sum(dim=1)
-    out[1] = weights.mul_(shifted).sum(dim=1)
+def _totals(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    form: _Form,
+    look: Callable[[torch.Tensor, slice, slice], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of x, its
+    rows, and which of this rank's columns it is."""
+    blocks = list(_blocks(hidden, form.shard.size))
+    shape = (len(blocks), len(hidden))
+    peaks, sums, firsts = torch.zeros((3, *shape), dtype=torch.float32, device=hidden.device)
+    """[blocks of columns, T] of each: the largest x, sum exp(x - peak), sum exp(x - peak) (x -
+    peak)"""
+    for number, (columns, rows_of_blocks) in enumerate(blocks):
+        for rows in rows_of_blocks:
+            x = _heated(_logits(hidden[rows], weight[columns], form.cap), form.temperature)
+            look(x, rows, columns)
+            peak = x.amax(dim=1)
+            p = x.sub_(peak[:, None]).exp()
+            peaks[number, rows], sums[number, rows] = peak, p.sum(dim=1)
+            firsts[number, rows] = torch.linalg.vecdot(p, x)
+    # a rank beyond the end of a small vocabulary has no columns
+    peak = peaks.amax(dim=0) if blocks else peaks.new_full(shape[1:], -torch.inf)
+    _all_reduce(peak, dist.ReduceOp.MAX, form.shard)
+    behind = peaks.sub_(peak)
+    share = behind.exp()
+    both = torch.stack([sums.mul(share).sum(0), firsts.addcmul_(sums, behind).mul_(share).sum(0)])
+    _all_reduce(both, dist.ReduceOp.SUM, form.shard)
+    return both[0].log() + peak, both[1] / both[0] + peak
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """[rows, columns] float32, a tensor of its own."""
+    logits = onednn.product(hidden, weight).float()
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 def _heated(x: torch.Tensor, temperature: float) -> torch.Tensor:
-    """x / temperature in float32; at 1, x itself, which arithmetic with a float32 tensor widens as
-    it reads it: a pass over the memory less."""
-    return x if temperature == 1.0 else x.float() / temperature
+    """x / temperature, in place."""
+    return x if temperature == 1.0 else x.div_(temperature)
 
 
-def _chunks(num_tokens: int) -> list[slice]:
-    return [
-        slice(start, min(start + CHUNK_TOKENS, num_tokens))
-        for start in range(0, num_tokens, CHUNK_TOKENS)
-    ]
+def _blocks(hidden: torch.Tensor, size: int) -> Iterator[tuple[slice, list[slice]]]:
+    """Of columns, each with its blocks of tokens: columns are outside, so that every part of the
+    weight, and of its gradient, is read and written once."""
+    tokens, columns = head_block(on_host=hidden.device.type == "cpu")
+    rows = _cut(len(hidden), tokens)
+    return ((part, rows) for part in _cut(size, columns))
+
+
+def _cut(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _within(
+    targets: torch.Tensor, columns: slice, shard: VocabShard
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(places [rows, n] among the columns, whether the targets are among them)"""
+    local = targets - (shard.start + columns.start)
+    is_here = (local >= 0) & (local < columns.stop - columns.start)
+    return torch.where(is_here, local, 0), is_here
+
+
+def _likeliest(
+    values: list[torch.Tensor], ids: list[torch.Tensor], count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(values, ids) [rows, count] of parts [rows, n] of each."""
+    best, places = torch.cat(values, dim=1).topk(count)
+    return best, torch.cat(ids, dim=1).gather(1, places)
 
 
 def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp, shard: VocabShard) -> None:
@@ -152,10 +227,10 @@ def _all_reduce(tensor: torch.Tensor, operation: dist.ReduceOp, shard: VocabShar
         dist.all_reduce(tensor, op=operation, group=shard.group)
 
 
-def _gathered(part: torch.Tensor, shard: VocabShard) -> torch.Tensor:
-    """[rows, k] of every rank -> [rows, ranks * k]."""
+def _gathered(part: torch.Tensor, shard: VocabShard) -> list[torch.Tensor]:
+    """[ranks] of what each has."""
     if shard.group is None or shard.group.size() == 1:
-        return part
+        return [part]
     parts = [torch.empty_like(part) for _ in range(shard.group.size())]
     dist.all_gather(parts, part.contiguous(), group=shard.group)
-    return torch.cat(parts, dim=1)
+    return parts

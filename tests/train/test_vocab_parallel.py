@@ -10,7 +10,14 @@ import torch
 import torch.distributed as dist
 
 from milescli.train import vocab_parallel
-from milescli.train.vocab_parallel import VocabShard, target_logprobs, top_logprobs
+from milescli.train.vocab_parallel import Head, VocabShard, target_logprobs, top_logprobs
+
+
+def _head(logits: torch.Tensor, size: int | None = None, cap: float | None = None) -> Head:
+    """Whose logits are these: hidden states and their gradient are those of the logits."""
+    vocab = logits.shape[1]
+    shard = VocabShard(size=vocab if size is None else size)
+    return Head(hidden=logits, weight=torch.eye(vocab), shard=shard, cap=cap)
 
 
 def _plain(
@@ -47,9 +54,7 @@ def test_values_and_gradients_are_those_of_log_softmax(
     expected = _plain(expected_in, targets, temperature)
     sum((value * weight).sum() for value, weight in zip(expected, weights, strict=True)).backward()
     leaf = logits.clone().requires_grad_()
-    found = target_logprobs(
-        leaf * 1.0, targets, shard=VocabShard(size=vocab), temperature=temperature
-    )
+    found = target_logprobs(_head(leaf), targets, temperature=temperature)
     used = [(value * weight).sum() for value, weight in zip(found, weights, strict=True)]
     {"both": used[0] + used[1], "logprob": used[0], "entropy": used[1]}[use].backward()
     for one, other in zip(found, expected, strict=True):
@@ -57,19 +62,67 @@ def test_values_and_gradients_are_those_of_log_softmax(
     torch.testing.assert_close(leaf.grad, expected_in.grad, atol=2e-6, rtol=1e-5)
 
 
-def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, targets, *_ = _inputs(50, 20)
-    whole = target_logprobs(logits, targets, shard=VocabShard(size=20))
-    monkeypatch.setattr(vocab_parallel, "CHUNK_TOKENS", 7)
-    parts = target_logprobs(logits, targets, shard=VocabShard(size=20))
-    assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cap", [None, 2.0])
+def test_blocks_of_tokens_and_columns_make_no_difference(
+    monkeypatch: pytest.MonkeyPatch, cap: float | None, dtype: torch.dtype
+) -> None:
+    _, targets, *grads = _inputs(50, 70)
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (
+        torch.randn(50, 8, generator=generator),
+        torch.randn(80, 8, generator=generator),
+    )
+
+    def run(block: tuple[int, int]) -> list[torch.Tensor]:
+        monkeypatch.setattr(vocab_parallel, "head_block", lambda on_host: block)
+        leaves = [part.to(dtype).requires_grad_() for part in (hidden, weight)]
+        head = Head(hidden=leaves[0], weight=leaves[1], shard=VocabShard(size=70), cap=cap)
+        found = target_logprobs(head, targets, temperature=0.7)
+        sum((f * g).sum() for f, g in zip(found, grads, strict=True)).backward()
+        _, top = top_logprobs(head, count=9, temperature=0.7)
+        return [*found, *(leaf.grad for leaf in leaves), top, head.logits()]
+
+    bound = 1e-6 if dtype is torch.float32 else 1e-2
+    for one, other in zip(run((7, 16)), run((50, 80)), strict=True):
+        assert (one - other).norm() <= bound * other.norm()
+
+
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("needs_weight", [True, False])
+def test_a_head_has_the_gradients_of_its_formula(cap: float | None, needs_weight: bool) -> None:
+    _, targets, *grads = _inputs(50, 70)
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (
+        torch.randn(50, 8, generator=generator),
+        torch.randn(70, 8, generator=generator),
+    )
+    ours = [hidden.clone().requires_grad_(), weight.clone().requires_grad_(needs_weight)]
+    theirs = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
+    head = Head(hidden=ours[0], weight=ours[1], shard=VocabShard(size=70), cap=cap)
+    found = target_logprobs(head, targets, temperature=0.7)
+    logits = theirs[0] @ theirs[1].T
+    logs = ((logits if cap is None else cap * torch.tanh(logits / cap)) / 0.7).log_softmax(-1)
+    expected = (logs.gather(1, targets[:, None])[:, 0], -(logs.exp() * logs).sum(-1))
+    for values in (found, expected):
+        sum((value * grad).sum() for value, grad in zip(values, grads, strict=True)).backward()
+    assert (ours[1].grad is not None) == needs_weight
+    for one, other in zip(ours[: 1 + needs_weight], theirs, strict=False):
+        assert (one.grad - other.grad).norm() <= 1e-6 * other.grad.norm()
+
+
+def test_a_row_without_a_trained_token_has_no_gradient() -> None:
+    leaf = torch.zeros(0, 5, requires_grad=True)
+    found, entropy = target_logprobs(_head(leaf), torch.zeros(0, dtype=torch.int64))
+    (found.sum() + entropy.sum()).backward()
+    assert leaf.grad.shape == (0, 5)
 
 
 def test_padding_columns_take_no_part_and_get_no_gradient() -> None:
     logits, targets, *_ = _inputs(9, 12)
     targets = targets % 10
     leaf = logits.clone().requires_grad_()
-    found, entropy = target_logprobs(leaf * 1.0, targets, shard=VocabShard(size=10))
+    found, entropy = target_logprobs(_head(leaf, 10), targets)
     expected = _plain(logits[:, :10], targets, 1.0)
     torch.testing.assert_close(found, expected[0], atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(entropy, expected[1], atol=1e-6, rtol=1e-5)
@@ -80,37 +133,27 @@ def test_padding_columns_take_no_part_and_get_no_gradient() -> None:
 
 def test_huge_logits_do_not_overflow() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4], [88.0, 89.0, 90.0]])
-    found, entropy = target_logprobs(logits, torch.tensor([0, 2]), shard=VocabShard(size=3))
+    found, entropy = target_logprobs(_head(logits), torch.tensor([0, 2]))
     assert torch.isfinite(found).all()
     assert torch.isfinite(entropy).all()
     assert found[0] == 0.0
-
-
-def test_using_the_logits_after_the_backward_pass_is_refused() -> None:
-    logits, targets, *_ = _inputs(3, 5)
-    leaf = logits.clone().requires_grad_()
-    scaled = leaf * 1.0
-    found, _ = target_logprobs(scaled, targets, shard=VocabShard(size=5))
-    found.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="inplace"):
-        found.sum().backward()
 
 
 def _rank(rank: int, store: str, results) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     logits, targets, grad_logprob, grad_entropy = _inputs(17, 31)
     columns = 16
-    part = (
-        torch.nn.functional.pad(logits, (0, 1))[:, rank * columns : (rank + 1) * columns]
-        .clone()
-        .requires_grad_()
-    )
+    hidden = logits.clone().requires_grad_()
+    weight = torch.eye(32)[rank * columns : (rank + 1) * columns, :31].clone()
     shard = VocabShard(
         start=rank * columns, size=min(columns, 31 - rank * columns), group=dist.group.WORLD
     )
-    found, entropy = target_logprobs(part * 1.0, targets, shard=shard, temperature=0.8)
+    head = Head(hidden=hidden, weight=weight, shard=shard)
+    found, entropy = target_logprobs(head, targets, temperature=0.8)
+    ids, _ = top_logprobs(head, count=20, temperature=0.8)
+    assert torch.equal(ids, logits.topk(20).indices)
     ((found * grad_logprob).sum() + (entropy * grad_entropy).sum()).backward()
-    results.put((rank, found.detach().numpy(), entropy.detach().numpy(), part.grad.numpy()))
+    results.put((rank, found.detach().numpy(), entropy.detach().numpy(), hidden.grad.numpy()))
     dist.destroy_process_group()
 
 
@@ -138,7 +181,7 @@ def test_a_vocabulary_spread_over_two_ranks_gives_what_one_gives(tmp_path: Path)
         torch.testing.assert_close(
             torch.from_numpy(entropy), expected[1].detach(), atol=2e-6, rtol=1e-5
         )
-    merged = torch.cat([torch.from_numpy(gradient) for *_, gradient in found], dim=1)[:, :31]
+    merged = sum(torch.from_numpy(gradient) for *_, gradient in found)
     torch.testing.assert_close(merged, leaf.grad, atol=2e-6, rtol=1e-5)
 
 
@@ -149,7 +192,7 @@ def test_several_targets_of_a_position_are_as_many_rows_of_log_softmax() -> None
     expected_in, leaf = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     expected = (expected_in / 0.7).log_softmax(-1).gather(1, targets)
     (expected * weights).sum().backward()
-    found, _ = target_logprobs(leaf * 1.0, targets, shard=VocabShard(size=12), temperature=0.7)
+    found, _ = target_logprobs(_head(leaf), targets, temperature=0.7)
     (found * weights).sum().backward()
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(leaf.grad, expected_in.grad, atol=2e-6, rtol=1e-5)
@@ -159,7 +202,7 @@ def test_several_targets_of_a_position_are_as_many_rows_of_log_softmax() -> None
 def test_the_likeliest_tokens_come_first_and_padding_never(count: int) -> None:
     logits, *_ = _inputs(9, 12)
     logits[:, 10:] = 99.0
-    ids, logprobs = top_logprobs(logits, count=count, shard=VocabShard(size=10), temperature=0.7)
+    ids, logprobs = top_logprobs(_head(logits, 10), count=count, temperature=0.7)
     expected = (logits[:, :10] / 0.7).log_softmax(-1).topk(count)
     assert torch.equal(ids, expected.indices)
     torch.testing.assert_close(logprobs, expected.values, atol=2e-6, rtol=1e-5)

@@ -4,8 +4,7 @@ one update's forward and backward."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -13,12 +12,16 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from milescli.backends.megatron import replay
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
-from milescli.train.vocab_parallel import VocabShard, target_logprobs, top_logprobs
+from milescli.backends.megatron.model import head
+from milescli.models.facts import ModelFacts
+from milescli.train.vocab_parallel import Head, target_logprobs, top_logprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a model says at the S positions of a microbatch: log-probs and entropy, or scores."""
+    """What a model says at the S positions of a microbatch: log-probs and entropy, or scores. For a
+    loss, all but scores are computed on the loss mask alone, and 0.0 elsewhere: a prompt costs no
+    logits."""
 
     logprobs: torch.Tensor | None = None
     """[S] of the targets."""
@@ -41,9 +44,9 @@ class Outputs:
 
 TokenLoss = Callable[[Microbatch, Outputs], torch.Tensor]
 """-> the scalar that is differentiated"""
-LogitsLoss = Callable[[Sequence[torch.Tensor], Microbatch], torch.Tensor]
-"""(logits [S, columns] of the model, and of its MTP layer where it is asked; microbatch) -> the
-same"""
+HiddenLoss = Callable[[Sequence[torch.Tensor], Microbatch], torch.Tensor]
+"""(what the output layer is given [S, hidden_size] by the model, and by its MTP layer where it is
+asked, or scores [S, 1]; microbatch) -> the same"""
 Candidates = Callable[[Microbatch], torch.Tensor | None]
 """-> [S, k] ids of tokens whose log-probs a loss wants beside the targets'; None: of none"""
 
@@ -59,28 +62,32 @@ class Passes:
     model: torch.nn.Module
     """Megatron's DistributedDataParallel around the GPTModel."""
     mesh: Mesh
+    facts: ModelFacts
     vocab_size: int
-    gives_scores: bool
-    """Instead of log-probs."""
+    """Of the policy: rows beyond are padding."""
     routers: replay.OwnRouters
     """Empty without routing replay."""
     recomputes: bool = False
     """Layers are computed again in the backward pass."""
-    trains_mtp: bool = False
-    """The MTP layer is asked, too, in training."""
+    mtp_trains_head: bool = False
+    """The loss of an MTP layer that is trained has gradients for the output layer, too."""
     counts_routes: bool = False
     """In training: hold replayed routes against the model's own; see
     `replay.share_that_differs`."""
 
     def score(
-        self, microbatches: Sequence[Microbatch], *, temperature: float
+        self, microbatches: Sequence[Microbatch], *, temperature: float, everywhere: bool = True
     ) -> list[torch.Tensor]:
         """Log-prob of every target, or score, [S] per microbatch on ranks of the last stage; empty
-        elsewhere. No gradient."""
+        elsewhere. `everywhere`: off the loss mask, too, where a log-prob is 0.0 else. No
+        gradient."""
         kept: list[torch.Tensor] = []
 
-        def keep(logits: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
-            kept.append(self._outputs(logits, microbatch, temperature=temperature).values)
+        def keep(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
+            outputs = self._outputs(
+                hidden, microbatch, temperature=temperature, everywhere=everywhere
+            )
+            kept.append(outputs.values)
             return kept[-1].sum()
 
         with torch.no_grad():
@@ -94,9 +101,8 @@ class Passes:
         stage; empty elsewhere. No gradient."""
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def keep(logits: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
-            shard = self._vocab_shard(logits[0])
-            kept.append(top_logprobs(logits[0], count=count, shard=shard, temperature=temperature))
+        def keep(hidden: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
+            kept.append(top_logprobs(self._head(hidden[0]), count=count, temperature=temperature))
             return kept[-1][1].sum()
 
         with torch.no_grad():
@@ -131,18 +137,18 @@ class Passes:
 
     def _telling(
         self, loss: TokenLoss, *, temperature: float, candidates: Candidates
-    ) -> LogitsLoss:
+    ) -> HiddenLoss:
         """The loss, given what the model says."""
 
-        def told(logits: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
+        def told(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
             asked = candidates(microbatch)
-            outputs = self._outputs(logits, microbatch, temperature=temperature, asked=asked)
+            outputs = self._outputs(hidden, microbatch, temperature=temperature, asked=asked)
             return loss(microbatch, outputs)
 
         return told
 
     def _run(
-        self, microbatches: Sequence[Microbatch], loss: LogitsLoss, *, forward_only: bool
+        self, microbatches: Sequence[Microbatch], loss: HiddenLoss, *, forward_only: bool
     ) -> None:
         def forward_step(source: Iterator[Microbatch], model: torch.nn.Module):
             microbatch = next(source)
@@ -150,7 +156,7 @@ class Passes:
             if replays:
                 counts = self.counts_routes and not forward_only
                 replay.prepare_forward(self.routers, microbatch, mesh=self.mesh, counts=counts)
-            asks_mtp = self.trains_mtp and not forward_only
+            asks_mtp = self.facts.trains_mtp and not forward_only
             output = model(
                 microbatch.input_ids,
                 microbatch.positions,
@@ -163,10 +169,10 @@ class Passes:
 
             def reduce(output: torch.Tensor | tuple[torch.Tensor, ...]):
                 # Megatron wants a count of tokens; the weights of the batch have divided already
-                logits = [part[0] for part in (output if asks_mtp else (output,))]
+                hidden = [part[0] for part in (output if asks_mtp else (output,))]
                 return (
-                    loss(logits, microbatch),
-                    torch.ones((), dtype=torch.int, device=logits[0].device),
+                    loss(hidden, microbatch),
+                    torch.ones((), dtype=torch.int, device=hidden[0].device),
                     {},
                 )
 
@@ -187,24 +193,28 @@ class Passes:
 
     def _outputs(
         self,
-        logits: Sequence[torch.Tensor],
+        hidden: Sequence[torch.Tensor],
         microbatch: Microbatch,
         *,
         temperature: float,
         asked: torch.Tensor | None = None,
+        everywhere: bool = False,
     ) -> Outputs:
-        """`asked`: [S, k] ids of candidates."""
-        own, *of_mtp = logits
-        if self.gives_scores:
+        """`asked`: [S, k] ids of candidates; `everywhere`: off the loss mask, too."""
+        own, *of_mtp = hidden
+        if self.facts.scores:
             return Outputs(scores=own[:, 0].float())
+        after, further = microbatch.after, None
+        if of_mtp and after is not None:
+            ahead = self._head(of_mtp[0])
+            if not self.mtp_trains_head:
+                ahead = replace(ahead, weight=ahead.weight.detach())
+            further, _ = _logprobs(ahead, after.ids, after.mask, temperature=temperature)
         targets = microbatch.target_ids
-        said = partial(target_logprobs, shard=self._vocab_shard(own), temperature=temperature)
-        further = None
-        if of_mtp and microbatch.after is not None:
-            further, _ = said(of_mtp[0], microbatch.after.ids)
         if asked is not None:
             targets = torch.cat([targets[:, None], asked.long()], dim=1)
-        logprobs, entropy = said(own, targets)
+        mask = None if everywhere else microbatch.loss_mask
+        logprobs, entropy = _logprobs(self._head(own), targets, mask, temperature=temperature)
         if asked is None:
             return Outputs(logprobs=logprobs, entropy=entropy, next_logprobs=further)
         return Outputs(
@@ -214,10 +224,22 @@ class Passes:
             next_logprobs=further,
         )
 
-    def _vocab_shard(self, logits: torch.Tensor) -> VocabShard:
-        columns = logits.shape[-1]
-        start = columns * self.mesh.tp_rank
-        size = max(min(self.vocab_size - start, columns), 0)
-        return VocabShard(
-            start=start, size=size, group=self.mesh.tp_group if self.mesh.layout.tp > 1 else None
-        )
+    def _head(self, hidden: torch.Tensor) -> Head:
+        model = getattr(self.model, "module", self.model)
+        return head(model, hidden, facts=self.facts, vocab_size=self.vocab_size, mesh=self.mesh)
+
+
+def _logprobs(
+    head: Head, targets: torch.Tensor, mask: torch.Tensor | None, *, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `target_logprobs`; off `mask` [S] nothing is computed, and both are 0.0."""
+    if mask is None:
+        return target_logprobs(head, targets, temperature=temperature)
+    places = mask.nonzero()[:, 0]
+    within = replace(head, hidden=head.hidden[places])
+    found = target_logprobs(within, targets[places], temperature=temperature)
+    logprobs, entropy = (
+        values.new_zeros((len(mask), *values.shape[1:])).index_copy(0, places, values)
+        for values in found
+    )
+    return logprobs, entropy

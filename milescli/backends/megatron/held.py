@@ -67,9 +67,9 @@ class HeldModel:
         self.passes = Passes(
             model=gpt,
             mesh=mesh,
+            facts=self.facts,
             vocab_size=self.facts.vocab_size,
-            gives_scores=self.facts.scores,
             routers=replay.own_routers(gpt, self.facts),
             recomputes=recompute == "full",
-            trains_mtp=self.facts.trains_mtp,
+            mtp_trains_head=mtp is not None and mtp.trains_trunk,
         )

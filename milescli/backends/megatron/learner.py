@@ -196,7 +196,7 @@ class Learner:
                     own.fill(stream, values)
                 continue
             with self._weights_of(stream):
-                own.fill(stream, self._score(own, stream))
+                own.fill(stream, self._score(own, stream, everywhere=False))
         if self.mesh.is_last_stage:
             tokens = own.all_tokens()
             with OBJECTIVES.guarded(own.shard.objective):
@@ -218,7 +218,7 @@ class Learner:
                         microbatches, count=settings.top_k, temperature=heat
                     )
                 else:
-                    scores = teacher.passes.score(microbatches, temperature=heat)
+                    scores = teacher.passes.score(microbatches, temperature=heat, everywhere=False)
                     said += [(score,) for score in scores]
         if with_candidates:
             own.fill(Stream.CANDIDATES, [ids for ids, _ in said], microbatches=rows)
@@ -237,7 +237,7 @@ class Learner:
         own = self._on_rank(shard)
         model = self.policy.model.module
         with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
-            own.fill(Stream.OLD, self._score(own, Stream.OLD))
+            own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
         return own.told(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
@@ -262,13 +262,15 @@ class Learner:
             routed_layers=[layer for layer, _ in self.policy.passes.routers],
         )
 
-    def _score(self, own: RankShard, stream: Stream) -> list[torch.Tensor]:
+    def _score(self, own: RankShard, stream: Stream, *, everywhere: bool) -> list[torch.Tensor]:
         """[S] log-probs for each microbatch, on ranks of the last stage."""
         if self._before_log_probs is not None:
             release_state()  # it may change what it is given
             with torch.no_grad():
                 self._before_log_probs(model=self.policy.model.module, stream=str(stream))
-        return self.policy.passes.score(own.microbatches, temperature=own.shard.temperature)
+        return self.policy.passes.score(
+            own.microbatches, temperature=own.shard.temperature, everywhere=everywhere
+        )
 
 
 def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:

@@ -27,7 +27,7 @@ def logits(
     """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a
     `torch_dist` folder whose weights are taken instead of the folder's. `mesh`: of one rank."""
     built = _loaded(folder, dtype=dtype, checkpoint=checkpoint, mesh=mesh)
-    return _of_rows(built, load_facts(folder), rows, device=mesh.device)
+    return _of_rows(built, load_facts(folder), rows, mesh=mesh)
 
 
 def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
@@ -49,11 +49,12 @@ def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
     return built
 
 
-def _of_rows(built, facts, rows: list[list[int]], *, device: torch.device) -> list[torch.Tensor]:
+def _of_rows(built, facts, rows: list[list[int]], *, mesh) -> list[torch.Tensor]:
+    from milescli.backends.megatron import model
     from milescli.backends.megatron.layers.attention import pack_row
     from milescli.backends.megatron.rows import RowShape, make_row
 
-    rows_logits = []
+    device, rows_logits = mesh.device, []
     for tokens in rows:
         row = pack_row(
             make_row([(0, len(tokens))], shape=RowShape()),
@@ -63,7 +64,8 @@ def _of_rows(built, facts, rows: list[list[int]], *, device: torch.device) -> li
         )
         positions = torch.arange(len(tokens), device=device)[None]
         out = built(torch.tensor([tokens], device=device), positions, None, packed_seq_params=row)
-        rows_logits.append(out[0, :, : facts.vocab_size].float().cpu())
+        head = model.head(built, out[0], facts=facts, vocab_size=facts.vocab_size, mesh=mesh)
+        rows_logits.append(head.logits().cpu())
     return rows_logits
 
 
@@ -106,10 +108,10 @@ def main() -> None:
         )
         facts, rows = load_facts(folder), job["rows"]
         with torch.inference_mode():
-            found = dict(enumerate(_of_rows(built, facts, rows, device=own.device)))
+            found = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
             if job.get("rounded"):
                 with rounding.rounded_otherwise(built):
-                    again = _of_rows(built, facts, rows, device=own.device)
+                    again = _of_rows(built, facts, rows, mesh=own)
                 found |= {f"{number}.rounded": row for number, row in enumerate(again)}
         save_file({str(key): row.contiguous() for key, row in found.items()}, job["out"])
     mesh.tear_down()

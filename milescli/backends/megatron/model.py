@@ -32,8 +32,8 @@ from milescli.backends.megatron.layers import (
     mla,
     mtp,
 )
-from milescli.backends.megatron.layers.gemma import ScaledAndCapped
-from milescli.backends.megatron.layers.score import ScoreLayer
+from milescli.backends.megatron.layers.gemma import ScaledEmbeddings
+from milescli.backends.megatron.layers.heads import HiddenLayer, ScoreLayer
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
@@ -41,6 +41,7 @@ from milescli.models.mtp import with_mtp_last
 from milescli.plan.stages import is_even, stage_sizes
 from milescli.plan.types import TrainerLayout
 from milescli.platform import cpu_kernels
+from milescli.train.vocab_parallel import Head, VocabShard
 
 
 def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
@@ -166,7 +167,8 @@ def build_model(
     change_layer: Callable[..., Any] = unchanged,
     mtp_trains_trunk: bool = False,
 ) -> GPTModel:
-    """This rank's part, weights undefined until they are loaded. `engine`: as for `build_config`;
+    """This rank's part, weights undefined until they are loaded. On the last stage it gives scores,
+    or what its output layer is given (see `head`). `engine`: as for `build_config`;
     `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and an MTP layer
     comes after the last one; `mtp_trains_trunk`: see `layers.mtp`."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
@@ -185,8 +187,8 @@ def build_model(
     layers = [layer_of(first + index) for index in range(get_num_layers_to_build(config))]
     spec = TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm(engine=engine))
     made: Callable[..., GPTModel] = GPTModel
-    if facts.embedding_scale is not None or facts.logit_softcap is not None:
-        made = partial(ScaledAndCapped, facts=facts)
+    if facts.embedding_scale is not None:
+        made = partial(ScaledEmbeddings, scale=facts.embedding_scale)
     elif facts.trains_mtp:
         made = mtp.GptWithMtp
     of_mtp = None
@@ -215,11 +217,31 @@ def build_model(
 
 def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
     """With the head that it is to have, on its device."""
-    if facts.scores and mesh.is_last_stage:
+    if mesh.is_last_stage and facts.scores:
         model.output_layer = ScoreLayer(model.config)
+    elif mesh.is_last_stage:
+        # the layer is Megatron's own in all but its forward pass
+        model.output_layer.__class__ = HiddenLayer
     for name, parameter in model.named_parameters():
         if name.startswith(mtp.PREFIX):
             # Megatron's word for what the norm of all gradients leaves out: the steps of the model
             # are those that it would make without the layer
             parameter.shared = True
     return model if mesh.device.type == "cpu" else model.to(mesh.device)
+
+
+def head(
+    model: GPTModel, hidden: torch.Tensor, *, facts: ModelFacts, vocab_size: int, mesh: Mesh
+) -> Head:
+    """Of a model on the last stage that gives no scores. `hidden` [T, hidden_size]; `vocab_size`:
+    rows beyond are padding."""
+    weight = model.output_layer.weight
+    if weight is None:
+        weight = model.shared_embedding_or_output_weight()
+    start = len(weight) * mesh.tp_rank
+    shard = VocabShard(
+        start=start,
+        size=max(min(vocab_size - start, len(weight)), 0),
+        group=mesh.tp_group if mesh.layout.tp > 1 else None,
+    )
+    return Head(hidden=hidden, weight=weight, shard=shard, cap=facts.logit_softcap)

@@ -74,7 +74,7 @@ def test_a_layout_learns_what_one_process_does(
     )
     for many, alone in steps:
         assert many.loss == pytest.approx(alone.loss, abs=LOSS_BOUND)
-        assert many.figures == pytest.approx(alone.figures, abs=LOSS_BOUND, rel=1e-6)
+        assert many.figures == pytest.approx(alone.figures, abs=2 * LOSS_BOUND, rel=1e-6)
         assert (many.num_tokens, many.num_loss_tokens) == (alone.num_tokens, alone.num_loss_tokens)
         assert many.grad_norm == pytest.approx(alone.grad_norm, rel=1e-5)
 

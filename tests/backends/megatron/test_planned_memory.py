@@ -29,7 +29,8 @@ def planned(case: MemoryCase) -> list[TrainerBytes]:
         sleeps=False,
         bucket_bytes=0,
         packing=Packing(fill=1.0, imbalance=1.0),
-        fused_swiglu=case.precision == "fp32",  # the worlds have no accelerator
+        on_host=True,
+        fused_swiglu=case.precision == "fp32",
     )
     facts = parse_facts(MODELS[case.model])
     if case.model.startswith("mtp"):
@@ -57,9 +58,11 @@ def test_the_plan_knows_what_every_rank_holds(worlds: Worlds, which: str, case: 
                     ranks,
                 )
         # whose experts get more tokens is up to the router: the ranks of a stage together keep what
-        # is planned
+        # is planned, but where each is at its peak in another microbatch than the others
         kept = sum(rank["activations"] for rank in held) / len(held)
-        assert kept == pytest.approx(stage.activations + stage.logits, rel=WITHIN), (number, ranks)
+        apart = {"ep", "pp"} <= set(case.layout)
+        within = 2 * WITHIN if apart else WITHIN
+        assert kept == pytest.approx(stage.activations, rel=within), (number, ranks)
 
 
 def test_an_optimizer_on_the_host_learns_the_same(worlds: Worlds) -> None:

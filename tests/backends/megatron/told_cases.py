@@ -48,8 +48,16 @@ def told_by_a_step(
     after = scores_everywhere(made, shard)
     made.close()
     told = {number: values for own, _ in gathered for number, values in own.items()}
-    gaps = [np.abs(values - np.array(before[number])).max() for number, values in told.items()]
-    moved = [np.abs(values - np.array(after[number])).max() for number, values in told.items()]
+
+    def furthest(scores: list[list[float]]) -> list[float]:
+        """Of each sequence, on its loss mask; elsewhere nothing is told."""
+        return [
+            np.abs(values - np.array(scores[number]))[values != 0.0].max()
+            for number, values in told.items()
+            if values.any()
+        ]
+
+    gaps, moved = furthest(before), furthest(after)
     return {
         "told": sorted(told),
         "speakers": sum(bool(own) for own, _ in gathered),

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 from milescli.platform import onednn
 
 
 def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Megatron's `linear_with_grad_accumulation_and_async_allreduce` that leaves to itself what
-    `differentiable` does not do: sequence parallelism, types but float32, deferred gradients."""
+    """Megatron's `linear_with_grad_accumulation_and_async_allreduce` or `linear_with_frozen_weight`
+    that leaves to itself what `differentiable` does not do: sequence parallelism, types but
+    float32, deferred gradients."""
 
     def linear(
         input: torch.Tensor,
@@ -22,10 +25,10 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
         gradient_accumulation_fusion: bool,
         allreduce_dgrad: bool,
         sequence_parallel: bool,
+        *,
         grad_output_buffer: list[torch.Tensor] | None = None,
-        wgrad_deferral_limit: int | None = 0,
-        async_grad_allreduce: bool | None = None,
         tp_group: dist.ProcessGroup | None = None,
+        **more: Any,
     ) -> torch.Tensor:
         known = not (sequence_parallel or gradient_accumulation_fusion or grad_output_buffer)
         if known and onednn.computes(input, weight):
@@ -38,10 +41,9 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
             gradient_accumulation_fusion,
             allreduce_dgrad,
             sequence_parallel,
-            grad_output_buffer,
-            wgrad_deferral_limit,
-            async_grad_allreduce,
-            tp_group,
+            grad_output_buffer=grad_output_buffer,
+            tp_group=tp_group,
+            **more,
         )
 
     linear.warned = False
@@ -58,12 +60,18 @@ def differentiable(
     return _Differentiable.apply(rows, weight, group).view(*x.shape[:-1], len(weight))
 
 
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """`F.linear`, by oneDNN where that is faster."""
+    return differentiable(x, weight) if onednn.computes(x, weight) else F.linear(x, weight)
+
+
 class _Differentiable(torch.autograd.Function):
     """The same of x [T, i]."""
 
     @staticmethod
     def forward(ctx, x, weight, group):
-        ctx.save_for_backward(x, weight)
+        # of a frozen weight there is no gradient that x is needed for
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.group = group
         return onednn.product(x, weight)
 
@@ -77,29 +85,5 @@ class _Differentiable(torch.autograd.Function):
             if ctx.group is not None:
                 dist.all_reduce(grad_x, group=ctx.group)
         if ctx.needs_input_grad[1]:
-            grad_weight = _gradient(grad, x.contiguous(), weight)
+            grad_weight = onednn.weight_gradient(grad, x)
         return grad_x, grad_weight, None
-
-
-def _gradient(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """[T, o] and [T, i] -> grad.T @ rows [o, i]: that of a convolution over an image of one row, T
-    wide, channels innermost, which is the matrix as it lies; of a product oneDNN has none here."""
-    _, grad_weight, _ = torch.ops.aten.convolution_backward(
-        _image(grad),
-        _image(rows),
-        weight[:, :, None, None],
-        None,
-        [1, 1],
-        [0, 0],
-        [1, 1],
-        False,
-        [0, 0],
-        1,
-        [False, True, False],
-    )
-    return grad_weight.reshape(weight.shape)
-
-
-def _image(rows: torch.Tensor) -> torch.Tensor:
-    """[T, channels] -> [1, channels, 1, T], the same memory."""
-    return rows[None, None].permute(0, 3, 1, 2)

@@ -82,18 +82,19 @@ class MtpLayer(MultiTokenPredictionLayer):
 
 
 class GptWithMtp(GPTModel):
-    """Gives the logits of the MTP layer beside its own, where it is told the tokens after."""
+    """Gives what the MTP layer hands to the output layer beside what it hands to it itself, where
+    it is told the tokens after."""
 
     def _postprocess(self, hidden_states, input_ids, position_ids, labels, *args, **options):
         """hidden_states [S, 1, hidden] after the last norm; labels [1, S] the token after each
-        input token, or None -> logits [1, S, columns], with labels on the last stage (logits, those
-        of the token after next). Called by Megatron."""
+        input token, or None -> what the output layer is given [1, S, hidden], with labels on the
+        last stage (that, the same for the token after next). Called by Megatron."""
         if not self.post_process:
             return hidden_states
-        logits, _ = self.output_layer(hidden_states)
-        logits = logits.transpose(0, 1).contiguous()
+        given, _ = self.output_layer(hidden_states)
+        given = given.transpose(0, 1).contiguous()
         if labels is None:
-            return logits
+            return given
         (layer,) = self.mtp.layers
         ahead, _, _ = layer(
             input_ids=labels,
@@ -103,8 +104,5 @@ class GptWithMtp(GPTModel):
             packed_seq_params=options["packed_seq_params"],
             embedding=self.embedding,
         )
-        weight = self.output_layer.weight
-        further, _ = self.output_layer(
-            ahead, weight=weight if layer.trains_trunk else weight.detach()
-        )
-        return logits, further.transpose(0, 1).contiguous()
+        further, _ = self.output_layer(ahead)
+        return given, further.transpose(0, 1).contiguous()

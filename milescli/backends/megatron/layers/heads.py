@@ -1,0 +1,54 @@
+"""What stands in the place of Megatron's output layer. Used by `model`."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import MegatronModule
+
+
+class HiddenLayer(ColumnParallelLinear):
+    """Megatron's output layer that is not applied: it hands on what it is given, and
+    `train.vocab_parallel` computes the logits block by block. Its weight is what it was."""
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """[positions, batch, hidden_size] -> (the same, no bias); positions of all
+        sequence-parallel ranks. Its gradient is summed over the tensor-parallel ranks, each of
+        which gives that by its part of the vocabulary."""
+        if self.sequence_parallel:
+            return gather_from_sequence_parallel_region(input_, group=self.tp_group), None
+        return copy_to_tensor_model_parallel_region(input_, group=self.tp_group), None
+
+
+class ScoreLayer(MegatronModule):
+    """Gives a score: one row, which every tensor-parallel rank has."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.weight = torch.nn.Parameter(
+            torch.empty(1, config.hidden_size, dtype=config.params_dtype)
+        )
+        """[1, hidden_size]"""
+
+    def forward(
+        self,
+        input_: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        runtime_gather_output: bool | None = None,
+    ) -> tuple[torch.Tensor, None]:
+        """[positions, batch, hidden_size] -> ([positions, batch, 1], no bias); positions of all
+        sequence-parallel ranks."""
+        if self.config.sequence_parallel:
+            # each rank computes the whole loss, so that its gradient needs no sum
+            input_ = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=False)
+        return torch.nn.functional.linear(input_, self.weight if weight is None else weight), None
