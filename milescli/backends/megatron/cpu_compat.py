@@ -149,9 +149,8 @@ def _mend_megatron() -> None:
     logging.getLogger(random.__name__).addFilter(
         lambda record: "CPU RNG state changed" not in record.getMessage()
     )
-    layers.linear_with_grad_accumulation_and_async_allreduce = linear.faster(
-        layers.linear_with_grad_accumulation_and_async_allreduce
-    )
+    for name in ("linear_with_grad_accumulation_and_async_allreduce", "linear_with_frozen_weight"):
+        setattr(layers, name, linear.faster(getattr(layers, name)))
     mlp.bias_swiglu_impl, mlp.weighted_bias_swiglu_impl = swiglu.swiglu, swiglu.weighted_swiglu
     from megatron.core.transformer.moe import token_dispatcher
 

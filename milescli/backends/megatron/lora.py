@@ -31,6 +31,7 @@ from megatron.core.tensor_parallel import (
 )
 from safetensors import safe_open
 
+from milescli.backends.megatron.cpu.linear import product
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.weights import LocalWeight, cut, local_weights
 from milescli.checkpoint.base_mark import mark_of
@@ -260,7 +261,7 @@ class _Beside:
             x = F.dropout(x, self._dropout)
         first, second = torch.cat(self._held[A]), self._fused(self._held[B])
         if self._cut is None:
-            return F.linear(F.linear(x, first), second) * self._scaling
+            return product(product(x, first) * self._scaling, second)
         if self._is_expert:
             # the ranks' inputs are gathered, and their outputs summed, around all experts: what
             # every rank holds gets the sum of the ranks' gradients; what experts share gets it with
@@ -269,8 +270,8 @@ class _Beside:
                 first = copy_to_tensor_model_parallel_region(first, group=self._group)
             elif not self._shares:
                 second = copy_to_tensor_model_parallel_region(second, group=self._group)
-            return F.linear(F.linear(x, first), second) * self._scaling
-        between = F.linear(x, first)
+            return product(product(x, first) * self._scaling, second)
+        between = product(x, first) * self._scaling
         if self._cut == 0:
             between = (
                 gather_from_sequence_parallel_region(between, group=self._group)
@@ -283,7 +284,7 @@ class _Beside:
                 if self._by_sequence
                 else reduce_from_tensor_model_parallel_region(between, group=self._group)
             )
-        return F.linear(between, second) * self._scaling
+        return product(between, second)
 
     def _fused(self, seconds: list[torch.Tensor]) -> torch.Tensor:
         """The Bs [out_i, r] -> [out, r of all pairs]: each has columns of its own, zero at the rows

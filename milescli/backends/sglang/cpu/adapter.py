@@ -1,13 +1,17 @@
-"""LoRA adapters on a CPU: nothing is pinned, and experts compute theirs in plain torch."""
+"""LoRA adapters on a CPU: nothing is pinned, requests of one adapter are multiplied together, and
+experts compute theirs in plain torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+
+from milescli.platform.onednn import product
 
 
 def install() -> None:
@@ -19,6 +23,8 @@ def install() -> None:
     layers.torch = torch_backend.torch = _unpinned(torch)
     mem_pool.is_pin_memory_available = lambda *_, **__: False
     layers.FusedMoEWithLoRA.forward = experts_forward
+    torch_backend.sgemm_lora_a_fwd = _first_product(torch_backend.sgemm_lora_a_fwd)
+    torch_backend.sgemm_lora_b_fwd = _second_product(torch_backend.sgemm_lora_b_fwd)
     # for kernels of GPUs; and it fails where requests that are one segment are long together
     base_backend.BaseLoRABackend._add_moe_lora_info = lambda self, forward_batch, info: info
 
@@ -42,6 +48,48 @@ def _without_pins(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         return make(*args, **options)
 
     return made
+
+
+def _first_product(of_segments: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """x [tokens, in] -> x A.T times the scaling [tokens, slices * rank]. SGLang's own,
+    `of_segments`, reads a dozen small tensors at every layer to find which tokens have which
+    adapter; that takes longer than the product of a decode."""
+
+    def first(inputs, weights, batch_info, num_slices=1):
+        if (sole := _sole(batch_info)) is None:
+            return of_segments(inputs, weights, batch_info, num_slices)
+        slot, rank, scaling = sole
+        return product(inputs, weights[slot, : num_slices * rank]).mul_(scaling)
+
+    return first
+
+
+def _second_product(of_segments: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What `_first_product` gave -> that times B.T of each slice, added to `base_output` [tokens,
+    out] where it is given."""
+
+    def second(inputs, weights, batch_info, slice_offsets, base_output=None):
+        if (sole := _sole(batch_info)) is None or base_output is None:
+            return of_segments(inputs, weights, batch_info, slice_offsets, base_output)
+        slot, rank, _ = sole
+        for number, (start, end) in enumerate(pairwise(slice_offsets.tolist())):
+            part = inputs[:, number * rank : (number + 1) * rank]
+            base_output[:, start:end].addmm_(part, weights[slot, start:end, :rank].t())
+        return base_output
+
+    return second
+
+
+def _sole(batch: Any) -> tuple[int, int, float] | None:
+    """(slot, rank, scaling) of the adapter of all tokens of a batch; None: there are several, or
+    there is none. Found once for all layers."""
+    if not hasattr(batch, "sole_adapter"):
+        batch.sole_adapter = None
+        if not batch.use_cuda_graph and len(batch.weight_indices_cpu) == 1:
+            slot = int(batch.weight_indices_cpu)
+            if rank := int(batch.lora_ranks_cpu[slot]):
+                batch.sole_adapter = (slot, rank, float(batch.scalings_cpu[slot]))
+    return batch.sole_adapter
 
 
 def experts_forward(self, hidden_states: torch.Tensor, topk_output: Any, **_: Any) -> torch.Tensor:
