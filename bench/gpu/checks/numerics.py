@@ -110,7 +110,7 @@ def _logprob_lines(rank: OneLayer) -> Iterator[Line]:
             measured=worst(forward),
             unit="relative error",
             bound=Bound(kind="at most", value=FP32),
-            note="log-prob and entropy in float32 of logits as they are given",
+            note="log-prob and entropy in float32 of logits in the dtype of the model",
             figures=forward | figures,
         )
         yield Line(
@@ -125,60 +125,62 @@ def _logprob_lines(rank: OneLayer) -> Iterator[Line]:
 def _logprobs(
     rank: OneLayer, dtype: torch.dtype
 ) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """(errors of the results, errors of the gradient, what it takes). The vocabulary is padded as
-    under tensor parallelism; tokens in two blocks and a rest."""
-    from milescli.train.vocab_parallel import CHUNK_TOKENS, VocabShard, target_logprobs
+    """(errors of the results, errors of the gradients, what it takes). The vocabulary is padded as
+    under tensor parallelism; tokens and columns in two blocks and a rest."""
+    from milescli.plan.activations import head_block
+    from milescli.train.vocab_parallel import Head, VocabShard, target_logprobs
 
-    vocab = 151_936 if rank.visit.on_device else 1000
-    num_tokens = (2 * CHUNK_TOKENS if rank.visit.on_device else CHUNK_TOKENS) + 17
-    device = rank.device
-    given = (3 * torch.randn(num_tokens, vocab + 64, device=device)).to(dtype)
+    device, on_device = rank.device, rank.visit.on_device
+    block = head_block(on_host=not on_device)
+    num_tokens, vocab, width = 2 * block[0] + 17, 151_936 if on_device else 2 * block[1] + 17, 64
+    hidden = torch.randn(num_tokens, width, device=device).to(dtype).requires_grad_()
+    weight = (0.4 * torch.randn(vocab + 64, width, device=device)).to(dtype).requires_grad_()
     targets = torch.randint(0, vocab, (num_tokens,), device=device)
     weights = torch.randn(2, num_tokens, device=device)
-    shard = VocabShard(size=vocab)
-    logits = given.clone().requires_grad_()
-    if rank.visit.on_device:
+    head = Head(hidden=hidden, weight=weight, shard=VocabShard(size=vocab))
+    if on_device:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    # the gradient is written over the logits: a view of a leaf will do, as the layer's output does
-    results = target_logprobs(logits * 1, targets, shard=shard, temperature=0.9)
-    (gradient,) = torch.autograd.grad(results, logits, [*weights])
+    results = target_logprobs(head, targets, temperature=0.9)
+    of_hidden, of_weight = torch.autograd.grad(results, [hidden, weight], [*weights])
     figures = {}
-    if rank.visit.on_device:
-        held = torch.cuda.max_memory_allocated() - before - given.nbytes
-        figures["scratch_bytes"] = float(held)
+    if on_device:
+        figures["scratch_bytes"] = float(torch.cuda.max_memory_allocated() - before)
     errors, norms = torch.zeros(4, device=device).double(), torch.zeros(4, device=device).double()
-    for rows in torch.arange(num_tokens, device=device).split(256):
-        x = given[rows, :vocab].double() / 0.9
-        logs = x.log_softmax(-1)
-        p = logs.exp()
-        entropy = -(p * logs).sum(-1)
-        expected = -weights[0, rows, None] * p
-        expected -= weights[1, rows, None] * p * (logs + entropy[:, None])
-        expected.scatter_add_(1, targets[rows, None], weights[0, rows, None].double())
-        expected /= 0.9
-        pairs = (
-            (results[0][rows], logs.gather(1, targets[rows, None])[:, 0]),
-            (results[1][rows], entropy),
-            (gradient[rows, :vocab], expected),
-            (gradient[rows, vocab:], torch.zeros_like(gradient[rows, vocab:]).double()),
-        )
-        for place, (mine, reference) in enumerate(pairs):
-            errors[place] += (mine.detach().double() - reference).square().sum()
-            norms[place] += reference.square().sum()
-    logprob, entropy, of_tokens, of_padding = errors.sqrt().tolist()
-    sizes = norms.sqrt().tolist()
+    expected_weight = torch.zeros_like(weight, dtype=torch.float64)
+
+    def compare(place: int, mine: torch.Tensor, reference: torch.Tensor) -> None:
+        errors[place] += (mine.detach().double() - reference).square().sum()
+        norms[place] += reference.square().sum()
+
+    with torch.no_grad():
+        for rows in torch.arange(num_tokens, device=device).split(256):
+            # logits in the dtype of the model, as they are rounded by the layer
+            x = (hidden[rows] @ weight[:vocab].t()).double() / 0.9
+            logs = x - x.logsumexp(-1, keepdim=True)
+            p = logs.exp()
+            entropy = -(p * logs).sum(-1)
+            slope = -weights[0, rows, None] * p
+            slope -= weights[1, rows, None] * p * (logs + entropy[:, None])
+            slope.scatter_add_(1, targets[rows, None], weights[0, rows, None].double())
+            slope /= 0.9
+            compare(0, results[0][rows], logs.gather(1, targets[rows, None])[:, 0])
+            compare(1, results[1][rows], entropy)
+            compare(2, of_hidden[rows], slope @ weight[:vocab].double())
+            expected_weight[:vocab] += slope.t() @ hidden[rows].double()
+    compare(3, of_weight, expected_weight)
+    logprob, entropy, by_hidden, by_weight = (errors.sqrt() / norms.sqrt()).tolist()
 
     def run() -> None:
-        # once more over the same memory, as the numbers do not matter
-        (got, _) = target_logprobs(logits * 1, targets, shard=shard)
+        (got, _) = target_logprobs(head, targets)
         got.sum().backward()
-        logits.grad = None
+        hidden.grad = weight.grad = None
 
-    figures |= {"seconds": seconds_of(run, rank.visit, repeats=3), "logits_bytes": given.nbytes}
+    figures["seconds"] = seconds_of(run, rank.visit, repeats=3)
+    figures["logits_bytes"] = float(num_tokens * vocab * hidden.element_size())
     return (
-        {"logprob": logprob / sizes[0], "entropy": entropy / sizes[1]},
-        {"tokens": of_tokens / sizes[2], "padding": of_padding},
+        {"logprob": logprob, "entropy": entropy},
+        {"hidden": by_hidden, "weight": by_weight},
         figures,
     )
 

@@ -22,7 +22,8 @@ def test_losses_and_gradients_are_those_of_one_process(worlds: Worlds, name: str
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_is_the_model_that_it_is_merged_into(worlds: Worlds, kind: str) -> None:
     seen = worlds.get("one")[f"merged-{kind}"]
-    assert seen["difference"] < 2e-5 < 1e-2 < seen["learned"]
+    # products of other shapes round otherwise, which the router of `latent` amplifies
+    assert seen["difference"] < 1e-4 < 1e-2 < seen["learned"]
     assert seen["base_is_same"] and seen["given"] == 0.0
 
 
