@@ -218,6 +218,8 @@ class EngineTrainerChecked:
     floor_kl: float
     far: float
     """Share of tokens whose ratio is outside of [1/2, 2]."""
+    times: float
+    """How many times as far apart they are as rounding moves the trainer from itself."""
     agreement: str
     """equal, or explained: further apart than rounding alone, as the routing of experts explains.
     A run whose engines are wrong does not start."""

@@ -62,6 +62,7 @@ class TruthCheck:
             kl=found.gap.kl,
             floor_kl=found.floor.kl,
             far=found.gap.far,
+            times=found.times,
             agreement=found.agreement.value,
         )
 

@@ -17,8 +17,10 @@ from enum import StrEnum
 
 import numpy as np
 
+USUAL_TIMES = 2.0
+"""Engines that are right differ by less than so many times the floor: up to 1.5 times was seen."""
 TIMES = 4.0
-"""The typical token may differ by so many times the floor."""
+"""Beyond so many times the floor, the typical token says that one of them is wrong."""
 TIMES_AT_WORST = 10.0
 """The root of the mean square, which single tokens rule, may be so many times that of the floor.
 A mixture of experts is let off: of two engines that are right, one may choose another expert."""
@@ -37,7 +39,7 @@ class Agreement(StrEnum):
     EQUAL = "equal"
     """As close as the trainer is to itself, rounded otherwise."""
     EXPLAINED = "explained"
-    """Further apart than that, as rounding and the routing of experts explain."""
+    """Further apart than that, as other kernels or the routing of experts may explain."""
     WRONG = "wrong"
     """One of them computes something else."""
 
@@ -122,7 +124,8 @@ def judge(
         times = max(times, _over(gap.tenth, floor.tenth), at_worst)
     is_right = times <= TIMES * allowance
     agreement = Agreement.EQUAL if is_right else Agreement.WRONG
-    if is_right and gap.kl > max(CORRECTED_KL, 3 * floor.kl):
+    is_far = gap.kl > max(CORRECTED_KL, 3 * floor.kl)
+    if is_right and (is_far or times > USUAL_TIMES * allowance):
         agreement = Agreement.EXPLAINED
     if not (math.isfinite(gap.max) and math.isfinite(floor.max)):
         agreement = Agreement.WRONG

@@ -135,6 +135,7 @@ def events(*, num_warmup: int = 60, num_steps: int = 40, fails: bool = False) ->
         kl=3e-12,
         floor_kl=2e-12,
         far=0.0,
+        times=1.1,
         agreement="equal",
     )
     yield PhaseStarted(phase="eval", detail="200 prompts")
