@@ -103,20 +103,19 @@ def shape_of(config: dict[str, object]) -> dict[str, object]:
 
 
 def shapes(folder: Path | None) -> dict[str, dict[str, object]]:
-    """Name on the hub -> shape, of all models that recipes name."""
+    """Name on the hub -> shape, of all models that recipes name; those that the folder lacks keep
+    the shape that ships."""
     measured = {}
     for name in template_names():
         model = load(name, environ={}, cwd=Path("/"), home=Path("/")).recipe.model.path
         if model is None:
             continue
-        if folder is None:
-            shape = shipped_shape(model)
-            assert shape is not None, (
-                f"{model} has no shape yet: name the folder with its config.json"
-            )
+        name = f"{MEASURED_FROM.get(model, model).replace('/', '--')}.json"
+        if folder is not None and (folder / name).is_file():
+            shape = shape_of(json.loads((folder / name).read_text(encoding="utf-8")))
         else:
-            file = folder / f"{MEASURED_FROM.get(model, model).replace('/', '--')}.json"
-            shape = shape_of(json.loads(file.read_text(encoding="utf-8")))
+            shape = shipped_shape(model)
+            assert shape is not None, f"{model} has no shape yet: name a folder with {name}"
         measured[model] = shape
     return dict(sorted(measured.items()))
 

@@ -91,9 +91,8 @@ def test_a_model_that_outgrew_the_shape_that_ships_is_planned_again_and_says_so(
     plan, output = make_plan(loaded.recipe, machine, shipped), Output()
     assert as_fetched(plan, loaded, machine, shipped, output=output) is plan
     assert not capsys.readouterr().err
-    grown = as_fetched(
-        plan, loaded, machine, replace(shipped, layers=shipped.layers * 2), output=output
-    )
+    larger = replace(shipped, layers=shipped.layers * 2, num_layers=shipped.num_layers * 2)
+    grown = as_fetched(plan, loaded, machine, larger, output=output)
     assert grown.fingerprint != plan.fingerprint
     assert "planned again" in capsys.readouterr().err
 
