@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
+from milescli.backends.megatron.worker import TrainerRank
+from milescli.train.base import TrainShard
+from tests.backends.megatron.harness import everywhere, policy_shard, scores_everywhere, trainer
 
 TOLD: dict[str, dict[str, dict[str, Any]]] = {
     "two": {
@@ -41,6 +43,7 @@ def told_by_a_step(
     shard = policy_shard(made, 0, updates=updates)
     asked = tuple(i for i, number in enumerate(shard.sequence_ids) if number % 2 == 0)
     before = scores_everywhere(made, shard)
+    checked = _checked(made, shard, before)
     stepped = made.step_and_tell(replace(shard, asked=asked), 1e-1)
     first = {int(shard.sequence_ids[i]) for microbatch in shard.updates[0] for i in microbatch}
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -63,6 +66,29 @@ def told_by_a_step(
         "speakers": sum(bool(own) for own, _ in gathered),
         "first": sorted(set().union(*(first for _, first in gathered))),
         "num_sequences": len(before),
+        "checked": checked,
         "gap": float(max(gaps)),
         "moved": float(min(moved)),
+    }
+
+
+def _checked(
+    made: TrainerRank, shard: TrainShard, before: list[list[float]]
+) -> dict[str, float | bool]:
+    """What the start check asks of ranks: scores that are rounded otherwise, twice, and those of
+    fewer layers, which come back."""
+
+    def rounded() -> list[np.ndarray]:
+        return everywhere(made, lambda own: made.score(own, rounded_otherwise=True), shard)
+
+    plain = np.concatenate([np.array(row) for row in before])
+    first, again = (np.concatenate(rounded()) for _ in range(2))
+    made.silence_layers(0)
+    silent = np.concatenate([np.array(row) for row in scores_everywhere(made, shard)])
+    made.silence_layers(made.facts.num_layers)
+    return {
+        "rounded": float(np.abs(first - plain).max()),
+        "is_repeated": bool(np.array_equal(first, again)),
+        "silent": float(np.abs(silent - plain).max()),
+        "is_restored": scores_everywhere(made, shard) == before,
     }
