@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from milescli.backends.ray import actor
@@ -44,19 +43,24 @@ def _ended_by(error: Exception, folder: Path) -> OutOfMemory:
     return caught.value
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("session")  # Ray is imported when it has its token
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ray.exceptions.OutOfMemoryError(OF_RAY), "22.81 of the computer's 23.47 GB"),
-        (ray.exceptions.OutOfMemoryError("in other words"), "nearly full"),
+        (OF_RAY, "22.81 of the computer's 23.47 GB"),
+        ("in other words", "nearly full"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore"), "Tried 2 GiB"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "can't allocate"),
         (MemoryError(), "MemoryError"),
     ],
 )
 def test_who_ran_out_in_what_and_who_held_how_much_is_told(
-    tmp_path: Path, error: Exception, said: str
+    tmp_path: Path, error: Exception | str, said: str
 ) -> None:
+    """`error`: a text is what Ray says where it ended the process."""
+    from ray import exceptions
+
     folder = tmp_path / "mine" / "logs" / "attempt_1"
     folder.mkdir(parents=True)
     look = {
@@ -66,9 +70,11 @@ def test_who_ran_out_in_what_and_who_held_how_much_is_told(
         "names": {"1": "trainer-0", "2": "engine-0"},
     }
     (folder / FILE).write_text(json.dumps(look) + os.linesep)
-    if not isinstance(error, ray.exceptions.OutOfMemoryError):
-        error = ray.exceptions.RayTaskError("run", "traceback", error)
-    told = _ended_by(error, folder)
+    if isinstance(error, str):
+        ended = exceptions.OutOfMemoryError(error)
+    else:
+        ended = exceptions.RayTaskError("run", "traceback", error)
+    told = _ended_by(ended, folder)
     assert told.exit_code is ExitCode.DOES_NOT_FIT
     assert told.what == "trainer rank 0 ran out of memory during `save`"
     assert said in told.why
