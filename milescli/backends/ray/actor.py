@@ -17,6 +17,8 @@ from milescli.core.log_tail import last_log_lines, log_age
 from milescli.core.units import format_bytes
 from milescli.platform.memory_record import last_look
 
+STATUS = "status"
+"""What a look without a method asks: it says nothing of what the process did."""
 LOOK_TIMEOUT_S = 3.0
 """For a process to say that it is there. A busy machine may take longer: one look proves
 nothing."""
@@ -50,7 +52,7 @@ class ActorHandle:
         it does not speak within the time. Raises WorkerKilled where it has ended."""
         asked = self.actor.peek.remote(method) if method else self.actor.status.remote()
         is_done = await _is_done(asked, timeout_s)
-        return await _result(self, asked, method or "status") if is_done else None
+        return await _result(self, asked, method or STATUS) if is_done else None
 
     def hand_over(self, method: str, *args: Any) -> Any:
         """A reference to what a quick method says, which `run` of another process takes as an
@@ -144,7 +146,7 @@ def out_of_memory(handle: ActorHandle, method: str, said: str) -> OutOfMemory:
     run = folder.parents[1]
     again = f"miles launch --recipe {run}/recipe.yaml"
     return OutOfMemory(
-        f"{handle.name} ran out of memory during `{method}`",
+        f"{handle.name} ran out of memory" + f" during `{method}`" * (method != STATUS),
         why=f"{said}; held a moment before: {sizes or 'unknown'}",
         fix=[
             f"{again} --name {run.name}-lora --lora 16   # train an adapter",
