@@ -350,7 +350,8 @@ def measure(stage: str, lengths: str, result: Table, options: argparse.Namespace
             if options.profile:
                 print(miles.ask({"profile": True})["profile"])
     compared = zip(losses["miles"][:NUM_COMPARED], losses["peer"][:NUM_COMPARED], strict=True)
-    apart = max(abs(ours - theirs) for ours, theirs in compared)
+    # the ipo loss is 25 here, and float32 has 2e-6 between two numbers of that size
+    apart = max(abs(ours - theirs) / max(1.0, abs(theirs)) for ours, theirs in compared)
     assert apart < MAX_LOSS_DIFFERENCE, f"{stage}: the sides do not train the same: {losses}"
     shortest, longest = LENGTHS[lengths]
     size = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
