@@ -152,7 +152,8 @@ class RankGroup:
         self, batch: TrainBatch, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray]:
         """See Trainer."""
-        return self._whole(batch, await self._sharded("score", batch, rounded_otherwise))
+        otherwise = [True] * rounded_otherwise  # ranks that hold a reward model have no such choice
+        return self._whole(batch, await self._sharded("score", batch, *otherwise))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """See Trainer."""
