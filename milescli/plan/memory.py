@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Literal
 
 from milescli import models
 from milescli.core.units import MIB
@@ -17,7 +16,6 @@ from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import (
     LayerBytes,
-    Packing,
     head_bytes,
     layer_bytes,
     mtp_bytes,
@@ -26,7 +24,13 @@ from milescli.plan.copies import copies_bytes
 from milescli.plan.measured import Reached
 from milescli.plan.parameters import Counter
 from milescli.plan.stages import microbatches_in_flight, stage_ends
-from milescli.plan.static_memory import frozen_bytes, host_bytes, saved_bytes, static_bytes
+from milescli.plan.static_memory import (
+    TrainerLoad,
+    frozen_bytes,
+    host_bytes,
+    saved_bytes,
+    static_bytes,
+)
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 FRAGMENTS = 0.04
@@ -96,40 +100,6 @@ class EngineBytes:
     def total(self) -> int:
         """On the device."""
         return self.weights + self.cache + self.graphs + self.workspace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerLoad:
-    """What memory depends on, beside model and layout."""
-
-    size: int
-    """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
-    row_tokens: int
-    """Of the longest row on one rank: the microbatch cap."""
-    num_microbatches: int
-    """Of one rank in one update."""
-    keeps_reference: bool
-    critic: Literal["none", "in_turn", "beside"]
-    """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
-    teachers: tuple[ModelFacts, ...] = ()
-    """Of the models that the ranks hold beside the policy and do not train."""
-    teachers_beside: bool = False
-    """They stand in main memory with the policy; else in turn, as the critic."""
-    takes_copies: bool = False
-    """Of its state (`fault.copy_every`)."""
-    saves_copy: bool = False
-    """Copies its state to host memory, whence a checkpoint is written (`checkpoint.async_save`). On
-    a CPU a checkpoint is written from where the state is."""
-    sleeps: bool
-    """Goes to host memory while the engines generate."""
-    bucket_bytes: int
-    """Of weight sync."""
-    packing: Packing = field(default_factory=Packing)
-    on_host: bool = False
-    """The device is a CPU."""
-    fused_swiglu: bool = False
-    """See `activations.layer_bytes`; of float32 on a CPU."""
-    reached: Reached = field(default_factory=Reached)
 
 
 @dataclass(slots=True)

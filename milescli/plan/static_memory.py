@@ -1,19 +1,54 @@
-"""Bytes that a trainer rank holds between steps: weights, gradients, optimizer. Pure."""
+"""Bytes that a trainer rank holds between steps: weights, gradients, optimizer; and what memory
+depends on beside model and layout. Pure."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from milescli.models.facts import ModelFacts
+from milescli.plan.activations import Packing
+from milescli.plan.measured import Reached
 from milescli.plan.parameters import Held
 from milescli.plan.types import TrainerLayout
 
-if TYPE_CHECKING:
-    from milescli.plan.memory import TrainerLoad
-
 _PAD = 128
 """Megatron pads flat memory to a multiple of this and of the ranks that share it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerLoad:
+    """What memory depends on, beside model and layout."""
+
+    size: int
+    """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
+    row_tokens: int
+    """Of the longest row on one rank: the microbatch cap."""
+    num_microbatches: int
+    """Of one rank in one update."""
+    keeps_reference: bool
+    critic: Literal["none", "in_turn", "beside"]
+    """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
+    teachers: tuple[ModelFacts, ...] = ()
+    """Of the models that the ranks hold beside the policy and do not train."""
+    teachers_beside: bool = False
+    """They stand in main memory with the policy; else in turn, as the critic."""
+    takes_copies: bool = False
+    """Of its state (`fault.copy_every`)."""
+    saves_copy: bool = False
+    """Copies its state to host memory, whence a checkpoint is written (`checkpoint.async_save`). On
+    a CPU a checkpoint is written from where the state is."""
+    sleeps: bool
+    """Goes to host memory while the engines generate."""
+    bucket_bytes: int
+    """Of weight sync."""
+    packing: Packing = field(default_factory=Packing)
+    on_host: bool = False
+    """The device is a CPU."""
+    fused_swiglu: bool = False
+    """See `activations.layer_bytes`; of float32 on a CPU."""
+    reached: Reached = field(default_factory=Reached)
 
 
 def frozen_bytes(held: Held, *, size: int) -> int:
