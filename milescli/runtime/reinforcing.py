@@ -27,7 +27,7 @@ from milescli.runtime.sample_journal import SampleJournal
 from milescli.runtime.saving import Progress, version_of
 from milescli.runtime.scorers import scorer_of
 from milescli.runtime.teachers import served_teachers
-from milescli.train.agreement import Agreement
+from milescli.train.agreement import CORRECTED_KL, Agreement
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
@@ -200,13 +200,16 @@ class ReinforceAttempt(Attempt):
         """Truncate ratios from now on, where the recipe's loss has no means of its own against
         engines that sample from another distribution."""
         correct = getattr(objective, "truncate_mismatch", None)
+        is_small = checked.kl <= CORRECTED_KL
         self._warn(
             f"engine and trainer differ by {checked.times:.1f} times what rounding does: other "
             "kernels, experts that are chosen otherwise, or a small fault. "
             f"KL {checked.kl:.1e} nats a token (rounding: {checked.floor_kl:.1e}), "
             f"{checked.far:.1%} of ratios outside of [1/2, 2]; "
             + (
-                "each token is weighted by trainer / engine, at most 2 (TIS)"
+                "too small a difference to need a correction"
+                if is_small
+                else "each token is weighted by trainer / engine, at most 2 (TIS)"
                 if correct is not None and correct()
                 else "the recipe's own ratio or correction takes it into account"
                 if correct is not None

@@ -17,7 +17,7 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession
 from milescli.runtime.devices import Devices
-from milescli.train.agreement import Agreement, Judgement, judge
+from milescli.train.agreement import LEAST, Agreement, Judgement, judge
 from milescli.train.base import TrainBatch
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
@@ -56,7 +56,7 @@ class TruthCheck:
             num_tokens=found.gap.num_tokens,
             diff_mean=found.gap.mean,
             diff_max=found.gap.max,
-            bound_max=found.most_times * found.floor.max,
+            bound_max=found.most_times * max(found.floor.max, LEAST),
             floor_mean=found.floor.mean,
             floor_max=found.floor.max,
             kl=found.gap.kl,
