@@ -12,6 +12,9 @@ from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_bytes, format_duration
 
+MOST_SHOWN = 6
+"""Processes or devices whose memory is told."""
+
 
 def show_run_summary(summary: object, *, output: Output) -> None:
     """How a run ended, where it is, and what can be done with it."""
@@ -19,7 +22,8 @@ def show_run_summary(summary: object, *, output: Output) -> None:
     output.json("run_summary", fields)
     run = shlex.quote(str(fields["path"]))
     adapters = fields.pop("adapters", {})
-    output.kv(readable(fields), title="reached")
+    memory = memory_words(fields.pop("memory", []))
+    output.kv(readable(fields) | ({"memory": memory} if memory else {}), title="reached")
     if adapters:
         _show_adapters(adapters, run=run, steps=int(str(fields["steps"])), output=output)
         return
@@ -32,6 +36,20 @@ def show_run_summary(summary: object, *, output: Output) -> None:
             f"{shlex.quote(Path(str(fields['path'])).name + '-hf')}": "write a Hugging Face folder",
         }
     )
+
+
+def memory_words(memory: object) -> str:
+    """9.1 GiB at most (9.6 planned): trainer-rank-0 6.0 GiB (6.2 GiB), ...; the largest first.
+    `memory`: of `RunSummary`; empty: nothing was seen."""
+    assert isinstance(memory, list), "a field of RunSummary"
+    each = [
+        f"{one['worker']} {format_bytes(one['peak_bytes'])}"
+        + (f" ({format_bytes(one['planned_bytes'])})" if one["planned_bytes"] else "")
+        for one in memory[:MOST_SHOWN]
+    ]
+    more = len(memory) - MOST_SHOWN
+    planned = " (planned)" if any(one["planned_bytes"] for one in memory) else ""
+    return f"at most{planned}: " + ", ".join(each) + f", {more} more" * (more > 0) if each else ""
 
 
 def _show_adapters(

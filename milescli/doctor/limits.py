@@ -10,7 +10,7 @@ from pathlib import Path
 from milescli.core.units import GIB, format_bytes
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.fixes import as_root
-from milescli.platform.cpu import cgroup_folders
+from milescli.platform.cpu import cgroup_folders, number_in
 
 MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
 """Free: for the smallest run; for more than one engine or rank."""
@@ -37,16 +37,6 @@ def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
             fix=look,
         )
     return ok("memory", what)
-
-
-def available_memory(*, root: Path = Path("/")) -> int:
-    """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache
-    not counted; the smaller."""
-    bounds = [*_memory_left(root)]
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            bounds.append(int(line.split()[1]) * 1024)
-    return min(bounds, default=0)
 
 
 def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Finding]:
@@ -107,37 +97,9 @@ def check_threads(*, root: Path = Path("/")) -> list[Finding]:
     return ok("threads", what)
 
 
-def _memory_left(root: Path) -> Iterator[int]:
-    for group in cgroup_folders(root):
-        for limit_name, used_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = _number(group / limit_name), _number(group / used_name)
-            if limit is not None and used is not None:
-                yield max(0, limit - used + _stat(group / "memory.stat", "inactive_file"))
-
-
 def _threads_left(root: Path) -> Iterator[tuple[int, int]]:
     """(how many may still be started, the limit) of each group that has one."""
     for group in cgroup_folders(root):
-        limit, used = _number(group / "pids.max"), _number(group / "pids.current")
+        limit, used = number_in(group / "pids.max"), number_in(group / "pids.current")
         if limit is not None and used is not None:
             yield limit - used, limit
-
-
-def _number(path: Path) -> int | None:
-    """None where it is not there, or says `max`."""
-    try:
-        text = path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
-
-
-def _stat(path: Path, name: str) -> int:
-    try:
-        words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return 0
-    return next((int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == name), 0)

@@ -15,7 +15,7 @@ from milescli.doctor.disk import check_disk, check_scratch
 from milescli.doctor.finding import Check, Finding
 from milescli.doctor.host import check_platform, check_ports, check_shm, check_visibility, shm_sizes
 from milescli.doctor.kernels import check_kernels
-from milescli.doctor.limits import available_memory, check_limits, check_memory, check_threads
+from milescli.doctor.limits import check_limits, check_memory, check_threads
 from milescli.doctor.links import check_topology
 from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
 from milescli.doctor.pins import check_pins, check_python
@@ -146,8 +146,10 @@ def heavy_at_once() -> int:
 
 
 def _memory(machine: Machine) -> list[Finding]:
-    total = machine.nodes[0].memory_bytes
-    return check_memory(total_bytes=total, available_bytes=min(total, available_memory()))
+    node = machine.nodes[0]
+    return check_memory(
+        total_bytes=node.memory_bytes, available_bytes=node.available_bytes or node.memory_bytes
+    )
 
 
 def _shm() -> list[Finding]:

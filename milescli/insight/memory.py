@@ -1,7 +1,8 @@
-"""Memory of each device, measured and planned, side by side."""
+"""Memory of each device, or on a CPU of each process: measured and planned, side by side."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,8 @@ from milescli.insight.facts import RunFacts
 from milescli.insight.history import History
 from milescli.platform.memory_record import FILE, sizes_by_name
 
-SMALL = 32 * 2**20
-"""Bytes: helpers of Ray and of engines that hold less are not named."""
+OTHERS = "others"
+"""Processes that the plan has no name for: driver, router, Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +22,14 @@ class DeviceMemory:
     """What one process or device holds."""
 
     worker: str
-    """trainer-0, engine-1-scheduler, driver; as logs are called."""
+    """trainer-rank-0; on a CPU also engine-1 (of all its processes), others."""
     used_bytes: int
     """The newest that was seen."""
     peak_bytes: int
-    """The most that was seen."""
+    """The most that was seen; of main memory without what others answer for of pages that they
+    share."""
     planned_bytes: int | None
-    """Of the plan, for the fullest device; None: the plan of a CPU foresees none."""
+    """Of the plan: for the fullest device, or this process; None: it foresees none."""
     total_bytes: int | None
 
 
@@ -37,7 +39,13 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
     if any(told.get("total_bytes") for told in history.memory.values()):
         return [_of_device(told, facts) for told in history.memory.values()]
     attempts = run.attempts()
-    return _of_processes(records(attempts[-1])) if attempts else []
+    return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
+
+
+def most_at_once(looks: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes that all processes of an attempt held together at most, shared pages counted once.
+    `looks`: of `records`."""
+    return max((sum(_peaks(look).values()) for look in looks), default=0)
 
 
 def records(attempt: Path) -> list[Mapping[str, Any]]:
@@ -47,24 +55,52 @@ def records(attempt: Path) -> list[Mapping[str, Any]]:
     return [one for one in lines if isinstance(one.get("resident_bytes"), dict)]
 
 
-def _of_processes(seen: Sequence[Mapping[str, Any]]) -> list[DeviceMemory]:
-    """The largest first; small ones are left out."""
+def _of_processes(
+    seen: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
+) -> list[DeviceMemory]:
+    """The largest first; those without a name in the plan as one."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
-        own = sizes_by_name(record)
-        used |= own
+        used |= _by_plan(sizes_by_name(record))
+        own = _by_plan(_peaks(record))
         peaks |= {name: max(peaks.get(name, 0), size) for name, size in own.items()}
     return [
         DeviceMemory(
             worker=name,
-            used_bytes=used[name],
+            used_bytes=min(used[name], peak),
             peak_bytes=peak,
-            planned_bytes=None,
+            planned_bytes=planned.get(name),
             total_bytes=None,
         )
         for name, peak in sorted(peaks.items(), key=lambda told: -told[1])
-        if peak >= SMALL
     ]
+
+
+def _peaks(record: Mapping[str, Any]) -> dict[str, int]:
+    """Process -> bytes; of a record of an older miles, what was resident then."""
+    return sizes_by_name(record, of="peak_bytes" if "peak_bytes" in record else "resident_bytes")
+
+
+def _by_plan(sizes: Mapping[str, int]) -> dict[str, int]:
+    """By the plan's names of processes: an engine's own count as one."""
+    told = dict[str, int]()
+    for name, size in sizes.items():
+        found = _IN_PLAN.match(name)
+        of = found[0] if found else OTHERS
+        told[of] = told.get(of, 0) + size
+    return told
+
+
+_IN_PLAN = re.compile(r"(trainer-rank|engine)-\d+")
+
+
+def _planned(facts: RunFacts) -> dict[str, int]:
+    """Process -> bytes of its peak, of the plan of a CPU's first node; empty for devices."""
+    return {
+        str(one["name"]): max(one["phases"].values())
+        for one in facts.plan.get("processes", ())
+        if one["node"] == 0
+    }
 
 
 def planned_bytes(facts: RunFacts) -> int | None:

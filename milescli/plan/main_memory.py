@@ -5,16 +5,17 @@ left. Pure; called by `make`."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
+from typing import get_args
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, MIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.adapters import memory_of
-from milescli.plan.copies import note_copies
+from milescli.plan.copies import HELD, note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.memory import (
     MemoryModel,
@@ -22,24 +23,34 @@ from milescli.plan.memory import (
     TrainerLoad,
     bucket_bytes,
 )
-from milescli.plan.on_cpu import longest_tokens
-from milescli.plan.types import EngineLayout, Slot, TrainerLayout
+from milescli.plan.measured import Reached
+from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
+from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
-RANK_PROCESS = 400 * MIB
+RANK_PROCESS = 450 * MIB
 """Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as
-are the next two."""
-ENGINE_PROCESS = 2112 * MIB
+are the next two, of pages that processes share each one's part."""
+ENGINE_PROCESS = 400 * MIB
 """Of an engine rank without its model, with its actor's, the server's and the detokenizer's
-processes; 512 MiB of it are the rows in which it keeps running contexts, at most."""
-SESSION = 1200 * MIB
-"""Driver, router and Ray's own processes on one node."""
-USABLE = 0.95
-"""Of main memory: the system needs the rest."""
+processes."""
+SESSION = 1000 * MIB
+"""Driver, router and Ray's own processes on one node, and the process that engines are forked
+from."""
+SYSTEM = 0.05
+"""Of main memory: what the system needs for itself."""
+PHASES: dict[Phase, str] = {
+    "start": "before the first step",
+    "step": "training",
+    "publish": "publishing after a step",
+}
 LARGEST_CAP = 8192
 """Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
 nothing."""
+ENOUGH_TOKENS, ENOUGH_BYTES = 1024, 2 * GIB
+"""Of a microbatch that is not pinned: so many tokens, or so much in activations, is as fast as
+more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +61,8 @@ class Fitted:
     engines: EngineLayout
     cap: int
     """Tokens of a microbatch on one rank."""
+    processes: list[ProcessMemory]
+    """Of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +70,25 @@ class _NodeLoad:
     """What one computer holds, the engines' caches aside."""
 
     ranks: TrainerBytes
-    """Of all trainer ranks on it; `workspace` without what a device's driver takes, `host` what
-    else they keep."""
+    """Of all trainer ranks on it; `host` is what else they keep."""
+    processes: list[ProcessMemory]
     num_ranks: int
-    engine_weights: int
     num_shards: int
     """Engine ranks on it."""
+    engine_weights: int
 
     @property
-    def trainer_bytes(self) -> int:
-        return self.ranks.total + self.ranks.host
-
-    @property
-    def processes(self) -> int:
-        return SESSION + self.num_ranks * RANK_PROCESS + self.num_shards * ENGINE_PROCESS
+    def phases(self) -> dict[Phase, int]:
+        """Phase -> bytes of all processes."""
+        return {
+            phase: sum(process.phases[phase] for process in self.processes)
+            for phase in get_args(Phase)
+        }
 
     @property
     def total(self) -> int:
-        return self.trainer_bytes + self.engine_weights + self.processes
+        """In the phase that needs most."""
+        return max(self.phases.values())
 
 
 def fit_main_memory(
@@ -94,8 +108,8 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory = memory_of(recipe, facts)
-    budget = int(USABLE * machine.nodes[0].memory_bytes)
+    memory, budget = memory_of(recipe, facts), _budget(machine)
+    bucket = bucket_bytes(recipe.weights.bucket_mib)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num
@@ -104,44 +118,95 @@ def fit_main_memory(
     asked = [trainer]
     if recipe.train.recompute == "auto":
         asked.append(replace(trainer, recompute="full"))
-    for layout, cap in product(asked, _caps(recipe, trainer)):
-        load = _load(recipe, layout, cap=cap, size=size, teachers=teachers)
-        node = _fullest(memory, load, layout, engines, slots)
+
+    def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
+        return _load(recipe, layout, cap=cap, size=size, teachers=teachers)
+
+    def activations(cap: int) -> int:
+        return memory.worst_stage(trainer, load_of(trainer, cap)).activations
+
+    for layout, cap in product(asked, _caps(recipe, trainer, activations)):
+        load = load_of(layout, cap)
+        nodes = _nodes(memory, load, layout, engines, slots, bucket=bucket)
+        node = max(nodes, key=lambda node: node.total)
         if node.total + node.num_shards * least <= budget:
             break
     else:
         raise _refusal(recipe, machine, node, least, budget)
     log.note("trainer.recompute", layout.recompute, _why_recompute(recipe, layout))
-    if not engines.num:
-        _note_memory(recipe, node, 0, machine, log)
-        return Fitted(trainer=layout, engines=engines, cap=cap)
-    tokens = _cache_tokens(
-        recipe,
-        memory,
-        engines,
-        room=budget - node.total,
-        num_shards=node.num_shards,
-        size=size,
-        log=log,
+    tokens, cache = None, 0
+    if engines.num:
+        tokens = _cache_tokens(
+            recipe,
+            memory,
+            engines,
+            room=budget - node.total,
+            num_shards=node.num_shards,
+            size=size,
+            log=log,
+        )
+        cache = memory.cache_bytes(
+            engines, size=size, tokens=tokens, sequences=engines.max_running_requests
+        )
+    _note_memory(recipe, node, node.num_shards * cache, machine, log)
+    return Fitted(
+        trainer=layout,
+        engines=replace(engines, max_total_tokens=tokens),
+        cap=cap,
+        processes=_with_caches([one for node in nodes for one in node.processes], slots, cache),
     )
-    cache = node.num_shards * memory.cache_bytes(
-        engines, size=size, tokens=tokens, sequences=engines.max_running_requests
+
+
+def _budget(machine: Machine) -> int:
+    """Bytes that every node can give: what was free when it was asked, but for what the system
+    needs for itself."""
+    free = (
+        min(node.available_bytes or node.memory_bytes, int((1 - SYSTEM) * node.memory_bytes))
+        for node in machine.nodes
     )
-    _note_memory(recipe, node, cache, machine, log)
-    return Fitted(trainer=layout, engines=replace(engines, max_total_tokens=tokens), cap=cap)
+    return min(free)
+
+
+def _with_caches(
+    processes: Sequence[ProcessMemory], slots: Sequence[Slot], cache: int
+) -> list[ProcessMemory]:
+    """`cache`: of one engine rank."""
+    ranks = Counter(
+        (slot.node, f"engine-{slot.engine}") for slot in slots if slot.engine is not None
+    )
+    return [
+        replace(
+            process,
+            phases={
+                phase: size + ranks[process.node, process.name] * cache
+                for phase, size in process.phases.items()
+            },
+        )
+        for process in processes
+    ]
 
 
 def _note_memory(recipe: Recipe, node: _NodeLoad, cache: int, machine: Machine, log: Log) -> None:
+    phases = node.phases
+    most = max(phases, key=lambda phase: phases[phase])
     log.note(
         "memory",
         f"{(node.total + cache) / GIB:.1f} GiB",
-        f"{_sum(node, cache)}, of {_there(machine)}; an estimate",
+        f"{_sum(node, cache)}, of {_there(machine)}; an estimate of the phase that needs most, "
+        f"{PHASES[most]} ("
+        + ", ".join(f"{phase} {(size + cache) / GIB:.1f}" for phase, size in phases.items())
+        + ")",
     )
     note_copies(recipe, size_bytes=node.ranks.copies, log=log)
 
 
-def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
-    """The pinned one; else halves of the largest that is worth it, down to the longest sequence."""
+def _caps(
+    recipe: Recipe,
+    trainer: TrainerLayout,
+    activations: Callable[[int], int],
+) -> list[int]:
+    """The pinned one; else halves of the largest that is worth it, down to the longest sequence.
+    `activations`: tokens of a microbatch -> bytes of one rank."""
     if recipe.train.max_tokens_per_microbatch:
         return [recipe.train.max_tokens_per_microbatch]
     longest = recipe.longest_sequence * recipe.sequences_per_row
@@ -150,7 +215,9 @@ def _caps(recipe: Recipe, trainer: TrainerLayout) -> list[int]:
         lambda cap: cap > least,
         (LARGEST_CAP >> number for number in range(LARGEST_CAP.bit_length())),
     )
-    return [*halves, least]
+    caps = [*halves, least]
+    worth = [cap for cap in caps if cap <= ENOUGH_TOKENS or activations(cap) <= ENOUGH_BYTES]
+    return worth or caps[-1:]
 
 
 def _load(
@@ -173,47 +240,109 @@ def _load(
         teachers_beside=True,
         takes_copies=recipe.fault.copy_every > 0,
         sleeps=False,
-        bucket_bytes=bucket_bytes(recipe.weights.bucket_mib),
+        bucket_bytes=0,
         packing=Packing(imbalance=recipe.train.expert_imbalance),
         on_host=True,
         fused_swiglu=size == 4,
+        reached=Reached(trainer_context=0),
     )
 
 
-def _fullest(
+def _nodes(
     memory: MemoryModel,
     load: TrainerLoad,
     trainer: TrainerLayout,
     engines: EngineLayout,
     slots: Sequence[Slot],
-) -> _NodeLoad:
-    """Of the nodes that the slots are on."""
+    *,
+    bucket: int,
+) -> list[_NodeLoad]:
+    """[nodes] that the slots are on. `bucket`: bytes of weight sync."""
     stages = memory.stages(trainer, load)
-    weights = memory.engine_weights(engines, size=load.size)
-    ranks = Counter(
-        (slot.node, slot.trainer_rank * trainer.pp // trainer.world_size)
-        for slot in slots
-        if slot.trainer_rank is not None
-    )
-    shards = Counter(slot.node for slot in slots if slot.engine is not None)
+    weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
+    sent = memory.sent_weights(engines, size=load.size) if engines.num else 0
+    used = _engine_workspace(memory.table.facts, engines, size=load.size)
 
     def held(number: int) -> _NodeLoad:
-        here = [(stages[stage], count) for (node, stage), count in ranks.items() if node == number]
+        here = [slot for slot in slots if slot.node == number]
+        ranks = {
+            slot.trainer_rank: stages[slot.trainer_rank * trainer.pp // trainer.world_size]
+            for slot in here
+            if slot.trainer_rank is not None
+        }
+        shards = Counter(slot.engine for slot in here if slot.engine is not None)
+        others = sum(rank.copies for rank in ranks.values()) * (HELD - 1) // HELD
         parts = [each.name for each in fields(TrainerBytes) if each.name != "turn"]
-        sums = {part: sum(count * getattr(stage, part) for stage, count in here) for part in parts}
-        num_ranks = sum(count for _, count in here)
-        sums["workspace"] -= num_ranks * load.reached.trainer_context
         return _NodeLoad(
-            ranks=TrainerBytes(**sums),
-            num_ranks=num_ranks,
-            engine_weights=shards[number] * weights,
-            num_shards=shards[number],
+            ranks=TrainerBytes(
+                **{part: sum(getattr(rank, part) for rank in ranks.values()) for part in parts}
+            ),
+            processes=[
+                *(
+                    _rank(f"trainer-rank-{rank}", number, of, bucket=min(bucket, sent))
+                    for rank, of in ranks.items()
+                ),
+                *(
+                    _engine(
+                        f"engine-{engine}", number, count, weights=weights, sent=sent, used=used
+                    )
+                    for engine, count in shards.items()
+                ),
+                ProcessMemory(
+                    name="others",
+                    node=number,
+                    phases=dict.fromkeys(get_args(Phase), SESSION + others),
+                ),
+            ],
+            num_ranks=len(ranks),
+            num_shards=shards.total(),
+            engine_weights=shards.total() * weights,
         )
 
-    return max(
-        (held(number) for number in sorted({slot.node for slot in slots})),
-        key=lambda node: node.total,
+    return [held(number) for number in sorted({slot.node for slot in slots})]
+
+
+def _rank(name: str, node: int, rank: TrainerBytes, *, bucket: int) -> ProcessMemory:
+    """`bucket`: of weights on their way, in shared memory. A model is built of weights that are
+    there once more, before gradients and optimizer are."""
+    base = RANK_PROCESS + rank.host - rank.copies * (HELD - 1) // HELD
+    step = base + rank.total
+    built = base + 2 * rank.weights + rank.gradients
+    return ProcessMemory(
+        name=name,
+        node=node,
+        phases={
+            "start": max(base + rank.static + bucket, built),
+            "step": step,
+            "publish": step + bucket,
+        },
     )
+
+
+def _engine(
+    name: str, node: int, num_ranks: int, *, weights: int, sent: int, used: int
+) -> ProcessMemory:
+    """The first publication (`sent`) is compared with a copy of what was there."""
+    of_rank = ENGINE_PROCESS + weights
+    sampling = num_ranks * (of_rank + used)
+    return ProcessMemory(
+        name=name,
+        node=node,
+        phases={
+            "start": num_ranks * (of_rank + max(sent, used)),
+            "step": sampling,
+            "publish": sampling,
+        },
+    )
+
+
+def _engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> int:
+    """Of one engine rank beside weights and cache, bytes: the widest tensors of a prefill, and
+    float32 logits of the requests that run, with copies for sampling."""
+    tokens = min(PREFILL_TOKENS, engines.max_running_requests * engines.context_length)
+    wide = max(facts.ffn_hidden_size, facts.topk * facts.moe_ffn_hidden_size) / engines.tp
+    prefill = tokens * size * (6 * facts.hidden_size + 3 * wide)
+    return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
 def _cache_tokens(
@@ -262,9 +391,8 @@ def _refusal(
     total = node.total + node.num_shards * least
     return FitError(
         f"recipe `{recipe.name}` does not fit into the main memory of a CPU with {_there(machine)}",
-        why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f} "
-        f"({USABLE:.0%} of {_there(machine)}); "
-        f"the cache is for one sequence of {longest_tokens(recipe):,} tokens",
+        why=f"{_sum(node, node.num_shards * least)} = {total / GIB:.1f} GiB > {budget / GIB:.1f}"
+        f"; the cache is for one sequence of {longest_tokens(recipe):,} tokens",
         fix=["--set fault.copy_every=0"] if node.ranks.copies else [],
     )
 
@@ -284,13 +412,15 @@ def _sum(node: _NodeLoad, cache: int) -> str:
         for name, size in parts.items()
         if size or name not in ("other models", "copies")
     )
+    rest = node.total - ranks.total - ranks.host - node.engine_weights
     engines = (
         f"{node.num_shards} engine rank{'s'[: node.num_shards > 1]}: "
         f"weights {_gib(node.engine_weights)} + cache {_gib(cache)}; "
     )
     return (
         f"{node.num_ranks} trainer rank{'s'[: node.num_ranks > 1]}: {trainer}; "
-        f"{engines if node.num_shards else ''}processes {node.processes / GIB:.1f}"
+        f"{engines if node.num_shards else ''}processes, and what they need for a moment, "
+        f"{_gib(rest)}"
     )
 
 
@@ -301,4 +431,8 @@ def _gib(size: int) -> str:
 
 
 def _there(machine: Machine) -> str:
-    return f"{machine.nodes[0].memory_bytes / GIB:.0f} GiB"
+    node = machine.nodes[0]
+    there = f"{node.memory_bytes / GIB:.0f} GiB"
+    if (free := node.available_bytes) and free < (1 - SYSTEM) * node.memory_bytes:
+        there += f", of which {free / GIB:.1f} are free"
+    return there

@@ -40,6 +40,7 @@ from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
     Plan,
+    ProcessMemory,
     Role,
     Slot,
     TrainerLayout,
@@ -146,6 +147,7 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
             cap=fitted.cap,
             precision=precision,
             pair=None,
+            processes=fitted.processes,
         )
     why_one = why_no_pair(recipe, inputs.machine, inputs.facts, size=size, colocated=colocated)
     fitted = None if why_one else _fitted_pair(inputs, trainer, size, log)
@@ -162,6 +164,7 @@ def _on_cpu(inputs: _PlanInputs, log: Log) -> Plan:
         cap=fitted.cap,
         precision=precision,
         pair=None,
+        processes=fitted.processes,
     )
 
 
@@ -249,6 +252,7 @@ def _assembled(
     cap: int,
     precision: Literal["bf16", "fp32"],
     pair: Pair | None,
+    processes: list[ProcessMemory] | None = None,
 ) -> Plan:
     recipe, machine = inputs.recipe, inputs.machine
     slots = assign_slots(trainer, engines, colocated, inputs.per_node, recipe.machine.nodes)
@@ -296,6 +300,7 @@ def _assembled(
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))
         if pair
         else None,
+        processes=processes or [],
     )
 
 

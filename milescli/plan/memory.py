@@ -287,6 +287,11 @@ class MemoryModel:
                 self._engine[key] += self.slots * self.trained.engine_total(**cut)
         return self._engine[key] * size
 
+    def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
+        """Of what one rank is sent at a publication."""
+        cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
+        return self.trained.engine_total(**cut) * size
+
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within
         the rank's group of requests. Heads are cut by tp / attention_dp, as far as there are heads;

@@ -16,6 +16,8 @@ from milescli.recipe.schema import Recipe
 DEFAULT_FRACTION = 0.7
 """What SGLang's option is given where nobody pins it; on a CPU the number of tokens bounds the
 cache."""
+PREFILL_TOKENS = 2048
+"""New tokens that an engine on a CPU computes at once; more would leave its caches."""
 LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
 LEAST_CACHE_TOKENS = 4096

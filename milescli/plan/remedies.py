@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from milescli.core.errors import FitError
+from milescli.core.errors import FitError, RecipeError
 from milescli.plan.reasons import summary
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
@@ -58,16 +58,17 @@ class _Trial:
 
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
     """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
-    to let go, fewer tokens, more devices. What the refusal proposes in words is kept."""
+    to let go, fewer tokens, more devices, an adapter. What the refusal proposes in words is kept."""
     fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:
             continue
         try:
             plan = plans(_changed(recipe, trial.changes))
-        except FitError:
+        except (FitError, RecipeError, ValueError):  # or the recipe cannot be changed so
             continue
         then = f"   # then {summary(plan.trainer)} fits" if "pin" in trial.kind else ""
+        then = "   # train an adapter instead of all weights" if trial.kind == "adapter" else then
         fixes[trial.kind] = trial.options + then
     words = [fix for fix in error.fixes if not _parsed(fix)]
     return FitError(
@@ -111,6 +112,8 @@ def _trials(error: FitError, recipe: Recipe, machine: Machine) -> Iterator[_Tria
         if tokens >= _LEAST_TOKENS:
             key = "rollout.max_response_tokens"
             yield _Trial(kind="tokens", options=f"--set {key}={tokens}", changes={key: tokens})
+    if not recipe.train.lora.is_on:
+        yield _Trial(kind="adapter", options="--lora 16", changes={"train.lora.rank": 16})
 
 
 def _parsed(fix: str) -> dict[str, object]:

@@ -150,6 +150,30 @@ class Part:
     basis: Basis
 
 
+Phase = Literal["start", "step", "publish"]
+"""Of a run on a CPU, by what its processes hold. start: until the first step, with the first save
+and the first publication, which the engines compare bit for bit; step: sampling, evaluating and
+training; publish: handing weights to the engines. A save writes the state from where it lies and
+needs nothing more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMemory:
+    """What one process of a run on a CPU will hold of main memory, or several that belong together.
+    What a process has freed mostly stays with it: a phase includes what was needed before."""
+
+    name: str
+    """trainer-rank-0, engine-1 (of all its processes), others (driver, Ray); as logs are called."""
+    node: int
+    phases: dict[str, int]
+    """Phase -> bytes."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """In the phase that needs most."""
+        return max(self.phases.values())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
     """Another layout that was weighed."""
@@ -227,6 +251,8 @@ class Plan:
     decisions: list[Decision] = field(default_factory=list)
     forecast: Forecast | None = None
     """None on a CPU."""
+    processes: list[ProcessMemory] = field(default_factory=list)
+    """What each holds of main memory, an estimate; empty where there are devices."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
@@ -249,6 +275,7 @@ class Plan:
             }
             others = [Alternative(**other) for other in forecast["alternatives"]]
             raw["forecast"] = Forecast(**{**forecast, **parts, "alternatives": others})
+        raw["processes"] = [ProcessMemory(**process) for process in raw.get("processes", ())]
         return cls(**raw)
 
     def has_role(self, name: str) -> bool:
@@ -259,5 +286,5 @@ class Plan:
     def fingerprint(self) -> str:
         """16 hex digits over everything that runs: reasons and forecasts apart."""
         raw = asdict(self)
-        del raw["decisions"], raw["forecast"]
+        del raw["decisions"], raw["forecast"], raw["processes"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]

@@ -4,9 +4,16 @@ Reads /proc and /sys; starts nothing."""
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""(limit, use) of a cgroup, version 2 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +23,8 @@ class HostFacts:
     cpu_cores: int
     """Physical cores; at least 1."""
     memory_bytes: int
+    available_bytes: int
+    """Of `memory_bytes`: what can be had now."""
     shm_bytes: int
     num_numa_nodes: int
 
@@ -27,11 +36,11 @@ def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) ->
     groups = cgroup_folders(root)
     cores = _physical_cores(root, usable)
     quota = _cpu_quota(groups)
-    memory = _meminfo(root)
-    limit = _memory_limit(groups)
+    memory = min([_meminfo(root, "MemTotal") or 0, *_memory_limits(groups)])
     return HostFacts(
         cpu_cores=max(1, min(cores, int(quota)) if quota is not None else cores),
-        memory_bytes=min(memory, limit) if limit is not None else memory,
+        memory_bytes=memory,
+        available_bytes=min(memory, available_memory(root=root)),
         shm_bytes=_shm(root),
         num_numa_nodes=_numa_nodes(root),
     )
@@ -47,11 +56,33 @@ def _physical_cores(root: Path, usable: Collection[int]) -> int:
     return len(siblings)
 
 
-def _meminfo(root: Path) -> int:
+def available_memory(*, root: Path = Path("/")) -> int:
+    """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache
+    not counted; the smaller. 0 where the computer says neither."""
+    bounds = [*_memory_left(cgroup_folders(root))]
+    if (of_computer := _meminfo(root, "MemAvailable")) is not None:
+        bounds.append(of_computer)
+    return min(bounds, default=0)
+
+
+def _memory_left(groups: list[Path]) -> Iterator[int]:
+    for group in groups:
+        for limit_name, used_name in _MEMORY_FILES:
+            limit, used = number_in(group / limit_name), number_in(group / used_name)
+            if limit is not None and used is not None:
+                yield max(0, limit - used + _stat(group / "memory.stat", "inactive_file"))
+
+
+def _stat(path: Path, name: str) -> int:
+    words = [line.split() for line in (_text(path) or "").splitlines()]
+    return next((int(pair[1]) for pair in words if len(pair) == 2 and pair[0] == name), 0)
+
+
+def _meminfo(root: Path, name: str) -> int | None:
     for line in (_text(root / "proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    return 0
+    return None
 
 
 def _shm(root: Path) -> int:
@@ -99,12 +130,15 @@ def _cpu_quota(groups: list[Path]) -> float | None:
     return min(quotas, default=None)
 
 
-def _memory_limit(groups: list[Path]) -> int | None:
-    limits = [
-        _text(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes")
-    ]
-    numbers = [int(limit) for limit in limits if limit and limit.isdigit()]  # `max` means: no limit
-    return min(numbers, default=None)
+def _memory_limits(groups: list[Path]) -> list[int]:
+    numbers = (number_in(group / name) for group in groups for name, _ in _MEMORY_FILES)
+    return [number for number in numbers if number is not None]
+
+
+def number_in(path: Path) -> int | None:
+    """The number that a file of a cgroup holds; None where it is not there, or says `max`."""
+    text = _text(path) or ""
+    return int(text) if text.isdigit() else None
 
 
 def _text(path: Path) -> str | None:

@@ -64,6 +64,9 @@ class Node:
     """Physical cores that this process may use: affinity and cgroup limits are taken off."""
     memory_bytes: int
     """Main memory that this process may use."""
+    available_bytes: int | None = None
+    """What of it could be had when the computer was asked; None: of a machine that is only
+    described."""
     shm_bytes: int
     """Size of /dev/shm; 0 where there is none."""
     num_numa_nodes: int = 1

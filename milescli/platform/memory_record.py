@@ -1,6 +1,7 @@
-"""memory.jsonl beside the logs of an attempt: what the processes of a run on this computer hold,
-every ten seconds and at the end of the driver, with the kernel's count of processes that it ended
-for want of memory. Written by the watchdog; standard library only. Read by `autopsy`."""
+"""memory.jsonl beside the logs of an attempt: what the processes of a run on this computer hold and
+have held at most, every ten seconds and at the end of the driver, with the kernel's count of
+processes that it ended for want of memory. Written by the watchdog; standard library only. Read by
+`autopsy` and `insight`."""
 
 from __future__ import annotations
 
@@ -22,6 +23,11 @@ EVERY_S = 10.0
 MAX_LINES = 1000
 """Then every second line is left out: the older, the coarser."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+GROWN = 1.05
+"""Times the peak of a process when its shared pages were last looked at: they are again. The kernel
+walks through all pages of the process for it, 12 ms for each GiB."""
+FEW_SHARED = 64 * 2**30
+"""Bytes of a process of which the part that it may share is not worth that walk."""
 
 
 @dataclass(slots=True)
@@ -33,6 +39,7 @@ class MemoryRecord:
     folder: Path | None = None
     """Log folder of the attempt; None: nothing is written."""
     _lines: list[str] = field(default_factory=list)
+    _shared: dict[int, _Shared] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _last: str = ""
     """As of the last look."""
@@ -45,7 +52,12 @@ class MemoryRecord:
         everyone = [*pids, *([self.driver] if self.driver is not None else [])]
         sizes = {str(pid): size for pid in everyone if (size := resident_bytes(pid)) is not None}
         names = {pid: self._name(int(pid)) for pid in sizes}
-        record = {"time": round(time.time(), 1), "oom_kills": oom_kills(), "resident_bytes": sizes}
+        record = {
+            "time": round(time.time(), 1),
+            "oom_kills": oom_kills(),
+            "resident_bytes": sizes,
+            "peak_bytes": {pid: self._peak(int(pid), size) for pid, size in sizes.items()},
+        }
         self._last = json.dumps({**record, "names": names})
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + EVERY_S
@@ -70,6 +82,16 @@ class MemoryRecord:
                 with file.open("a", encoding="utf-8") as written:
                     written.write(self._last + "\n")
 
+    def _peak(self, pid: int, resident: int) -> int:
+        """The most that was ever resident, without what other processes answer for of the pages
+        that it shares with them (one that was forked shares most with its parent)."""
+        peak = max(resident, _status_bytes(pid, "status", "VmHWM") or 0)
+        known = self._shared.get(pid)
+        if peak <= FEW_SHARED and (known is None or peak > GROWN * known.peak_bytes):
+            own = _status_bytes(pid, "smaps_rollup", "Pss")
+            known = self._shared[pid] = _Shared(peak, max(0, resident - (own or resident)))
+        return peak - (known.others_bytes if known is not None else 0)
+
     def _name(self, pid: int) -> str:
         """By the log that a process writes; else its command."""
         if pid == self.driver:
@@ -87,6 +109,24 @@ class MemoryRecord:
                     if target.suffix == ".log" and target.parent == self.folder:
                         return target.stem
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What was seen of a process when its pages were last looked at."""
+
+    peak_bytes: int
+    others_bytes: int
+    """Of what was resident then: the part of other processes in the pages shared with them."""
+
+
+def _status_bytes(pid: int, file: str, name: str) -> int | None:
+    """Of a line `name: NUMBER kB` of a process's file; None where it has ended or says none."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def pids_noted(folder: Path) -> set[int]:
@@ -119,10 +159,11 @@ def last_look(folder: Path) -> dict[str, int]:
     return sizes_by_name(next(looks, {"resident_bytes": {}}))
 
 
-def sizes_by_name(look: Mapping[str, Any]) -> dict[str, int]:
-    """Process -> bytes, of a line of the record; those of one name count together."""
+def sizes_by_name(look: Mapping[str, Any], *, of: str = "resident_bytes") -> dict[str, int]:
+    """Process -> bytes, of a line of the record; those of one name count together. `of`:
+    resident_bytes or peak_bytes."""
     names, sizes = look.get("names", {}), dict[str, int]()
-    for pid, size in look["resident_bytes"].items():
+    for pid, size in look.get(of, {}).items():
         name = str(names.get(pid, pid))
         sizes[name] = sizes.get(name, 0) + size
     return sizes

@@ -291,6 +291,7 @@ def _node(host: HostFacts, devices: list[Device], interconnect: Interconnect) ->
         devices=devices,
         cpu_cores=host.cpu_cores,
         memory_bytes=host.memory_bytes,
+        available_bytes=host.available_bytes,
         shm_bytes=host.shm_bytes,
         num_numa_nodes=host.num_numa_nodes,
         interconnect=interconnect if len(devices) > 1 else "none",

@@ -137,6 +137,7 @@ def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
     return {
         **{f"trainer {name}": trainer[name] for name in _LAYOUT},
         **{f"engines {name}": engines[name] for name in ("num", "tp") if name in engines},
+        "tokens of a microbatch": plan["batch"]["max_tokens_per_microbatch"],
         "precision": plan["precision"],
     }
 

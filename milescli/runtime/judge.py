@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import (
@@ -19,6 +20,7 @@ from milescli.core.events import (
 )
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.finding import Level, Verdict
+from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.reader import RunReader
 from milescli.insight.verdict import read_verdict
 
@@ -66,6 +68,15 @@ class Judge:
             assert self._thread is not None, "it was begun"
             self._thread.join(END_S)
         self._tell()
+
+    def memory(self) -> list[DeviceMemory]:
+        """What processes or devices held at most, beside what the plan said; empty where what the
+        run wrote could not be read."""
+        if self._facts is None:
+            return []
+        with suppress(OSError):
+            return memory_of(self._run, self._reader.history, self._facts)
+        return []
 
     def _begin(self) -> None:
         self._thread = threading.Thread(target=self._look, name="judge", daemon=True)

@@ -37,6 +37,7 @@ from milescli.core.events import (
     ValidationDone,
 )
 from milescli.core.units import format_bytes
+from milescli.insight.memory import DeviceMemory
 from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.judge import Judge
@@ -88,6 +89,8 @@ class RunSummary:
     """Of this attempt, start-up and shut-down included."""
     adapters: Mapping[str, AdapterSummary] = field(default_factory=dict)
     """Of several: what each reached."""
+    memory: list[DeviceMemory] = field(default_factory=list)
+    """What each process or device held at most, and what was planned for it."""
 
 
 def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummary:
@@ -145,6 +148,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         checkpoint=None if spec.adapters else _name_of(attempt.saver.newest),
         seconds=time.monotonic() - began,
         adapters=_reached(attempt, record) if isinstance(attempt, SeveralAttempt) else {},
+        memory=judge.memory(),
     )
 
 

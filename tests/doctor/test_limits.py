@@ -9,7 +9,7 @@ import pytest
 
 from milescli.core.units import GIB
 from milescli.doctor.finding import Status
-from milescli.doctor.limits import available_memory, check_limits, check_memory, check_threads
+from milescli.doctor.limits import check_limits, check_memory, check_threads
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,6 @@ def test_too_little_memory_is_found(available: int, status: Status) -> None:
     assert check_memory(total_bytes=16 * GIB, available_bytes=available)[0].status is status
 
 
-def test_available_memory_is_read(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 10 kB\nMemAvailable:  3 kB\n")
-    assert available_memory(root=tmp_path) == 3072
-
-
 def _cgroup(root: Path, **files: int | str) -> None:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text("0::/pod\n")
@@ -32,19 +26,6 @@ def _cgroup(root: Path, **files: int | str) -> None:
     folder.mkdir(parents=True)
     for name, value in files.items():
         (folder / name.replace("_", ".")).write_text(f"{value}\n")
-
-
-def test_what_a_container_has_used_of_its_memory_is_taken_off_but_for_the_page_cache(
-    tmp_path: Path,
-) -> None:
-    _cgroup(
-        tmp_path,
-        memory_max=8 * GIB,
-        memory_current=7 * GIB,
-        memory_stat=f"anon 1\ninactive_file {2 * GIB}",
-    )
-    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {500 * GIB // 1024} kB\n")
-    assert available_memory(root=tmp_path) == 3 * GIB
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,25 @@ def test_phases_are_shares_of_the_step_and_waits_are_named(run: RunDir) -> None:
 
 def test_memory_is_what_the_watchdog_saw(run: RunDir) -> None:
     mib = 2**20
-    sizes = {"6": 100 * mib, "7": 800 * mib, "8": 300 * mib, "9": mib}
-    names = {"6": "driver", "7": "driver", "8": "rank"}
-    record = {"time": 1.0, "resident_bytes": sizes, "names": names}
-    end = {**record, "time": 2.0, "resident_bytes": {"7": 100 * mib}}
+    names = {"6": "engine-0", "7": "engine-0-server", "8": "trainer-rank-0", "9": "driver"}
+    sizes = {"6": 100 * mib, "7": 800 * mib, "8": 300 * mib, "9": 50 * mib}
+    peaks = {**sizes, "7": 600 * mib, "8": 400 * mib}
+    record = {"time": 1.0, "resident_bytes": sizes, "peak_bytes": peaks, "names": names}
+    end = {**record, "time": 2.0, "resident_bytes": {"7": 100 * mib}, "peak_bytes": {"7": 1}}
     file = run.path / "logs/attempt_1/memory.jsonl"
     file.write_text("\n".join(json.dumps(one) for one in (record, end)) + "\n{torn")
-    told = memory_of(run, Planted(steps=1).history(), RunFacts())
-    seen = [(one.worker, one.used_bytes // mib, one.peak_bytes // mib) for one in told]
-    assert seen == [("driver", 100, 900), ("rank", 300, 300)]
+    phases = {"start": 500 * mib, "step": 450 * mib}
+    planned = [{"name": "trainer-rank-0", "node": 0, "phases": phases}]
+    told = memory_of(run, Planted(steps=1).history(), RunFacts(plan={"processes": planned}))
+    seen = {
+        one.worker: (one.used_bytes // mib, one.peak_bytes // mib, one.planned_bytes)
+        for one in told
+    }
+    assert seen == {
+        "engine-0": (100, 700, None),
+        "trainer-rank-0": (300, 400, 500 * mib),
+        "others": (50, 50, None),
+    }, "what processes share is counted once, and an engine's own together"
 
 
 def test_the_plan_says_what_the_fullest_device_will_hold() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from milescli.core.errors import ExitCode, FitError
 from milescli.core.units import GIB
+from milescli.plan.main_memory import ENOUGH_TOKENS
 from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
@@ -18,12 +19,17 @@ from milescli.recipe.load import load
 from milescli.runtime.inputs import facts_of_recipe
 
 
-def _plan(name: str, *sets: str, memory_gib: float) -> Plan:
+def _plan(name: str, *sets: str, memory_gib: float, free_gib: float | None = None) -> Plan:
     recipe = load(
         name, sets=["machine.gpus=0", *sets], environ={}, cwd=Path("/"), home=Path("/")
     ).recipe
     machine: Machine = parse_machine("1xH100")
-    nodes = [replace(machine.nodes[0], memory_bytes=int(memory_gib * GIB))] * recipe.machine.nodes
+    node = replace(
+        machine.nodes[0],
+        memory_bytes=int(memory_gib * GIB),
+        available_bytes=int(free_gib * GIB) if free_gib else None,
+    )
+    nodes = [node] * recipe.machine.nodes
     return make_plan(recipe, replace(machine, nodes=nodes), facts_of_recipe(recipe.model))
 
 
@@ -56,23 +62,51 @@ def test_what_fits_is_listed_part_by_part() -> None:
 
 
 def test_two_engines_become_one_where_main_memory_is_short() -> None:
-    roomy, short = _plan("quickstart", memory_gib=8), _plan("quickstart", memory_gib=6)
+    roomy, short = _plan("quickstart", memory_gib=8), _plan("quickstart", memory_gib=3)
     assert (roomy.engines.num, short.engines.num) == (2, 1)
     assert short.engines.max_total_tokens == 256 * 544 * 1.25
 
 
-def test_less_memory_means_smaller_microbatches_then_recompute_then_a_smaller_cache() -> None:
+def test_microbatches_are_no_larger_than_is_worth_their_activations() -> None:
+    short = ("rollout.max_response_tokens=128", "data.max_prompt_tokens=128")
+    caps = {
+        name: _plan(name, *short, memory_gib=2048).batch.max_tokens_per_microbatch
+        for name in ("quickstart", "qwen3-0.6b")
+    }
+    assert caps == {"quickstart": 8192, "qwen3-0.6b": ENOUGH_TOKENS}
+
+
+def test_what_others_hold_of_main_memory_is_not_planned_with() -> None:
+    alone = _plan("quickstart", memory_gib=24)
+    beside = _plan("quickstart", memory_gib=24, free_gib=2.8)
+    assert (alone.engines.num, beside.engines.num) == (2, 1)
+    assert "of 24 GiB, of which 2.8 are free" in _told(beside, "memory")[1]
+    with pytest.raises(FitError, match="of which 1.0 are free"):
+        _plan("quickstart", memory_gib=24, free_gib=1)
+
+
+def test_each_process_has_its_phases_and_they_make_the_sum() -> None:
+    plan = _plan("quickstart", memory_gib=24)
+    names = [process.name for process in plan.processes]
+    assert names == ["trainer-rank-0", "engine-0", "engine-1", "others"]
+    whole = max(
+        sum(process.phases[phase] for process in plan.processes)
+        for phase in ("start", "step", "publish")
+    )
+    assert _told(plan, "memory")[0] == f"{whole / GIB:.1f} GiB"
+    assert Plan.from_json(plan.to_json()).processes == plan.processes
+
+
+def test_less_memory_means_recompute_then_a_smaller_cache() -> None:
     roomy = _plan("qwen3-0.6b", memory_gib=2048)
-    assert (roomy.batch.max_tokens_per_microbatch, roomy.trainer.recompute) == (8192, "none")
-    caps, recompute, caches = [], [], []
-    for memory_gib in (96, 40, 30, 26, 24):
+    assert roomy.trainer.recompute == "none"
+    recompute, caches = [], []
+    for memory_gib in (96, 40, 26, 24, 20):
         plan = _plan("qwen3-0.6b", memory_gib=memory_gib)
-        caps.append(plan.batch.max_tokens_per_microbatch)
         recompute.append(plan.trainer.recompute)
         caches.append(plan.engines.max_total_tokens or 0)
         assert float(_told(plan, "memory")[0].split()[0]) <= 0.95 * memory_gib + 0.05
-    assert min(caps) < 8192
-    assert recompute == sorted(recompute, reverse=True), "none before full"
+    assert recompute[-1] == "full" and recompute == sorted(recompute, reverse=True), "none before full"
     assert caches[-1] < (roomy.engines.max_total_tokens or 0)
     assert all(cache >= 2560 for cache in caches), "one sequence fits at least"
 

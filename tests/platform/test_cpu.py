@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from milescli.core.units import GIB
 from milescli.platform.cpu import HostFacts, read_host
 
 
@@ -85,6 +86,19 @@ def test_less_than_one_cpu_is_still_one_core(tmp_path: Path) -> None:
     )
 
 
+def test_what_can_be_had_is_what_the_computer_and_the_cgroups_leave(tmp_path: Path) -> None:
+    root = _plant(
+        _computer(tmp_path),
+        **{"proc/meminfo": "MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 9437184 kB\n"},
+    )
+    assert _read(root).available_bytes == 9 * GIB
+    group = "sys/fs/cgroup/box/memory"
+    _plant(root, **{f"{group}.max": str(8 * GIB), f"{group}.current": str(7 * GIB)})
+    _plant(root, **{f"{group}.stat": f"anon 1\ninactive_file {2 * GIB}\n"})
+    facts = _read(root)
+    assert (facts.memory_bytes, facts.available_bytes) == (8 * GIB, 3 * GIB), "but for page cache"
+
+
 def test_limits_of_cgroups_version_1_are_taken_off(tmp_path: Path) -> None:
     root = _plant(
         _computer(tmp_path),
@@ -99,7 +113,9 @@ def test_limits_of_cgroups_version_1_are_taken_off(tmp_path: Path) -> None:
 
 
 def test_a_computer_that_tells_nothing_has_the_cpus_we_may_use(tmp_path: Path) -> None:
-    assert _read(tmp_path) == HostFacts(cpu_cores=8, memory_bytes=0, shm_bytes=0, num_numa_nodes=1)
+    assert _read(tmp_path) == HostFacts(
+        cpu_cores=8, memory_bytes=0, available_bytes=0, shm_bytes=0, num_numa_nodes=1
+    )
 
 
 def test_this_computer_can_be_read() -> None:

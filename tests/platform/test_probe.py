@@ -29,7 +29,9 @@ from tests.platform.tools_on_paper import (
     text,
 )
 
-HOST = HostFacts(cpu_cores=96, memory_bytes=2**41, shm_bytes=2**37, num_numa_nodes=2)
+HOST = HostFacts(
+    cpu_cores=96, memory_bytes=2**41, available_bytes=2**40, shm_bytes=2**37, num_numa_nodes=2
+)
 LOADED = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06\n",
     "dev/nvidiactl": "",

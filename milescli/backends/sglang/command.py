@@ -27,6 +27,7 @@ from milescli.backends.sglang.spec import (
 from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
 from milescli.core.secret_names import without_secrets
 from milescli.models.adapter import engine_slots
+from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import SPIN_COUNT
 
 CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -35,8 +36,6 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 RECORDING_KERNELS = {"moe-runner-backend": "triton"}
 """On an accelerator; others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, and tell
 nobody."""
-PREFILL_TOKENS = 2048
-"""New tokens that an engine on a CPU computes at once; more would leave its caches."""
 CPU_TOKENS_LIMIT = 262_144
 """Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
 tokens. The cache is taken from main memory at the start."""
