@@ -11,40 +11,34 @@ from itertools import product, takewhile
 from typing import get_args
 
 from milescli.core.errors import FitError
-from milescli.core.units import GIB, MIB, format_bytes
+from milescli.core.units import GIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.adapters import memory_of
-from milescli.plan.copies import HELD, note_copies
+from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
+from milescli.plan.measured import Reached
 from milescli.plan.memory import (
     MemoryModel,
     TrainerBytes,
     TrainerLoad,
     bucket_bytes,
 )
-from milescli.plan.measured import Reached
-from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
+from milescli.plan.on_cpu import longest_tokens
+from milescli.plan.processes import (
+    PHASES,
+    engine_workspace,
+    of_engine,
+    of_others,
+    of_rank,
+    with_caches,
+)
 from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
-RANK_PROCESS = 450 * MIB
-"""Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as
-are the next two, of pages that processes share each one's part."""
-ENGINE_PROCESS = 400 * MIB
-"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's
-processes."""
-SESSION = 1000 * MIB
-"""Driver, router and Ray's own processes on one node, and the process that engines are forked
-from."""
 SYSTEM = 0.05
 """Of main memory: what the system needs for itself."""
-PHASES: dict[Phase, str] = {
-    "start": "before the first step",
-    "step": "training",
-    "publish": "publishing after a step",
-}
 LARGEST_CAP = 8192
 """Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
 nothing."""
@@ -153,7 +147,7 @@ def fit_main_memory(
         trainer=layout,
         engines=replace(engines, max_total_tokens=tokens),
         cap=cap,
-        processes=_with_caches([one for node in nodes for one in node.processes], slots, cache),
+        processes=with_caches([one for node in nodes for one in node.processes], slots, cache),
     )
 
 
@@ -165,25 +159,6 @@ def _budget(machine: Machine) -> int:
         for node in machine.nodes
     )
     return min(free)
-
-
-def _with_caches(
-    processes: Sequence[ProcessMemory], slots: Sequence[Slot], cache: int
-) -> list[ProcessMemory]:
-    """`cache`: of one engine rank."""
-    ranks = Counter(
-        (slot.node, f"engine-{slot.engine}") for slot in slots if slot.engine is not None
-    )
-    return [
-        replace(
-            process,
-            phases={
-                phase: size + ranks[process.node, process.name] * cache
-                for phase, size in process.phases.items()
-            },
-        )
-        for process in processes
-    ]
 
 
 def _note_memory(recipe: Recipe, node: _NodeLoad, cache: int, machine: Machine, log: Log) -> None:
@@ -261,7 +236,7 @@ def _nodes(
     stages = memory.stages(trainer, load)
     weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
     sent = memory.sent_weights(engines, size=load.size) if engines.num else 0
-    used = _engine_workspace(memory.table.facts, engines, size=load.size)
+    used = engine_workspace(memory.table.facts, engines, size=load.size)
 
     def held(number: int) -> _NodeLoad:
         here = [slot for slot in slots if slot.node == number]
@@ -271,7 +246,6 @@ def _nodes(
             if slot.trainer_rank is not None
         }
         shards = Counter(slot.engine for slot in here if slot.engine is not None)
-        others = sum(rank.copies for rank in ranks.values()) * (HELD - 1) // HELD
         parts = [each.name for each in fields(TrainerBytes) if each.name != "turn"]
         return _NodeLoad(
             ranks=TrainerBytes(
@@ -279,20 +253,16 @@ def _nodes(
             ),
             processes=[
                 *(
-                    _rank(f"trainer-rank-{rank}", number, of, bucket=min(bucket, sent))
+                    of_rank(f"trainer-rank-{rank}", number, of, bucket=min(bucket, sent))
                     for rank, of in ranks.items()
                 ),
                 *(
-                    _engine(
+                    of_engine(
                         f"engine-{engine}", number, count, weights=weights, sent=sent, used=used
                     )
                     for engine, count in shards.items()
                 ),
-                ProcessMemory(
-                    name="others",
-                    node=number,
-                    phases=dict.fromkeys(get_args(Phase), SESSION + others),
-                ),
+                of_others(number, copies=sum(rank.copies for rank in ranks.values())),
             ],
             num_ranks=len(ranks),
             num_shards=shards.total(),
@@ -300,49 +270,6 @@ def _nodes(
         )
 
     return [held(number) for number in sorted({slot.node for slot in slots})]
-
-
-def _rank(name: str, node: int, rank: TrainerBytes, *, bucket: int) -> ProcessMemory:
-    """`bucket`: of weights on their way, in shared memory. A model is built of weights that are
-    there once more, before gradients and optimizer are."""
-    base = RANK_PROCESS + rank.host - rank.copies * (HELD - 1) // HELD
-    step = base + rank.total
-    built = base + 2 * rank.weights + rank.gradients
-    return ProcessMemory(
-        name=name,
-        node=node,
-        phases={
-            "start": max(base + rank.static + bucket, built),
-            "step": step,
-            "publish": step + bucket,
-        },
-    )
-
-
-def _engine(
-    name: str, node: int, num_ranks: int, *, weights: int, sent: int, used: int
-) -> ProcessMemory:
-    """The first publication (`sent`) is compared with a copy of what was there."""
-    of_rank = ENGINE_PROCESS + weights
-    sampling = num_ranks * (of_rank + used)
-    return ProcessMemory(
-        name=name,
-        node=node,
-        phases={
-            "start": num_ranks * (of_rank + max(sent, used)),
-            "step": sampling,
-            "publish": sampling,
-        },
-    )
-
-
-def _engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> int:
-    """Of one engine rank beside weights and cache, bytes: the widest tensors of a prefill, and
-    float32 logits of the requests that run, with copies for sampling."""
-    tokens = min(PREFILL_TOKENS, engines.max_running_requests * engines.context_length)
-    wide = max(facts.ffn_hidden_size, facts.topk * facts.moe_ffn_hidden_size) / engines.tp
-    prefill = tokens * size * (6 * facts.hidden_size + 3 * wide)
-    return int(prefill + 3 * 4 * engines.max_running_requests * facts.vocab_size)
 
 
 def _cache_tokens(

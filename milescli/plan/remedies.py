@@ -58,7 +58,7 @@ class _Trial:
 
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
     """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
-    to let go, fewer tokens, more devices, an adapter. What the refusal proposes in words is kept."""
+    to let go, fewer tokens, more devices, an adapter. What it proposes in words is kept."""
     fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:

@@ -81,7 +81,7 @@ def test_what_others_hold_of_main_memory_is_not_planned_with() -> None:
     beside = _plan("quickstart", memory_gib=24, free_gib=2.8)
     assert (alone.engines.num, beside.engines.num) == (2, 1)
     assert "of 24 GiB, of which 2.8 are free" in _told(beside, "memory")[1]
-    with pytest.raises(FitError, match="of which 1.0 are free"):
+    with pytest.raises(FitError, match=r"of which 1\.0 are free"):
         _plan("quickstart", memory_gib=24, free_gib=1)
 
 
@@ -106,7 +106,9 @@ def test_less_memory_means_recompute_then_a_smaller_cache() -> None:
         recompute.append(plan.trainer.recompute)
         caches.append(plan.engines.max_total_tokens or 0)
         assert float(_told(plan, "memory")[0].split()[0]) <= 0.95 * memory_gib + 0.05
-    assert recompute[-1] == "full" and recompute == sorted(recompute, reverse=True), "none before full"
+    assert recompute[-1] == "full" and recompute == sorted(recompute, reverse=True), (
+        "none before full"
+    )
     assert caches[-1] < (roomy.engines.max_total_tokens or 0)
     assert all(cache >= 2560 for cache in caches), "one sequence fits at least"
 

@@ -44,6 +44,26 @@ def test_processes_are_named_by_the_log_that_they_write_and_the_last_look_is_kep
     assert "resident_bytes" not in end
 
 
+def test_the_peak_is_told_without_what_others_answer_for_of_shared_pages(tmp_path: Path) -> None:
+    held = 400 * 2**20
+    forks = (
+        "import os, sys; "
+        f"whole = b'x' * {held}; "
+        "child = os.fork(); "
+        r"os.write(1, b'%d\n' % (child or os.getppid())); "
+        "sys.stdin.read()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", forks], stdin=-1, stdout=-1, text=True)
+    assert parent.stdout is not None
+    pids = [int(parent.stdout.readline()), int(parent.stdout.readline())]
+    MemoryRecord(driver=None, folder=tmp_path).look(pids)
+    parent.communicate()
+    (look,) = _records(tmp_path)
+    for pid in map(str, pids):
+        assert look["resident_bytes"][pid] > held, "as top shows it"
+        assert held / 2 < look["peak_bytes"][pid] < 0.75 * held, "a half of what both hold"
+
+
 def test_a_process_without_a_log_is_named_by_its_command_or_its_module(tmp_path: Path) -> None:
     module = subprocess.Popen([sys.executable, "-m", "code"], stdin=-1, stdout=-3, stderr=-3)
     command = subprocess.Popen(["sleep", "60"])

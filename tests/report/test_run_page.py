@@ -174,7 +174,7 @@ def test_findings_memory_and_results_of_miles_eval_are_told(tmp_path: Path) -> N
     assert "entropy-explosion" in [finding.name for finding in verdict.findings]
     assert "nats a token (steps 65 to 80)." in text
     assert "hard <sums>104pass@475.0%25.0% to 100.0%" in text
-    assert "engine-02.0 GiB2.0 GiB--driver1.0 GiB1.0 GiB--" in text
+    assert "engine-02.0 GiB2.0 GiB--others1.0 GiB1.0 GiB--" in text
     assert "3.0 GiB at most; the kernel ended 2 of them." in text
 
 
