@@ -1,4 +1,5 @@
-# make quickstart | smollm2 | check | test | chaos | bench | learn | pages | lint | image | clean
+# make quickstart | smollm2 | check | test | test-all | chaos | bench | learn | pages | lint | image
+# | clean
 # Each does its own set-up.
 include docker/pins.env
 SHELL := bash
@@ -27,7 +28,7 @@ BASE_cpu := $(PIN_IMAGE_CPU)
 BASE_cuda := $(PIN_IMAGE_CUDA)
 BASE_rocm := $(PIN_IMAGE_ROCM_$(GFX))
 
-.PHONY: quickstart install smollm2 check test chaos bench learn pages lint image clean
+.PHONY: quickstart install smollm2 check test test-all chaos bench learn pages lint image clean
 .DEFAULT_GOAL := quickstart
 
 quickstart: $(VENV)/.installed
@@ -55,21 +56,23 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev bench/requirements.txt
 
 PYTEST := $(VENV)/bin/python -m pytest --durations=10
 # sets of tests at once, `begin NAME TESTS...` of each, whose output stands behind its name; fails
-# where one of them does, and says last which tests failed
+# where one of them does, and says last which tests failed. $(CHOSEN): which tests of them
 define together
 @sets=; failed=0; said=$$(mktemp -d); trap 'rm -r $$said' EXIT; \
-begin() { name=$$1; shift; { $(PYTEST) "$$@" 2>&1 | sed -u "s/^/$$name | /" | tee $$said/$$name; \
+begin() { name=$$1; shift; { $(PYTEST) $(CHOSEN) "$$@" 2>&1 | sed -u "s/^/$$name | /" | tee $$said/$$name; \
   exit $${PIPESTATUS[0]}; } & sets="$$sets $$!"; }; \
 $(1); for set in $$sets; do wait $$set || failed=1; done; \
 grep -hE '^[a-z]+ [|] (FAILED|ERROR) ' $$said/*; exit $$failed
 endef
 
 # tests start hundreds of processes, which need not compile what another has
-check test: export PYTHONDONTWRITEBYTECODE :=
+check test test-all: export PYTHONDONTWRITEBYTECODE :=
+check: CHOSEN := -m "not slow and not thorough"
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
-	$(call together,begin one $(PURE) -m "not slow"; begin two $(PURE_TOO) -m "not slow")
+	$(call together,begin one $(PURE); begin two $(PURE_TOO))
 
+test: CHOSEN := -m "not thorough"
 test: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check milescli tests bench
 ifdef TESTS
@@ -79,6 +82,10 @@ else
 	  begin some $(SOME) $(RUNS_TOO); \
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
+
+# behind all others, one run at a time: of real models, which need most of the memory
+test-all: test
+	$(PYTEST) -m thorough tests
 
 # hours: faults at random moments of real runs; TRIALS=5 FAULTS=engine,rank-kill SEED=7 for some
 chaos: $(VENV)/.installed-dev

@@ -8,21 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import real_models
 from tests.end_to_end.hugging_face import greedy
 from tests.end_to_end.runs import Workplace
 
 pytestmark = [pytest.mark.engine, pytest.mark.ray, pytest.mark.trainer]
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "smollm2-135m"
-    try:
-        real_models.make("smollm2-135m", folder)
-    except real_models.NotToBeHad as error:
-        pytest.skip(f"no real model: {error}")
-    return folder
 
 
 def test_it_is_checked_trained_saved_resumed_and_exported(
