@@ -84,6 +84,8 @@ def _convert(file: Path, folder: Path) -> None:
     source = {"gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **source)
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **source)
+    # transformers names another token than the one that ends an answer, which GGUF does say
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -35,7 +35,7 @@ def test_greedy_answers_are_those_of_transformers(workplace: Workplace, smollm2:
     problems.write_text("".join(json.dumps(row) + "\n" for row in _rows()))
     finished = workplace.miles(
         *("eval", str(smollm2), "--data", "problems.jsonl", "--out", "answers"),
-        *("--set", "rollout.reward=gsm8k"),
+        *("--set", "rollout.reward=gsm8k", "--set", "engines.max_running_requests=8"),
         *("--set", f"eval.max_response_tokens={MAX_NEW_TOKENS}"),
     )
     assert finished.code == 0, finished
