@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.secret_names import without_secrets
 from milescli.core.stacks import is_stopped_process
 from milescli.platform.memory_record import MemoryRecord, pids_noted
@@ -216,13 +216,13 @@ def _wait_until_gone(token: str, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def _remove_shared_memory(pids: set[int]) -> None:
-    """Files that torch and Python name by process id in /dev/shm."""
+def _remove_shared_memory(
+    pids: set[int], *, named: tuple[str, ...] = ("torch", "psm", "miles")
+) -> None:
+    """Files that torch, Python and our weight channel name by process id in /dev/shm."""
     for entry in Path("/dev/shm").glob("*"):
         parts = entry.name.replace("-", "_").split("_")
-        if parts[0] in ("torch", "psm", "miles") and any(
-            part.isdigit() and int(part) in pids for part in parts
-        ):
+        if parts[0] in named and any(part.isdigit() and int(part) in pids for part in parts):
             entry.unlink(missing_ok=True)
 
 
@@ -236,10 +236,13 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     token, seen, said = os.environ[WATCHED_VARIABLE], set[int](), b""
+    there = set[int]()
     memory = MemoryRecord(driver=options.driver)
     while True:
         if not select.select([options.pipe], [], [], LOOK_EVERY_S)[0]:
-            there = set(processes_of(token))
+            before, there = there, set(processes_of(token))
+            if ended := {pid for pid in before - there if state_of(pid) in (None, "Z")}:
+                _remove_shared_memory(ended, named=("miles",))  # a rank's: the run goes on
             seen.update(there)
             memory.look(there)
         elif more := os.read(options.pipe, 65536):

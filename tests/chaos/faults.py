@@ -276,7 +276,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(name="rank-term", harm="SIGTERM", victim="rank", **_OTHERWISE, said="trainer"),
     *_both("watchdog", **_BESIDE),
     *_both("warm-process", **_BESIDE),
-    *_both("shm-manager", **{**_BESIDE, "endings": (Ending.UNHURT, Ending.HEALED)}),
     *_both("ray-agent", **_OF_RAYLET),
     *_both("ray-environments", **_OF_RAYLET),
     _twice("engine-and-rank", (KILL, "scheduler"), (KILL, "rank"), (0.0, 1.0)),

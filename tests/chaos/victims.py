@@ -38,7 +38,6 @@ ROLES: dict[str, Callable[[psutil.Process], bool]] = {
     "warm-process": lambda process: (
         "sglang.warm_process" in " ".join(process.cmdline()) and not process.open_files()
     ),
-    "shm-manager": _named("torch_shm"),
     "ray-agent": _titled("ray::DashboardAgent"),
     "ray-environments": _titled("ray::RuntimeEnvAgent"),
     "reward": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),

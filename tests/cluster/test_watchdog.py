@@ -96,6 +96,33 @@ def test_a_killed_driver_leaves_nothing_of_its_own_and_everything_of_others(
     assert bystander.poll() is None
 
 
+def test_what_a_killed_rank_shared_goes_while_the_run_goes_on(tmp_path: Path) -> None:
+    """A run outlives its trainer ranks: each that was killed would leave two buckets of weights."""
+    token = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"],
+            env={**os.environ, TOKEN_VARIABLE: token},
+        )
+        for _ in range(2)
+    ]
+    files = [Path(f"/dev/shm/miles_{rank.pid}_0") for rank in ranks]
+    for file in files:
+        file.write_bytes(b"x")
+    assert _wait_until(lambda: {rank.pid for rank in ranks} <= set(processes_of(token)))
+    watchdog = start_watchdog(token=token, scratch_dirs=[])
+    watchdog.write_verdict_to(tmp_path / "verdict.json")
+    seen = tmp_path / "memory.jsonl"
+    assert _wait_until(lambda: seen.exists() and str(ranks[0].pid) in seen.read_text())
+    ranks[0].kill()
+    assert _wait_until(lambda: not files[0].exists()), "though nobody has reaped it"
+    assert files[1].exists()
+    watchdog.release()
+    assert not files[1].exists()
+    for rank in ranks:
+        rank.wait(60)
+
+
 def test_release_waits_for_the_clean_up_and_keeps_the_drivers_own_verdict(tmp_path: Path) -> None:
     verdict = tmp_path / "verdict.json"
     verdict.write_text('{"outcome": "done"}\n')

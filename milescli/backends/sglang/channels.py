@@ -5,6 +5,7 @@ theirs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import torch
@@ -13,17 +14,18 @@ import torch.distributed as dist
 from milescli.backends.sglang.draft_weights import DRAFT_FORMAT
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.orders import Orders, Reply
-from milescli.backends.sglang.shared_tensor import flat_bucket_payload, new_buffer, plain_payload
-from milescli.backends.sglang.shm_manager import SHM_MANAGER
+from milescli.backends.sglang.shared_tensor import SharedBuffer, plain_payload
 from milescli.backends.sglang.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weight_group import WeightGroup
-from milescli.core.errors import MilesError, MismatchError
+from milescli.core.errors import MachineError, MilesError, MismatchError
 from milescli.core.types import EngineAddress
 from milescli.weights.base import Bucket
 from milescli.weights.buckets import Slice, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
 """For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
+READ_WITHIN_S = 30.0
+"""After a failure: for the other engines to have read what they were sent."""
 
 
 class _Channel:
@@ -64,16 +66,22 @@ class _Channel:
 
     def send(self, buckets: Iterator[Bucket]) -> None:
         """See WeightChannel."""
-        _agree(self._send_all(buckets))
+        try:
+            _agree(self._send_all(buckets))
+        finally:
+            self._free()
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
         """See WeightChannel. Sends everything once more, by the same way, into engines whose
         weights were overwritten with NaN."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
-        failure = self._send_all(buckets) or failure
-        if _rank() == 0:
-            failure = failure or _caught(self._tell_verifier, END)
-        _agree(failure)
+        try:
+            failure = self._send_all(buckets) or failure
+            if _rank() == 0:
+                failure = failure or _caught(self._tell_verifier, END)
+            _agree(failure)
+        finally:
+            self._free()
 
     def _tell_verifier(self, order: str) -> None:
         payload = plain_payload([(order, None)])
@@ -135,6 +143,9 @@ class _Channel:
         if loading:
             self.orders.finish(loading)
 
+    def _free(self) -> None:
+        """Give back what buckets were sent from: no rank sends any more."""
+
 
 class TensorChannel(_Channel):
     """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not
@@ -147,7 +158,7 @@ class TensorChannel(_Channel):
     def __init__(self, **settings: Any) -> None:
         """As for every channel; shared memory needs neither backend nor host."""
         super().__init__(**settings)
-        self._buffers: list[torch.Tensor | None] = [None, None]
+        self._buffers: list[SharedBuffer | None] = [None, None]
         self._readers: list[list[tuple[int, int]]] = []
         self._for_draft = False
 
@@ -166,40 +177,40 @@ class TensorChannel(_Channel):
         finally:
             self._for_draft = False
 
-    def _flatten(self, bucket: Bucket, index: int) -> list[str]:
-        """A handle for each reader of this rank: a handle of host memory counts one reader."""
+    def _flatten(self, bucket: Bucket, index: int) -> list[str] | MilesError:
+        """A handle for each reader of this rank; or why there is none, which rank 0 raises."""
         mine = self._readers[_rank()]
         if not mine:
             return []
         slices, device = layout(bucket), bucket[0][1].device
-        if device.type == "cpu":
-            SHM_MANAGER.require()
-        flat = self._buffer(device, slices[-1].end, index)
-        write_flat(bucket, flat)
+        try:
+            buffer = self._buffer(device, slices[-1].end, index)
+        except MachineError as error:
+            return error
+        write_flat(bucket, buffer.flat)
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-            return [flat_bucket_payload(flat, slices) for _ in mine]
-        payloads = [flat_bucket_payload(flat, slices) for _ in mine]
-        SHM_MANAGER.find()
-        return payloads
+        return [buffer.payload(slices) for _ in mine]
 
-    def _buffer(self, device: torch.device, size_bytes: int, index: int) -> torch.Tensor:
-        """[size_bytes] uint8"""
+    def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
         held = self._buffers[index % 2]
-        if held is None or held.numel() < size_bytes or held.device != device:
-            held = self._buffers[index % 2] = new_buffer(size_bytes, device)
-        return held[:size_bytes]
+        if held is None or held.flat.numel() < size_bytes or held.device != device:
+            self._free_one(index % 2)
+            held = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
+        return held
 
-    def _collect(self, own: list[str]) -> list[list[str]]:
+    def _collect(self, own: list[str] | MilesError) -> list[list[str] | MilesError]:
         if not any(self._readers[1:]):  # all engines read the memory of rank 0
             return [own]
-        gathered: list[list[str]] | None = [[] for _ in self._readers] if _rank() == 0 else None
+        gathered = [own for _ in self._readers] if _rank() == 0 else None
         dist.gather_object(own, gathered, dst=0)
         return gathered or []
 
-    def _begin_loading(self, whole: list[list[str]]) -> None:
+    def _begin_loading(self, whole: list[list[str] | MilesError]) -> None:
         payloads = [[""] * engine.tp for engine in self.orders.engines]
         for handles, mine in zip(whole, self._readers, strict=False):
+            if isinstance(handles, MilesError):
+                raise handles
             for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
                 payloads[engine][engine_rank] = handle
         bodies = [
@@ -213,19 +224,32 @@ class TensorChannel(_Channel):
         ]
         self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
 
-    def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
-        failure = super()._send_all(buckets)
-        on_device = any(held is not None and held.is_cuda for held in self._buffers)
-        # training wants the memory, and on a device the engines for their caches
-        self._buffers = [None, None]
+    def _finish_loading(self) -> None:
+        """Also where one engine fails: the others may still open what is freed next."""
+        loading = self._loading
+        try:
+            super()._finish_loading()
+        except MilesError:
+            wait(loading, timeout=READ_WITHIN_S)
+            raise
+
+    def _free(self) -> None:
+        """Training wants the memory, and on a device the engines for their caches."""
+        on_device = any(held is not None and held.flat.is_cuda for held in self._buffers)
+        for place in range(len(self._buffers)):
+            self._free_one(place)
         if on_device:
             torch.cuda.ipc_collect()
-        return failure
+
+    def _free_one(self, place: int) -> None:
+        held, self._buffers[place] = self._buffers[place], None
+        if held is not None:
+            held.free()
 
     def close(self) -> None:
-        """Frees the buffers; their names leave /dev/shm with them."""
+        """See WeightChannel."""
         super().close()
-        self._buffers = [None, None]
+        self._free()
 
 
 def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:

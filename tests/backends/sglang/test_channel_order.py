@@ -106,3 +106,6 @@ def test_two_ranks_stay_together_and_raise_the_same(tmp_path):
     assert first["whole"]["orders"] == [UPDATE] * NUM_BUCKETS
     assert first["cut_short"]["orders"] == [UPDATE] * (REFUSED + 1)
     assert first["cut_short"]["failure"] == second["cut_short"]["failure"] == "HTTP 400: no room"
+    assert first["no_room"]["orders"] == [], "though rank 0 has room"
+    for said_by in (first, second):
+        assert "are needed for one bucket" in said_by["no_room"]["failure"]

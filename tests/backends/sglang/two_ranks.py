@@ -4,13 +4,16 @@ JSON."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 import time
 
 import torch
 import torch.distributed as dist
 
+from milescli.backends.sglang import shared_tensor
 from milescli.backends.sglang.channels import TensorChannel
 from milescli.core.errors import MilesError
 from milescli.core.types import EngineAddress
@@ -29,6 +32,10 @@ def buckets(rank: int):
 def dawdle(index: int) -> None:
     """Long enough for the other rank to run ahead, if nothing holds it."""
     time.sleep(0.05)
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def publish(rank: int, before_reading) -> dict[str, object]:
@@ -56,7 +63,11 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     whole = publish(rank, dawdle)
     cut_short = publish(rank, lambda index: "no room" if index == REFUSED else None)
-    print(json.dumps({"whole": whole, "cut_short": cut_short}))
+    if rank == 1:
+        shared_tensor.ROOM_WITHIN_S = 0.0
+        os.posix_fallocate = full
+    no_room = publish(rank, dawdle)
+    print(json.dumps({"whole": whole, "cut_short": cut_short, "no_room": no_room}))
     dist.destroy_process_group()
 
 
