@@ -223,6 +223,8 @@ class EngineTrainerChecked:
     agreement: str
     """equal, or explained: further apart than rounding alone, as the routing of experts explains.
     A run whose engines are wrong does not start."""
+    correction: str = ""
+    """What is done about a difference that is explained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,11 +112,8 @@ class History:
     outcome: str | None = None
     """done, stopped or failed; None: it has not told of an end."""
     error: dict[str, object] | None = None
-    diff_bound: float | None = None
-    """What engine and trainer may differ by, as the check before the first step says."""
-    diff_floor: float | None = None
-    """Mean difference of the trainer from itself when it is rounded otherwise, by the same check;
-    None: it did not say."""
+    check: Record | None = None
+    """The newest EngineTrainerChecked, with `after`: the step that was done before it."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
     """Worker -> the last that it told of its memory, see `core.events.WorkerMemory`."""
     adapters: dict[str, History] = field(default_factory=dict)
@@ -221,8 +218,7 @@ class History:
         self._note(record, time_s, text, seconds=record["seconds"])
 
     def _check(self, record: Record, time_s: float) -> None:
-        self.diff_bound = record["bound_max"]
-        self.diff_floor = record.get("floor_mean")
+        self.check = {**record, "after": self.step}
         text = f"engine and trainer differ by {record['diff_max']:.1e} at most"
         self._note(record, time_s, text)
 

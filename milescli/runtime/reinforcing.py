@@ -3,6 +3,8 @@ agree, run the loop."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from milescli.backends.sglang.client import SglangFleet
 from milescli.core.concurrency import in_thread
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, WorkerMemory
@@ -190,32 +192,32 @@ class ReinforceAttempt(Attempt):
             devices=run.devices,
         )
         checked = await check.run(prompts[: truth.NUM_PROMPTS])
-        self.bus.emit(checked)
         if checked.agreement == Agreement.EXPLAINED:
-            self._correct(checked, run.objective)
+            checked = self._corrected(checked, run.objective)
+        self.bus.emit(checked)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
             await self.stop.unless_set(self._evaluate(0))
 
-    def _correct(self, checked: EngineTrainerChecked, objective: object) -> None:
+    def _corrected(self, checked: EngineTrainerChecked, objective: object) -> EngineTrainerChecked:
         """Truncate ratios from now on, where the recipe's loss has no means of its own against
-        engines that sample from another distribution."""
+        engines that sample from another distribution. Says so, as does the verdict."""
         correct = getattr(objective, "truncate_mismatch", None)
-        is_small = checked.kl <= CORRECTED_KL
+        correction = (
+            "too small a difference to need a correction"
+            if checked.kl <= CORRECTED_KL
+            else "each token is weighted by trainer / engine, at most 2 (TIS)"
+            if correct is not None and correct()
+            else "the recipe's own ratio or correction takes it into account"
+            if correct is not None
+            else "the objective has no correction for it: see train.correction"
+        )
         self._warn(
             f"engine and trainer differ by {checked.times:.1f} times what rounding does: other "
             "kernels, experts that are chosen otherwise, or a small fault. "
             f"KL {checked.kl:.1e} nats a token (rounding: {checked.floor_kl:.1e}), "
-            f"{checked.far:.1%} of ratios outside of [1/2, 2]; "
-            + (
-                "too small a difference to need a correction"
-                if is_small
-                else "each token is weighted by trainer / engine, at most 2 (TIS)"
-                if correct is not None and correct()
-                else "the recipe's own ratio or correction takes it into account"
-                if correct is not None
-                else "the objective has no correction for it: see train.correction"
-            )
+            f"{checked.far:.1%} of ratios outside of [1/2, 2]; {correction}"
         )
+        return replace(checked, correction=correction)
 
     async def save(self, step: int) -> None:
         """See Attempt."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from milescli.core.events import (
+    EngineTrainerChecked,
     EvalDone,
     Event,
     FlowStats,
@@ -74,6 +75,20 @@ HEALTHY: Mapping[str, tuple[Course, float]] = {
     "accuracy": (saturating(0.2, 0.75), 0.0),
 }
 """Figure -> what is expected of it, and its noise (standard deviation)."""
+CHECK: Mapping[str, Any] = {
+    "num_tokens": 256,
+    "diff_mean": 0.004,
+    "diff_max": 0.06,
+    "bound_max": 0.2,
+    "floor_mean": 0.004,
+    "floor_max": 0.05,
+    "kl": 4e-5,
+    "floor_kl": 3e-5,
+    "far": 0.0,
+    "times": 1.1,
+    "agreement": "equal",
+}
+"""Of engines that are right, in bfloat16."""
 FIGURES = ("entropy", "kl", "ratio_mean", "clip_fraction")
 
 
@@ -93,6 +108,8 @@ class Planted:
     plan: dict[str, Any] = field(default_factory=dict)
     samples: list[KeptSample] = field(default_factory=list)
     first_samples: list[KeptSample] = field(default_factory=list)
+    check: dict[str, Any] | None = None
+    """What the check of engine and trainer found that is not in CHECK; None: it told of none."""
     lost: tuple[int, ...] = ()
     """Steps at which an engine died."""
     ends: bool = True
@@ -102,6 +119,8 @@ class Planted:
         """(seconds since 1970, event), as the run tells them."""
         now = BEGAN_S
         yield now, PhaseStarted(phase="start")
+        if self.check is not None:
+            yield now, EngineTrainerChecked(**{**CHECK, **self.check})
         yield now, PhaseStarted(phase="train")
         if self.eval_every:
             yield now, self._evaluation(0)

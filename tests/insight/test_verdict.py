@@ -60,6 +60,7 @@ def _samples(step: int, *, text: str = "", versions: tuple[int, ...] = (1,)) -> 
 
 
 TRICK = "as a great mathematician I am certain that this is right"
+EXPLAINED = {"agreement": "explained", "times": 3.1, "kl": 0.021, "far": 0.013}
 SICK = {
     "reward-flat": Planted(courses={"reward": FLAT, "accuracy": FLAT}),
     "reward-falling": Planted(courses={"reward": (late(0.7, 0.1), 0.03), "accuracy": FLAT}),
@@ -96,6 +97,7 @@ SICK = {
     ),
     "clip-fraction-high": Planted(courses={"clip_fraction": (line(0.1, 0.6), 0.02)}),
     "engine-trainer-drift": Planted(courses={"diff_mean": (late(0.004, 0.2), 0.001)}),
+    "engine-trainer-mismatch": Planted(check=EXPLAINED),
     "length-explosion": Planted(
         courses={"length": (line(200.0, 900.0), 20.0), "reward": FLAT, "accuracy": FLAT}
     ),
@@ -178,6 +180,7 @@ HEALTHY = {
         first_samples=_samples(1),
     ),
     "an engine was replaced once": Planted(lost=(40,)),
+    "engine and trainer agree": Planted(check={}),
     "one spike is chance": Planted(at_steps={50: {"grad_norm": 9.0}}),
 }
 
@@ -264,6 +267,15 @@ def test_the_headline_says_whether_it_is_learning() -> None:
     early = HEALTHY["early"].verdict()
     assert early.is_learning is None
     assert early.headline.startswith("Too early to say")
+
+
+def test_engines_that_differ_from_the_start_are_named_with_the_figures_of_the_check() -> None:
+    [named] = Planted(check={**EXPLAINED, "correction": "TIS"}).verdict().findings
+    assert "3.1 times" in named.evidence and "KL 0.021" in named.evidence
+    assert "1.3% of ratios" in named.evidence and named.evidence.endswith("TIS")
+    assert named.steps == (0, 0)
+    small = Planted(check={**EXPLAINED, "kl": 0.004}).verdict()
+    assert [one.level for one in small.findings] == [Level.HINT] and small.is_healthy
 
 
 def test_a_loss_near_zero_at_strict_steps_is_said_to_be_normal() -> None:

@@ -6,6 +6,7 @@ from milescli.core.units import format_duration
 from milescli.insight import series
 from milescli.insight.case import Case, number
 from milescli.insight.finding import Finding, Level
+from milescli.train.agreement import CORRECTED_KL, Agreement
 
 DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"
 GUESSED = "rollout/accept_length"
@@ -30,9 +31,8 @@ def engine_trainer_drift(case: Case) -> Finding | None:
     if not case.has(DIFF, least=series.LEAST):
         return None
     before, now = case.early(DIFF), case.recent(DIFF)
-    bound = max(
-        APART.get(case.facts.precision, APART["bf16"]), FLOORS * (case.history.diff_floor or 0.0)
-    )
+    floor = (case.history.check or {}).get("floor_mean", 0.0)
+    bound = max(APART.get(case.facts.precision, APART["bf16"]), FLOORS * floor)
     if case.recent("rollout/staleness_mean") > 0.05:
         bound *= STALE
     has_grown = now > GROWN * max(before, bound / 25) and now > bound / 5
@@ -53,6 +53,35 @@ def engine_trainer_drift(case: Case) -> Finding | None:
         source="Yao et al., 'Your efficient RL framework secretly brings you off-policy RL "
         "training' (2025); Ma et al. (R3), arXiv 2510.11370",
         columns=(DIFF, LARGEST),
+    )
+
+
+def engine_trainer_mismatch(case: Case) -> Finding | None:
+    """The check before the first step found more than rounding alone, and could explain it."""
+    check = case.history.check
+    if check is None or check.get("agreement") != Agreement.EXPLAINED:
+        return None
+    correction = f"; {check['correction']}" if check.get("correction") else ""
+    return case.finding(
+        "engine-trainer-mismatch",
+        Level.HINT if check["kl"] <= CORRECTED_KL else Level.WARNING,
+        "Engine and trainer differ from the start by more than rounding",
+        evidence=f"log-probs differ by {number(check['times'])} times what rounding alone does "
+        f"({number(check['diff_mean'])} nats a token, rounding {number(check['floor_mean'])}), KL "
+        f"{number(check['kl'])} (rounding {number(check['floor_kl'])}), {check['far']:.1%} of "
+        f"ratios outside of [1/2, 2], over {check['num_tokens']} tokens{correction}",
+        advice=(
+            "mixture of experts: --set train.routing_replay=true (R3), the usual cause",
+            "--set train.algorithm=tis (truncated ratios), or icepop: tokens too far apart are "
+            "left out",
+            "both in one precision: --set train.precision=fp32 shows whether rounding is all of "
+            "it; quantised engines differ more",
+        ),
+        source="docs/how-it-works.md, the check before the first step; Yao et al., 'Your efficient "
+        "RL framework secretly brings you off-policy RL training' (2025); arXiv 2510.18855 "
+        "(IcePop); Ma et al. (R3), arXiv 2510.11370",
+        columns=(DIFF, LARGEST),
+        steps=(check["after"], check["after"]),
     )
 
 
@@ -121,4 +150,10 @@ def stalled(case: Case) -> Finding | None:
     )
 
 
-ALL = (engine_trainer_drift, stalled, workers_die, draft_acceptance_falling)
+ALL = (
+    engine_trainer_drift,
+    engine_trainer_mismatch,
+    stalled,
+    workers_die,
+    draft_acceptance_falling,
+)
