@@ -19,6 +19,9 @@ from milescli.insight.series import Trend
 
 FEW_STEPS = 8
 """Fewer, and a figure's course says nothing."""
+EARLY_SHARE, EARLY_MOST = 0.1, 100
+"""A run that has done so little of what it is to do, in steps at most, has not shown yet whether
+its figures rise: a recipe of 1,000 steps learns more slowly than one of 20."""
 CEILING = 0.95
 """A reward or an accuracy of 0 to 1 that is at least so high has little left to gain."""
 REWARD, LOSS = "rollout/reward_mean", "train/loss"
@@ -70,6 +73,11 @@ class Case:
     def has(self, name: str, *, least: int = FEW_STEPS) -> bool:
         """Whether so many steps have the figure."""
         return int(np.isfinite(self.column(name)).sum()) >= least
+
+    def is_early(self, *, least: int) -> bool:
+        """Too few steps are done to say of a figure that it does not rise; `least`: in any run."""
+        planned = EARLY_SHARE * (self.history.num_steps or 0)
+        return self.num_steps < max(least, min(planned, EARLY_MOST))
 
     @cached_property
     def progress(self) -> Trend:

@@ -117,7 +117,8 @@ def _is_learning(case: Case) -> bool | None:
         return True if case.accuracy.is_rising else None
     if case.is_rising:
         return True
-    return None if case.is_at_ceiling else False
+    is_unsure = case.is_at_ceiling or case.is_early(least=TOO_EARLY)
+    return None if is_unsure else False
 
 
 def _headline(
@@ -128,7 +129,7 @@ def _headline(
         return _before_steps(history, outcome)
     what = _course(case)
     worst = next((one for one in findings if one.level is not Level.HINT), None)
-    if is_learning is None and case.num_steps < TOO_EARLY:
+    if is_learning is None and case.is_early(least=TOO_EARLY) and not case.is_at_ceiling:
         told = f"Too early to say: {what}."
     elif is_learning is None:
         told = f"There is little left to learn: {what}."

@@ -68,7 +68,9 @@ def _one_model(recipe: Recipe, origins: Origins) -> None:
             why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
             f"given too ({origins['model.scratch.hidden_size']}); one of them can be trained",
             fix=[
-                f"--set model.path={model.path} --set model.scratch=null",
+                f"--set model.path={model.path} --set model.scratch=null --set warmup.steps=0 "
+                f"--set train.optimizer.lr=1e-6   # {recipe.train.optimizer.lr:g} suits a model "
+                "that was made from a seed",
                 "--set model.path=null",
             ],
         )

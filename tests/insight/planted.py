@@ -97,6 +97,8 @@ class Planted:
     """A run to be."""
 
     steps: int = 80
+    planned: int | None = None
+    """Steps that it is to do, where that is more."""
     seed: int = 0
     courses: dict[str, tuple[Course, float]] = field(default_factory=dict)
     """What differs from HEALTHY; also kl, ratio_mean, clip_fraction, accept_length."""
@@ -195,7 +197,7 @@ class Planted:
         staleness = max(0.0, told["staleness"])
         return StepDone(
             step=step,
-            num_steps=self.steps,
+            num_steps=self.planned or self.steps,
             report=report_of(told),
             rollout=RolloutStats(
                 num_groups=PROMPTS,

@@ -98,6 +98,10 @@ SICK = {
     "clip-fraction-high": Planted(courses={"clip_fraction": (line(0.1, 0.6), 0.02)}),
     "engine-trainer-drift": Planted(courses={"diff_mean": (late(0.004, 0.2), 0.001)}),
     "engine-trainer-mismatch": Planted(check=EXPLAINED),
+    "engine-trainer-drift of stale samples": Planted(
+        courses={"staleness": (line(1.0, 1.0), 0.0), "diff_mean": (late(0.03, 0.4), 0.003)},
+        plan={"max_staleness": 1, "precision": "fp32"},
+    ),
     "length-explosion": Planted(
         courses={"length": (line(200.0, 900.0), 20.0), "reward": FLAT, "accuracy": FLAT}
     ),
@@ -153,6 +157,18 @@ HEALTHY = {
         plan={"max_staleness": 2},
         seed=2,
     ),
+    "asynchronous, of a model that learns fast in float32": Planted(
+        courses={"staleness": (line(1.0, 1.0), 0.0), "diff_mean": (line(0.03, 0.05), 0.005)},
+        plan={"max_staleness": 1, "precision": "fp32"},
+    ),
+    "several updates of a small rate on many tokens": Planted(
+        courses={"ratio_mean": (line(1.0, 1.0), 4e-7), "clip_fraction": (line(0.0, 0.0), 0.0)},
+        plan={"batch": {"updates_per_step": 4, "samples_per_prompt": 8}},
+    ),
+    "half of the steps have no gradient": Planted(
+        at_steps={step: {"grad_norm": 0.0} for step in range(1, 80, 2)}
+        | {50: {"grad_norm": 3.0}, 60: {"grad_norm": 3.0}}
+    ),
     "it has learned all": Planted(
         courses={
             "reward": (saturating(0.1, 0.995, speed=8), 0.005),
@@ -187,7 +203,7 @@ HEALTHY = {
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_planted_illness_is_called_by_its_name(name: str) -> None:
-    verdict, name = SICK[name].verdict(), name.removesuffix(" at once")
+    verdict, name = SICK[name].verdict(), name.partition(" ")[0]
     names = [finding.name for finding in verdict.findings if finding.level is not Level.HINT]
     assert name in names, verdict
     assert not verdict.is_healthy
@@ -202,7 +218,7 @@ def test_nothing_else_is_called_ill_but_what_goes_with_it(name: str) -> None:
         "one-phrase": set(),
     }
     worse = [one.name for one in SICK[name].verdict().findings if one.level is not Level.HINT]
-    name = name.removesuffix(" at once")
+    name = name.partition(" ")[0]
     assert set(worse) <= {name} | together.get(name, set())
 
 
@@ -276,6 +292,16 @@ def test_engines_that_differ_from_the_start_are_named_with_the_figures_of_the_ch
     assert named.steps == (0, 0)
     small = Planted(check={**EXPLAINED, "kl": 0.004}).verdict()
     assert [one.level for one in small.findings] == [Level.HINT] and small.is_healthy
+
+
+def test_a_long_run_is_given_a_tenth_of_its_steps_before_its_reward_is_called_flat() -> None:
+    flat = {"courses": {"reward": FLAT, "accuracy": FLAT}}
+    early = Planted(steps=60, planned=1000, **flat).verdict()
+    assert early.is_learning is None and early.is_healthy
+    assert early.headline.startswith("Too early to say")
+    late_enough = Planted(steps=110, planned=10_000, **flat).verdict()
+    assert late_enough.is_learning is False
+    assert [one.name for one in late_enough.findings] == ["reward-flat"]
 
 
 def test_a_loss_near_zero_at_strict_steps_is_said_to_be_normal() -> None:

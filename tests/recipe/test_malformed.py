@@ -216,7 +216,9 @@ CASES = {
         sets=["model.scratch=null"], says=("names no model",), fix="--set model.path="
     ),
     "two models": Case(
-        sets=["model.path=Qwen/Qwen3-0.6B"], says=("two models",), fix="--set model.scratch=null"
+        sets=["model.path=Qwen/Qwen3-0.6B"],
+        says=("two models",),
+        fix="--set model.scratch=null --set warmup.steps=0 --set train.optimizer.lr=1e-6",
     ),
     "revision of nothing": Case(
         sets=["model.revision=main"], says=("revision",), fix="--set model.revision=null"

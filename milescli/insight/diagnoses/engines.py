@@ -17,8 +17,6 @@ APART = {"fp32": 0.002, "bf16": 0.05}
 """The least that is called drift, in nats a token: below, a ratio is off by 0.2 % or 5 %, which
 clips and means take no notice of. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in bfloat16."""
 GROWN = 5.0
-STALE = 4.0
-"""Samples of older weights differ by what was learned since."""
 WORSE = 0.8
 DEATHS, DEATH_STEPS = 3, 50
 SILENT = 10.0
@@ -34,7 +32,8 @@ def engine_trainer_drift(case: Case) -> Finding | None:
     floor = (case.history.check or {}).get("floor_mean", 0.0)
     bound = max(APART.get(case.facts.precision, APART["bf16"]), FLOORS * floor)
     if case.recent("rollout/staleness_mean") > 0.05:
-        bound *= STALE
+        # samples of older weights differ by what was learned since, as they did at the start
+        bound = max(bound, GROWN * before)
     has_grown = now > GROWN * max(before, bound / 25) and now > bound / 5
     if now <= bound and not has_grown:
         return None

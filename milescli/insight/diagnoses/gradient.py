@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from milescli.insight import series
@@ -10,8 +12,10 @@ from milescli.insight.finding import Finding, Level
 
 NORM = "train/grad_norm"
 SPIKE = 8.0
-"""Times the median of the steps before it."""
+"""Times the median of the steps before it that have a gradient."""
 BEFORE = 20
+NONE = 1e-9
+"""No parameter's gradient is above the norm of all: a tenth of Adam's epsilon moves nothing."""
 SPIKES = 2
 """In the newest 50 steps; one is chance."""
 
@@ -52,13 +56,12 @@ def gradient_spikes(case: Case) -> Finding | None:
     spikes = [
         place
         for place in range(max(FEW_STEPS, len(norms) - series.MOST), len(norms))
-        if (usual := series.median(norms[max(0, place - BEFORE) : place])) > 0
-        and norms[place] > SPIKE * usual
+        if norms[place] > SPIKE * _usual(norms, place)
     ]
     if len(spikes) < SPIKES:
         return None
     worst = max(spikes, key=lambda place: norms[place])
-    usual = series.median(norms[max(0, worst - BEFORE) : worst])
+    usual = _usual(norms, worst)
     return case.finding(
         "gradient-spikes",
         Level.WARNING,
@@ -77,10 +80,18 @@ def gradient_spikes(case: Case) -> Finding | None:
     )
 
 
+def _usual(norms: np.ndarray, place: int) -> float:
+    """Steps whose groups all have equal rewards have none, and say nothing of the others: half of
+    the last steps of a model that has learned its prompts. Infinite before the first that has."""
+    before = norms[max(0, place - BEFORE) : place]
+    usual = series.median(before[before > NONE])
+    return math.inf if math.isnan(usual) else usual
+
+
 def no_gradient(case: Case) -> Finding | None:
     """Nothing is learned: all gradients are zero."""
     norms = series.recent(case.column(NORM))
-    if len(norms) < series.LEAST or norms.max() > 1e-9:
+    if len(norms) < series.LEAST or norms.max() > NONE:
         return None
     return case.finding(
         "no-gradient",

@@ -15,11 +15,15 @@ ENTROPY, KL, RATIO, CLIPPED = (
     "train/clip_fraction",
 )
 COLLAPSED, LOW = 0.2, 0.1
-"""Of what it was; nats a token."""
+"""Of what it was; nats a token: 1.1 choices, whatever the vocabulary."""
 EXPLODED, MUCH = 2.5, 0.5
+"""Times what it was; nats a token: 1.6 times as many choices."""
 KL_FAR, KL_GROWN, KL_LOST = 0.5, 4.0, 2.0
-"""Nats a token; times what it was halfway; nats a token that are too far, however it came there."""
-STILL = 1e-6
+"""Nats a token, where the reference finds each of the policy's tokens 1.6 times as unlikely; times
+what it was halfway; nats a token that are too far (7 times), however it came there."""
+STILL = 2.0**-22
+"""Two spacings of float32 at 1, for the mean of ratios that are all exactly 1. A small rate on many
+tokens (a ratio that is off by 1e-4 each way, 100,000 tokens) moves the mean by 3e-7 only."""
 CLIPPED_MUCH = {"token": 0.2, "sequence": 0.6, "sequence_token": 0.6}
 """GSPO clips whole sequences, and two orders more tokens (arXiv 2507.18071, section 5.2)."""
 
@@ -107,7 +111,7 @@ def ratio_stuck(case: Case) -> Finding | None:
         "ratio-stuck",
         Level.BAD,
         "The ratio is always 1",
-        evidence=f"train/ratio_mean is 1 to {STILL:g} at all {case.num_steps} steps, though each "
+        evidence=f"train/ratio_mean is 1 to {STILL:.1g} at all {case.num_steps} steps, though each "
         f"has {updates} updates",
         advice=(
             "the old log-probs are computed anew at each update: --set train.old_logprobs=trainer",

@@ -98,7 +98,7 @@ def reward_flat(case: Case) -> Finding | None:
     if case.history.learns_from_rows or not case.has(REWARD, least=ENOUGH):
         return None
     told = case.progress
-    if case.is_rising or case.is_at_ceiling or told.is_falling:
+    if case.is_early(least=ENOUGH) or case.is_rising or case.is_at_ceiling or told.is_falling:
         return None
     return case.finding(
         "reward-flat",

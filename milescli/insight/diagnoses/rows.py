@@ -42,6 +42,8 @@ def loss_flat(case: Case) -> Finding | None:
     """The loss over rows does not fall."""
     if not case.history.learns_from_rows or not case.has(LOSS, least=ENOUGH):
         return None
+    if case.is_early(least=ENOUGH):
+        return None
     told = case.progress
     if told.is_rising:
         return None
