@@ -219,7 +219,8 @@ class SglangFleet:
 
     async def remove_dead(self) -> bool:
         """See RolloutEngine."""
-        error = await self.http.find_dead(self.http.engines)
+        bound_s = self._order_timeout_s
+        error = await self.http.find_dead(self.http.engines, within_s=bound_s)
         if error is not None:
             self._remove_dead(error)
         return error is not None

@@ -25,7 +25,8 @@ RETRY_WAITS_S = (0.1, 0.5, 2.0)
 ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
 """The same where a router is asked: one that died is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
-"""An engine that is alive answers /health while it works; a busy machine may take seconds."""
+"""An engine that is alive answers /health while it works; a busy machine may take seconds, or
+longer: see `find_dead`."""
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
 MAX_LINE_BYTES = 2**26
 """Of one streamed object: a response's tokens, log-probs and routing."""
@@ -201,28 +202,48 @@ class EngineHttp:
         )
 
     async def _broken(self, call: _Call, detail: str) -> MilesError:
-        return await self.find_dead(call.engines, detail) or Hiccup(
+        within_s = max(call.timeout_s, HEALTH_TIMEOUT_S)
+        return await self.find_dead(call.engines, detail, within_s=within_s) or Hiccup(
             f"{call.who} failed at {call.url}",
             why=f"{detail}; every engine still answers",
             fix="read the log of the router and of the engines",
         )
 
     async def find_dead(
-        self, engines: Sequence[EngineAddress], detail: str = ""
+        self,
+        engines: Sequence[EngineAddress],
+        detail: str = "",
+        *,
+        within_s: float = HEALTH_TIMEOUT_S,
     ) -> EngineDied | None:
-        """The error for the first of them that does not answer /health, or None. Each is asked, for
-        HEALTH_TIMEOUT_S at most. `detail`: what made the caller ask."""
-        replies = await asyncio.gather(*(self.is_alive(engine) for engine in engines))
-        for engine, alive in zip(engines, replies, strict=True):
-            if not alive:
-                return engine_died(engine, detail)
+        """The error for the first of them that is known to be dead, or None. `detail`: what made
+        the caller ask.
+
+        One that is dead refuses /health at once. One that computes may take long to answer, and is
+        waited for, `within_s` at most. Who watches its processes (`runtime.engine_watch`) tells it
+        from one that hangs, and ends that one: then it refuses, too.
+        """
+        asked = {
+            asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
+            for engine in engines
+        }
+        waiting = set(asked)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for reply in done:
+                    if not reply.result():
+                        return engine_died(asked[reply], detail)
+        finally:
+            for reply in waiting:
+                reply.cancel()
         return None
 
-    async def is_alive(self, engine: EngineAddress) -> bool:
-        """Whether it answers /health with 200 within HEALTH_TIMEOUT_S."""
+    async def is_alive(self, engine: EngineAddress, *, within_s: float = HEALTH_TIMEOUT_S) -> bool:
+        """Whether it answers /health with 200 in this time."""
         try:
             async with (
-                asyncio.timeout(HEALTH_TIMEOUT_S),
+                asyncio.timeout(within_s),
                 self.session().get(f"{engine.url}/health") as response,
             ):
                 alive = response.status == 200

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from threading import Thread
 from typing import Any
 
-from milescli.backends.sglang.http import EngineHttp, EngineRefused, engine_died
+from milescli.backends.sglang.http import EngineHttp, EngineRefused
 from milescli.core.lost_peer import sounds_like_lost_peer
 from milescli.core.types import EngineAddress
 
@@ -55,15 +55,17 @@ class Orders:
         return [reply.result() for reply in replies]
 
     def _first_cause(self, error: BaseException) -> BaseException:
-        """An engine that says that it lost a peer is not the one that died: that one stops
-        answering within moments."""
+        """An engine that says that it lost a peer is not the one that died: that one refuses
+        within moments."""
         if not isinstance(error, EngineRefused) or not sounds_like_lost_peer(error.why):
             return error
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            for engine in self.engines:
-                if not self._soon(self._http.is_alive(engine)).result():
-                    return engine_died(engine, f"{error.what}: {error.why}")
+            found = self._http.find_dead(
+                self.engines, f"{error.what}: {error.why}", within_s=self.timeout_s
+            )
+            if (dead := self._soon(found).result()) is not None:
+                return dead
             time.sleep(0.1)
         return error
 
