@@ -48,7 +48,7 @@ def engine_spec(
         seed=recipe.run.seed,
         prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
-        speculation=_speculation(recipe, plan, draft_dir),
+        speculation=speculation_of(recipe, plan, draft_dir),
         adapter_dir=adapter_dir,
         adapter_names=tuple(recipe.adapters) or (SOLE_ADAPTER,),
         shares_outer=adapter_dir is not None and recipe.train.lora.experts == "shared_outer",
@@ -58,7 +58,8 @@ def engine_spec(
     )
 
 
-def _speculation(recipe: Recipe, plan: Plan, draft_dir: Path | None) -> Speculation | None:
+def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) -> Speculation | None:
+    """How the policy's engines guess ahead; None: they do not. `draft_dir`: see `engine_spec`."""
     settings = recipe.rollout.speculative
     if settings.kind == "none":
         return None

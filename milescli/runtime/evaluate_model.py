@@ -52,7 +52,7 @@ def evaluate_model(
     reward = reward_facts(asking_reward_model(sets))
     plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
     plan = with_room(plan, sets, facts)
-    require_served_by(plan, facts, has_adapter=False)
+    require_served_by(plan, recipe, facts, has_adapter=False)
     require_wheel(plan.device_kind)
     folder.mkdir(parents=True, exist_ok=True)
     run = RunDir(folder.absolute())

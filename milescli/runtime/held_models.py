@@ -13,7 +13,7 @@ from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE
 from milescli.core.errors import RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts
-from milescli.models.base import CONFIG_NAME
+from milescli.models.base import CONFIG_NAME, read_config
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.templates import shipped_shape
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
@@ -42,7 +42,7 @@ class HeldModelPath:
         """Without making or loading it. `longest`: tokens of a sequence that it will read. Raises
         RecipeError where it is not there, or has no positions for them; CheckpointError where it is
         no model."""
-        facts = self._facts()
+        facts = parse_facts(self.config())
         if 0 < facts.max_position_embeddings < longest:
             raise RecipeError(
                 f"the {self.what} {self.path} cannot read the longest sequence",
@@ -52,15 +52,16 @@ class HeldModelPath:
             )
         return facts
 
-    def _facts(self) -> ModelFacts:
+    def config(self) -> dict[str, object]:
+        """Its config.json, without making or loading it. Raises as `facts`."""
         folder = self._require()
         if is_checkpoint(folder):
-            return load_facts(checkpoint_of(folder, self.step).model_dir)
+            return read_config(checkpoint_of(folder, self.step).model_dir)
         if folder.is_dir():
-            return load_facts(folder)
+            return read_config(folder)
         if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
-            return parse_facts(shape)
-        return load_facts(fetch_config(self.path, revision=self.revision, instead=self._copy))
+            return shape
+        return read_config(fetch_config(self.path, revision=self.revision, instead=self._copy))
 
     def folder(self, target: Path, *, output: Output | None) -> Path:
         """The Hugging Face folder; a run's checkpoint is written to `target`, once: a run

@@ -20,7 +20,7 @@ from milescli.checkpoint.weight_files import require_weights
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
-from milescli.models.base import CONFIG_NAME
+from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
 from milescli.recipe.data import Data
@@ -113,18 +113,22 @@ class RunInputs:
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
-    """The facts of the recipe's model without making or loading it: of a name on the hub, the shape
-    that ships with the recipes, else config.json alone. `prepare` reads what was fetched in the
-    end."""
+    """Of the recipe's model, by `config_of_recipe`. `prepare` reads what was fetched in the end."""
+    return parse_facts(config_of_recipe(model))
+
+
+def config_of_recipe(model: Model) -> dict[str, object]:
+    """The config.json of the recipe's model without making or loading it: of a name on the hub, the
+    shape that ships with the recipes, else that file alone."""
     if model.scratch is not None:
-        return parse_facts(scratch.config_of(model.scratch))
+        return scratch.config_of(model.scratch)
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
     if folder.is_dir():
-        return load_facts(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
+        return read_config(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
-        return parse_facts(shape)
-    return load_facts(fetch_config(model.path, revision=model.revision))
+        return shape
+    return read_config(fetch_config(model.path, revision=model.revision))
 
 
 def require_model(model: Model) -> None:

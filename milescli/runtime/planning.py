@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.servable import fault_of_record
-from milescli.backends.sglang.spec import require_served
+from milescli.backends.sglang.spec import refuse_quantised, require_served
+from milescli.backends.sglang.speculation import check_speculation
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
@@ -19,8 +20,9 @@ from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.draft_model import require_draft, require_learning_draft
-from milescli.runtime.inputs import planned_facts
+from milescli.runtime.draft_model import draft_path, require_draft, require_learning_draft
+from milescli.runtime.engine_spec import speculation_of
+from milescli.runtime.inputs import config_of_recipe, planned_facts
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.reward_model import reward_facts
 from milescli.runtime.role_policies import require_policies
@@ -71,14 +73,31 @@ def _made(
     plan = make_plan(recipe, machine, facts, asked)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
-    require_served_by(plan, facts, has_adapter=recipe.train.lora.is_on and not serves_merged)
+    has_adapter = recipe.train.lora.is_on and not serves_merged
+    require_served_by(plan, recipe, facts, has_adapter=has_adapter)
     return plan
 
 
-def require_served_by(plan: Plan, facts: ModelFacts, *, has_adapter: bool) -> None:
-    """Raises MachineError or RecipeError where the plan's engines would not serve this model."""
-    if plan.engines.num:
-        require_served(facts, on_cpu=plan.device_kind == "cpu", has_adapter=has_adapter)
+def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adapter: bool) -> None:
+    """Raises MachineError or RecipeError where the plan's engines would not serve this model, or
+    could not guess ahead for it as the recipe wants."""
+    on_cpu, guessing = plan.device_kind == "cpu", speculation_of(recipe, plan)
+    if not plan.engines.num:
+        return
+    require_served(facts, on_cpu=on_cpu, has_adapter=has_adapter)
+    if not on_cpu and guessing is None:
+        return
+    config, draft = config_of_recipe(recipe.model), draft_path(recipe)
+    if on_cpu:
+        refuse_quantised(config)
+    if guessing is not None:
+        check_speculation(
+            guessing,
+            device_kind=plan.device_kind,
+            config=config,
+            draft_config=None if draft is None else draft.config(),
+            records_experts=recipe.train.routing_replay,
+        )
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:

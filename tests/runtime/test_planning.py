@@ -33,16 +33,28 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
 
 
 @pytest.mark.parametrize(
-    ("model_type", "sets", "says"),
+    ("model_type", "sets", "more", "says"),
     [
-        ("deepseek_v32", [], "a `deepseek_v32` model cannot be served on a CPU yet"),
-        ("deepseek_v3", ["train.lora.rank=4"], "an adapter over this `deepseek_v3` model"),
+        ("deepseek_v32", [], {}, "a `deepseek_v32` model cannot be served on a CPU yet"),
+        ("deepseek_v3", ["train.lora.rank=4"], {}, "an adapter over this `deepseek_v3` model"),
+        (
+            "qwen3",
+            [],
+            {"quantization_config": {"quant_method": "fp8"}},
+            "the quantised `qwen3` model cannot be served on a CPU",
+        ),
+        (
+            "gpt_oss",
+            ["rollout.speculative.kind=ngram"],
+            {},
+            "a model of type `gpt_oss` cannot speculate on a CPU",
+        ),
     ],
 )
 def test_a_model_that_engines_here_do_not_serve_is_refused_by_the_plan(
-    tmp_path: Path, model_type: str, sets: list[str], says: str
+    tmp_path: Path, model_type: str, sets: list[str], more: dict[str, object], says: str
 ) -> None:
-    config = ALL[model_type.replace("_", "-")].config
+    config = {**ALL[model_type.replace("_", "-")].config, **more}
     (tmp_path / "config.json").write_text(json.dumps(config))
     sets = [*sets, f"model.path={tmp_path}", "model.scratch=null", "warmup.steps=0"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)

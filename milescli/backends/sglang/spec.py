@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from milescli.backends.sglang.servable import (
     fault_of_sglang,
 )
 from milescli.backends.sglang.speculation import Speculation, check_speculation
+from milescli.checkpoint.formats.schemes import quantization_config
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
@@ -105,17 +107,23 @@ def check_servable(spec: EngineSpec) -> str:
         if not on_cpu:
             return model_type
         raise _not_compared(model_type.removesuffix("_text"))
-    if on_cpu and config.get("quantization_config"):
-        raise MachineError(
-            f"the quantised `{model_type}` model cannot be served on a CPU",
-            why=f"{spec.model_dir / CONFIG_NAME} has `quantization_config`, and SGLang's kernels "
-            "for such weights are for GPUs",
-            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
-            "convert megatron-to-hf",
-        )
+    if on_cpu:
+        refuse_quantised(config)
     facts = parse_facts(config)
     require_served(facts, on_cpu=on_cpu, has_adapter=spec.adapter_dir is not None)
     return model_type
+
+
+def refuse_quantised(config: Mapping[str, object]) -> None:
+    """Raises MachineError where a CPU cannot serve the weights of a model with this config.json."""
+    if quantization_config(config) is not None:
+        raise MachineError(
+            f"the quantised `{config['model_type']}` model cannot be served on a CPU",
+            why="its config.json has `quantization_config`, and SGLang's kernels for such weights "
+            "are for GPUs",
+            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
+            "convert megatron-to-hf",
+        )
 
 
 def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> None:

@@ -156,7 +156,7 @@ def check_speculation(
         )
     if draft_config is not None:
         _require_whole(str(draft_config["model_type"]))
-        _require_same_vocabulary(config, draft_config, wanted)
+        _require_same_vocabulary(config, draft_config)
     if device_kind != "cpu":
         return
     _require_on_cpu(model_type, "model", can={"latent", "delta", "mimo"})
@@ -190,13 +190,13 @@ def _require_on_cpu(model_type: str, name: str, *, can: set[str]) -> None:
 
 
 def _require_same_vocabulary(
-    config: Mapping[str, object], draft_config: Mapping[str, object], wanted: Speculation
+    config: Mapping[str, object], draft_config: Mapping[str, object]
 ) -> None:
     sizes = [each.get("vocab_size") for each in (config, draft_config)]
     if sizes[0] != sizes[1]:
         raise RecipeError(
             "the draft model has another vocabulary than the model",
-            why=f"{wanted.draft_dir} has {sizes[1]} tokens, the model {sizes[0]}",
+            why=f"it has {sizes[1]} tokens, the model {sizes[0]}",
             fix=[OFF, "--set rollout.speculative.model=FOLDER   # of the model's own family"],
         )
 
