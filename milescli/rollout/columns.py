@@ -44,22 +44,23 @@ def find_columns(
     field: PathField,
     prompt_key: str | None,
     label_key: str | None,
-    needs_label: bool,
+    needs_label: bool | None,
 ) -> Columns:
-    """Raises DataError where one is ambiguous, or is wanted and absent."""
+    """Raises DataError where one is ambiguous, or is wanted and absent. `needs_label`: None where
+    it is not known whether anybody looks at it."""
     prompt = _column(
-        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", required=True
+        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", is_needed=True
     )
     demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
-    label_required = needs_label or (
-        field == "demonstrations" and demonstration is None and prompt != "messages"
-    )
+    is_needed = needs_label
+    if field == "demonstrations" and demonstration is None and prompt != "messages":
+        is_needed = True
     label = _column(
-        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", required=label_required
+        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", is_needed=is_needed
     )
     assert prompt is not None, names
     return Columns(
-        prompt=prompt, label=label, needs_label=label_required, demonstration=demonstration
+        prompt=prompt, label=label, needs_label=bool(is_needed), demonstration=demonstration
     )
 
 
@@ -70,7 +71,7 @@ def _column(
     wanted: str | None,
     known: tuple[str, ...],
     key: str,
-    required: bool,
+    is_needed: bool | None,
 ) -> str | None:
     role = key.removesuffix("_key")
     there = f"its columns are {', '.join(names)}"
@@ -84,13 +85,13 @@ def _column(
     likely = [name for name in known if name in names]
     if len(likely) == 1:
         return likely[0]
-    if likely:
+    if likely and is_needed is not False:
         raise DataError(
             f"which column of {path} is the {role}?",
             why=f"{' and '.join(likely)} are both there; {there}",
             fix=[f"--set data.{key}={name}" for name in likely],
         )
-    if not required:
+    if not is_needed:
         return None
     guess = names[0] if role == "prompt" else names[-1]
     raise DataError(

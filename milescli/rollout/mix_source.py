@@ -19,7 +19,7 @@ def load_mix(
     tokenizer: ChatTokenizer,
     seed: int,
     base_dir: str | Path,
-    needs_label: Callable[[MixSource], bool],
+    needs_label: Callable[[MixSource], bool | None],
     say: Say | None = None,
 ) -> tuple[MixedPrompts, SourceReport]:
     """Read and check all sources, as `load_source` does one. `needs_label`: whether the reward of a

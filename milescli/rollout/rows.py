@@ -67,7 +67,7 @@ class RowForm:
     label_key: str | None = None
     """None: found by name."""
     system_prompt: str | None = None
-    needs_label: bool = True
+    needs_label: bool | None = True
     """The reward compares with a label."""
     max_tokens: int | None = None
     """Prompts of more are not used, and of how many more is all the same."""
@@ -107,7 +107,7 @@ def read_rows(
     prompt_key: str | None,
     label_key: str | None,
     system_prompt: str | None,
-    needs_label: bool,
+    needs_label: bool | None,
 ) -> tuple[Columns, list[DataRow]]:
     """All rows of the file, in order.
 

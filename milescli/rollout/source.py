@@ -96,7 +96,7 @@ def load_source(
     tokenizer: PromptEncoder,
     seed: int,
     base_dir: str | Path,
-    needs_label: bool = True,
+    needs_label: bool | None = True,
     say: Say | None = None,
 ) -> tuple[FilePrompts, SourceReport]:
     """Read and check `data.<path_field>`, and tokenise it where it is small; relative paths start
@@ -125,7 +125,7 @@ def load_part(
     tokenizer: PromptEncoder,
     seed: int,
     base_dir: str | Path,
-    needs_label: bool,
+    needs_label: bool | None,
     say: Say | None,
     name: str | None = None,
     first_index: int = 0,

@@ -79,7 +79,7 @@ def look_at(
     data: Data,
     field: str,
     *,
-    needs_label: bool,
+    needs_label: bool | None,
     with_lengths: bool,
     folder: Path,
     output: Output,

@@ -98,6 +98,17 @@ def test_two_possible_columns_are_refused_with_both_ways_out(jsonl: Callable[...
         _read(path)
     assert error.value.fixes == ["--set data.label_key=answer", "--set data.label_key=solution"]
     assert _read(path, label_key="answer")[0].label == "answer"
+    with pytest.raises(DataError, match="which column"):
+        _read(path, needs_label=None)
+
+
+def test_no_label_is_chosen_among_two_where_the_reward_needs_none(
+    jsonl: Callable[..., Path],
+) -> None:
+    columns, rows = _read(
+        jsonl({"problem": "a", "solution": "b", "answer": "c"}), needs_label=False
+    )
+    assert columns.label is None and rows[0].label is None
 
 
 def test_an_absent_column_names_those_that_are_there(jsonl: Callable[..., Path]) -> None:

@@ -142,8 +142,11 @@ def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
     return next((reward.answer for reward in rewards if hasattr(reward, "answer")), None)
 
 
-def needs_label(rollout: Rollout) -> bool:
-    """Whether some reward compares with a label; one of the user's says so by `needs_label`."""
-    return any(
-        getattr(reward, "needs_label", False) for reward in load_all_rewards(rollout).values()
-    )
+def needs_label(rollout: Rollout) -> bool | None:
+    """Whether some reward compares with a label; one of the user's says so by `needs_label`. None:
+    none says that it does, and one does not say."""
+    said = [
+        getattr(reward, "needs_label", False if name in REWARDS.builtin else None)
+        for name, reward in load_all_rewards(rollout).items()
+    ]
+    return any(said) or (None if None in said else False)

@@ -88,6 +88,7 @@ def test_a_reward_of_another_signature_is_refused() -> None:
 
 
 def test_a_reward_by_import_path_needs_a_label_only_where_it_says_so() -> None:
-    assert not needs_label(Rollout(reward="tests.rollout.rewards.bad_rewards:good"))
+    assert needs_label(Rollout(reward="tests.rollout.rewards.bad_rewards:good")) is None
+    assert needs_label(Rollout(reward="format")) is False
     assert needs_label(Rollout(reward="milescli.rollout.rewards.gsm8k:gsm8k"))
     assert needs_label(Rollout(reward={"tests.rollout.rewards.bad_rewards:good": 1.0, "math": 0.0}))
