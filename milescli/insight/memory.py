@@ -42,12 +42,6 @@ def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemo
     return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
 
 
-def most_at_once(looks: Sequence[Mapping[str, Any]]) -> int:
-    """Bytes that all processes of an attempt held together at most, shared pages counted once.
-    `looks`: of `records`."""
-    return max((sum(_peaks(look).values()) for look in looks), default=0)
-
-
 def records(attempt: Path) -> list[Mapping[str, Any]]:
     """Lines of an attempt's memory.jsonl that have sizes, oldest first: time, resident_bytes by
     pid, names by pid. Raises OSError where they are not ours to read."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product, takewhile
-from typing import get_args
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes
@@ -31,6 +30,7 @@ from milescli.plan.processes import (
     of_engine,
     of_others,
     of_rank,
+    sum_of,
     with_caches,
 )
 from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot, TrainerLayout
@@ -76,10 +76,7 @@ class _NodeLoad:
     @property
     def phases(self) -> dict[Phase, int]:
         """Phase -> bytes of all processes."""
-        return {
-            phase: sum(process.phases[phase] for process in self.processes)
-            for phase in get_args(Phase)
-        }
+        return sum_of(self.processes)
 
     @property
     def total(self) -> int:
@@ -236,9 +233,12 @@ def _nodes(
 ) -> list[_NodeLoad]:
     """[nodes] that the slots are on. `bucket`: bytes of weight sync."""
     stages = memory.stages(trainer, load)
+    facts = memory.table.facts
     weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
-    sent = memory.sent_weights(engines, size=load.size) if engines.num else 0
-    used = engine_workspace(memory.table.facts, engines, size=load.size)
+    compared = memory.sent_weights(engines, size=load.size) if engines.num else 0
+    sent = min(2 * bucket, compared)  # one is written while the other is read
+    used = engine_workspace(facts, engines, size=load.size)
+    widest = 0 if memory.adapter else 4 * facts.vocab_size * facts.hidden_size // trainer.tp
 
     def held(number: int) -> _NodeLoad:
         here = [slot for slot in slots if slot.node == number]
@@ -255,12 +255,24 @@ def _nodes(
             ),
             processes=[
                 *(
-                    of_rank(f"trainer-rank-{rank}", number, of, bucket=min(bucket, sent))
+                    of_rank(
+                        f"trainer-rank-{rank}",
+                        number,
+                        of,
+                        widest=widest,
+                        sent=0 if rank else sent,
+                    )
                     for rank, of in ranks.items()
                 ),
                 *(
                     of_engine(
-                        f"engine-{engine}", number, count, weights=weights, sent=sent, used=used
+                        f"engine-{engine}",
+                        number,
+                        count,
+                        weights=weights,
+                        compared=compared,
+                        used=used,
+                        sent=sent,
                     )
                     for engine, count in shards.items()
                 ),

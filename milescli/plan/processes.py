@@ -15,13 +15,14 @@ from milescli.plan.memory import TrainerBytes
 from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot
 
-RANK_PROCESS = 450 * MIB
-"""Of a trainer rank without its model: Python, torch, Megatron-Core. Seen of the quickstart's; as
-are the next two, of pages that processes share each one's part."""
-ENGINE_PROCESS = 400 * MIB
+RANK_PROCESS = 650 * MIB
+"""Of a trainer rank without its model: Python, torch, Megatron-Core, and what allocator and kernels
+keep once it has trained. Seen of the quickstart's and of SmolLM2-135M; as are the next two, of
+pages that processes share each one's part."""
+ENGINE_PROCESS = 430 * MIB
 """Of an engine rank without its model, with its actor's, the server's and the detokenizer's
 processes."""
-SESSION = 1000 * MIB
+SESSION = 850 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
 PHASES: dict[Phase, str] = {
@@ -31,37 +32,40 @@ PHASES: dict[Phase, str] = {
 }
 
 
-def of_rank(name: str, node: int, rank: TrainerBytes, *, bucket: int) -> ProcessMemory:
-    """`bucket`: of weights on their way, in shared memory. A model is built of weights that are
-    there once more, before gradients and optimizer are."""
+def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int) -> ProcessMemory:
+    """`widest`: bytes of the gradient of the largest weight (an embedding of a large vocabulary),
+    which is there twice for a moment; `sent`: of weights on their way. A model is built of weights
+    that are there once more, before gradients and optimizer are."""
     base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
-    step = base + rank.total
+    step = base + rank.total + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": max(base + rank.static + bucket, built),
+            "start": max(base + rank.static + sent, built),
             "step": step,
-            "publish": step + bucket,
+            "publish": step + sent,
         },
+        shared_bytes=sent,
     )
 
 
 def of_engine(
-    name: str, node: int, num_ranks: int, *, weights: int, sent: int, used: int
+    name: str, node: int, num_ranks: int, *, weights: int, compared: int, used: int, sent: int
 ) -> ProcessMemory:
-    """The first publication (`sent`) is compared with a copy of what was there."""
+    """`compared`: bytes of the copy with which the first publication is compared; `used`: of
+    `engine_workspace`; `sent`: of a bucket of weights."""
     held = ENGINE_PROCESS + weights
-    sampling = num_ranks * (held + used)
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": num_ranks * (held + max(sent, used)),
-            "step": sampling,
-            "publish": sampling,
+            "start": num_ranks * (held + max(compared, used) + sent),
+            "step": num_ranks * (held + used),
+            "publish": num_ranks * (held + used + sent),
         },
+        shared_bytes=num_ranks * sent,
     )
 
 
@@ -79,6 +83,16 @@ def of_others(node: int, *, copies: int) -> ProcessMemory:
     with those that are beside the ranks)."""
     held = SESSION + _in_keeper(copies)
     return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), held))
+
+
+def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
+    """Phase -> bytes of all these processes on one node."""
+    mapped = [process.shared_bytes for process in processes]
+    twice = sum(mapped) - max(mapped, default=0)
+    return {
+        phase: sum(process.phases[phase] for process in processes) - (phase != "step") * twice
+        for phase in get_args(Phase)
+    }
 
 
 def _in_keeper(copies: int) -> int:

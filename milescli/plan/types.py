@@ -168,6 +168,9 @@ class ProcessMemory:
     node: int
     phases: dict[str, int]
     """Phase -> bytes."""
+    shared_bytes: int = 0
+    """Of those in `start` and `publish`: weights on their way, which sender and readers map, and
+    which are there once."""
 
     @property
     def peak_bytes(self) -> int:
