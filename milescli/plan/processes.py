@@ -25,6 +25,8 @@ processes."""
 SESSION = 850 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
+HEAP = 0.1
+"""Of activations: what the allocator holds between rows of different lengths."""
 PHASES: dict[Phase, str] = {
     "start": "before the first step",
     "step": "training",
@@ -37,7 +39,7 @@ def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int)
     which is there twice for a moment; `sent`: of weights on their way. A model is built of weights
     that are there once more, before gradients and optimizer are."""
     base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
-    step = base + rank.total + 2 * widest
+    step = base + rank.total + int(HEAP * rank.activations) + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
     return ProcessMemory(
         name=name,

@@ -172,11 +172,6 @@ class ProcessMemory:
     """Of those in `start` and `publish`: weights on their way, which sender and readers map, and
     which are there once."""
 
-    @property
-    def peak_bytes(self) -> int:
-        """In the phase that needs most."""
-        return max(self.phases.values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
