@@ -22,7 +22,10 @@ pages that processes share each one's part."""
 ENGINE_PROCESS = 430 * MIB
 """Of an engine rank without its model, with its actor's, the server's and the detokenizer's
 processes."""
-SESSION = 850 * MIB
+ENGINE_KERNELS = 350 * MIB
+"""Of an engine rank once it has sampled for long: kernels for as many numbers of requests and tokens
+as its caches keep."""
+SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
 HEAP = 0.1
@@ -64,8 +67,8 @@ def of_engine(
         node=node,
         phases={
             "start": num_ranks * (held + max(compared, used) + sent),
-            "step": num_ranks * (held + used),
-            "publish": num_ranks * (held + used + sent),
+            "step": num_ranks * (held + used + ENGINE_KERNELS),
+            "publish": num_ranks * (held + used + ENGINE_KERNELS + sent),
         },
         shared_bytes=num_ranks * sent,
     )

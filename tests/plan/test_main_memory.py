@@ -63,7 +63,7 @@ def test_what_fits_is_listed_part_by_part() -> None:
 
 
 def test_two_engines_become_one_where_main_memory_is_short() -> None:
-    roomy, short = _plan("quickstart", memory_gib=8), _plan("quickstart", memory_gib=3)
+    roomy, short = _plan("quickstart", memory_gib=8), _plan("quickstart", memory_gib=3.4)
     assert (roomy.engines.num, short.engines.num) == (2, 1)
     assert short.engines.max_total_tokens == 256 * 544 * 1.25
 
@@ -79,9 +79,9 @@ def test_microbatches_are_no_larger_than_is_worth_their_activations() -> None:
 
 def test_what_others_hold_of_main_memory_is_not_planned_with() -> None:
     alone = _plan("quickstart", memory_gib=24)
-    beside = _plan("quickstart", memory_gib=24, free_gib=2.8)
+    beside = _plan("quickstart", memory_gib=24, free_gib=3.2)
     assert (alone.engines.num, beside.engines.num) == (2, 1)
-    assert "of 24 GiB, of which 2.8 are free" in _told(beside, "memory")[1]
+    assert "of 24 GiB, of which 3.2 are free" in _told(beside, "memory")[1]
     with pytest.raises(FitError, match=r"of which 1\.0 are free"):
         _plan("quickstart", memory_gib=24, free_gib=1)
 
