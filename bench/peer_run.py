@@ -1,12 +1,14 @@
 """What a user of transformers and TRL would write for the task of `sums.py`. A program of its own,
 started by `rl.py`, `start.py` and `sums.py`: `warm-up` trains `fresh/` on the demonstrations,
-`grpo` does reinforcement learning with TRL's GRPOTrainer, `evaluate` measures a model."""
+`grpo` does reinforcement learning with TRL's GRPOTrainer, `evaluate` measures a model. `real.py`
+uses parts of it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +103,48 @@ def warm_up(folder: Path, *, num_steps: int) -> None:
     (folder / "unfinished").rename(folder / "model")
 
 
+def clock(tell: Callable[..., None], evaluate: Callable[[int], None] = lambda step: None) -> Any:
+    """What TRL calls back: tells the seconds, tokens and reward of each step. `evaluate(step)` is
+    called before the first one (0) and after each."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            evaluate(0)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            tell("step", step=state.global_step, seconds=time.perf_counter() - self.began)
+            evaluate(state.global_step)
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
+            if "completions/mean_length" in logs:
+                tell("log", tokens=logs["completions/mean_length"], reward=logs["reward"])
+
+    return Clock()
+
+
+def as_peer_reward(reward_of: Callable[..., float]) -> Callable[..., list[float]]:
+    """A reward of miles as TRL calls one."""
+
+    def reward(completions: list[Any], label: list[str], **_: Any) -> list[float]:
+        texts = [completion[0]["content"] for completion in completions]
+        return [
+            reward_of(prompt="", response=text, label=wanted)
+            for text, wanted in zip(texts, label, strict=True)
+        ]
+
+    return reward
+
+
 def grpo(
     folder: Path, *, num_steps: int, eval_every: int, out: Path, algorithm: str | None
 ) -> None:
     """TRL's defaults but for the recipe's settings; one step is one update of all samples. Writes
     `out/events.jsonl` as it goes, and the trained model into `out/model`."""
     from datasets import Dataset
-    from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     out.mkdir(parents=True)
@@ -119,32 +156,9 @@ def grpo(
         events.write(json.dumps({"event": event, **values}) + "\n")
 
     def evaluate(step: int) -> None:
-        tell("eval", step=step, accuracy=accuracy(model, tokenizer, heldout))
-
-    class Clock(TrainerCallback):
-        """Seconds, tokens and reward of each step, and evaluations where miles has them."""
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            evaluate(0)
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            tell("step", step=state.global_step, seconds=time.perf_counter() - self.began)
-            if state.global_step % eval_every == 0 or state.global_step == num_steps:
-                evaluate(state.global_step)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
-            if "completions/mean_length" in logs:
-                tell("log", tokens=logs["completions/mean_length"], reward=logs["reward"])
-
-    def reward(completions: list[Any], label: list[str], **_: Any) -> list[float]:
-        texts = [completion[0]["content"] for completion in completions]
-        return [
-            gsm8k(prompt="", response=text, label=wanted)
-            for text, wanted in zip(texts, label, strict=True)
-        ]
+        """Where miles does."""
+        if step % eval_every == 0 or step == num_steps:
+            tell("eval", step=step, accuracy=accuracy(model, tokenizer, heldout))
 
     rows = read_rows(folder / "train.jsonl")
     config = GRPOConfig(
@@ -168,13 +182,13 @@ def grpo(
     )
     trainer = GRPOTrainer(
         model,
-        reward_funcs=reward,
+        reward_funcs=as_peer_reward(gsm8k),
         args=config,
         train_dataset=Dataset.from_list(
             [{"prompt": as_chat(row), "label": row["label"]} for row in rows]
         ),
         processing_class=tokenizer,
-        callbacks=[Clock()],
+        callbacks=[clock(tell, evaluate)],
     )
     trainer.train()
     trainer.save_model(str(out / "model"))

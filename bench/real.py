@@ -16,9 +16,7 @@ import statistics
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import real_models
@@ -122,9 +120,8 @@ def _rewards(rewards: list[float]) -> dict[str, float]:
 
 def train_with_trl(out: Path, model: Path, rows: Path, *, num_steps: int) -> None:
     """What a user of TRL would write. Writes `out/events.jsonl` as it goes."""
-    import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from peer_run import as_chat, as_peer_reward, clock, load, read_rows
     from trl import GRPOConfig, GRPOTrainer
 
     out.mkdir(parents=True)
@@ -133,29 +130,8 @@ def train_with_trl(out: Path, model: Path, rows: Path, *, num_steps: int) -> Non
     def tell(event: str, **values: float) -> None:
         events.write(json.dumps({"event": event, **values}) + "\n")
 
-    class Clock(TrainerCallback):
-        """Seconds and reward of each step."""
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.began = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            tell("step", step=state.global_step, seconds=time.perf_counter() - self.began)
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
-            if "completions/mean_length" in logs:
-                tell("log", tokens=logs["completions/mean_length"], reward=logs["reward"])
-
-    def reward(completions: list[Any], label: list[str], **_: Any) -> list[float]:
-        texts = [completion[0]["content"] for completion in completions]
-        return [
-            instructions(prompt="", response=text, label=wanted)
-            for text, wanted in zip(texts, label, strict=True)
-        ]
-
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    policy, tokenizer = load(model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    data = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     config = GRPOConfig(
         str(out),
         use_cpu=True,
@@ -176,17 +152,14 @@ def train_with_trl(out: Path, model: Path, rows: Path, *, num_steps: int) -> Non
         disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-        reward_funcs=reward,
+        policy,
+        reward_funcs=as_peer_reward(instructions),
         args=config,
         train_dataset=Dataset.from_list(
-            [
-                {"prompt": [{"role": "user", "content": row["prompt"]}], "label": row["label"]}
-                for row in data
-            ]
+            [{"prompt": as_chat(row), "label": row["label"]} for row in read_rows(rows)]
         ),
         processing_class=tokenizer,
-        callbacks=[Clock()],
+        callbacks=[clock(tell)],
     )
     trainer.train()
     trainer.save_model(str(out / "model"))
