@@ -86,15 +86,8 @@ class TrainSeconds:
     @property
     def total(self) -> float:
         """Nothing overlaps: the trainer runs them one after the other."""
-        return (
-            self.compute
-            + self.bubble
-            + self.stages
-            + self.tensor
-            + self.experts
-            + self.data
-            + self.optimizer
-        )
+        between = self.bubble + self.stages + self.tensor + self.experts + self.data
+        return self.compute + between + self.optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +120,8 @@ class TimeModel:
     _routed: float = field(init=False)
     """Forward FLOPs of a token in its experts."""
     _head_part: float = field(init=False)
+    _logits_part: float = field(init=False)
+    """Of a token's products in a forward pass: those with the vocabulary."""
 
     def __post_init__(self) -> None:
         facts = self.table.facts
@@ -134,11 +129,12 @@ class TimeModel:
         self.links = Links(device=self.device, devices_per_node=self.devices_per_node)
         self._moe_layers = facts.num_moe_layers
         self._routed = 2 * self._moe_layers * facts.topk * self._expert_numbers()
-        top = 2 * facts.vocab_size * facts.hidden_size
+        logits = top = 2 * facts.vocab_size * facts.hidden_size
         if facts.trains_mtp:  # on the last stage, as the output layer is
             without = replace(facts, trains_mtp=False)
             top += self.flops.matmul - token_flops(replace(self.table, facts=without)).matmul
-        self._head_part = top / self.flops.matmul
+        logits *= 1 + facts.num_mtp_layers * facts.trains_mtp
+        self._head_part, self._logits_part = top / self.flops.matmul, logits / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
         """Of one rank in one update."""
@@ -168,15 +164,17 @@ class TimeModel:
     ) -> float:
         """Of the slowest stage. Each microbatch reads its rank's weights once a pass (twice to go
         back: not for the weights' own gradients), so that few tokens at many weights are bound by
-        memory; and adds its gradients to float32 ones, as a step of its own."""
+        memory; and adds its gradients to float32 ones, as a step of its own. Logits are computed
+        again for the gradients (`train.vocab_parallel`); where all else is, that is a pass."""
         held, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
-        even = (
-            passes
-            * work.rank_tokens(layout.dp)
-            * self._slowest_stage(layout)
-            / (ranks * self.device.bf16_flops)
-        )
+        once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
+        slowest = self._slowest_stage(layout, head=self._head_part)
+        even, again = passes * once * slowest, 0.0
+        if layout.recompute != "full":
+            head = self._head_part + self._logits_part / passes
+            more = self._slowest_stage(layout, head=head) - slowest
+            again = passes * once * more * self.flops.matmul
         read = (
             microbatches
             * (passes - 1)
@@ -185,7 +183,8 @@ class TimeModel:
         )
         plain = self.flops.forward_mean(work.typical_tokens) - self._routed
         dense = max(
-            even * plain / self.reached.train_share, read * (held.dense.plain + held.wide.plain)
+            (even * plain + again) / self.reached.train_share,
+            read * (held.dense.plain + held.wide.plain),
         )
         experts = max(
             even * self._routed * IMBALANCE / self.reached.expert_share, read * held.experts.plain
@@ -206,12 +205,13 @@ class TimeModel:
         )
         return max(dense + experts + added, launches)
 
-    def _slowest_stage(self, layout: TrainerLayout) -> float:
-        """Work of the slowest stage, of a stage's mean."""
+    def _slowest_stage(self, layout: TrainerLayout, *, head: float) -> float:
+        """Work of the slowest stage, of a stage's mean. `head`: share of what follows the layers,
+        beside all that is counted once."""
         sizes = stage_sizes(layout, self.table.facts.num_layers)
         body = (1 - self._head_part) / self.table.facts.num_layers
         work = [size * body for size in sizes]
-        work[-1] += self._head_part
+        work[-1] += head
         return max(work) * layout.pp
 
     def _stage_seconds(

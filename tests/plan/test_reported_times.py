@@ -109,3 +109,15 @@ def test_a_step_takes_what_is_reported_once_its_responses_are_as_long() -> None:
     assert 0.6 < rollout.total / STEP.rollout_s < 1.6, (response, rollout)
     rate = STEP.samples / 8 * response / rollout.total
     assert 0.4 < rate / STEP.decode_rate < 1.5, rate
+
+
+def test_logits_are_computed_once_more_for_the_gradients_and_the_rest_only_in_a_recompute() -> None:
+    model, work = _model("Qwen/Qwen3-8B", "H100"), _work()
+    once, again = (
+        model.train(TrainerLayout(dp=8, recompute=recompute), work, cap=8192).compute
+        for recompute in ("none", "full")
+    )
+    facts = model.table.facts
+    rest = model.flops.forward_mean(work.typical_tokens) - 2 * facts.vocab_size * facts.hidden_size
+    rate = model.device.bf16_flops * model.reached.train_share
+    assert again - once == pytest.approx(work.rank_tokens(8) * rest / rate, rel=1e-6)
