@@ -45,6 +45,7 @@ _TRAIN = (
     ("num_microbatches", "", "of one data-parallel rank"),
     ("forward_backward_s", SECONDS, "forward and backward passes"),
     ("optimizer_s", SECONDS, "optimizer updates"),
+    ("save_wait_s", SECONDS, "waiting for a checkpoint to read the weights before an update"),
     ("epoch", "", "passes over the rows so far", "each step over rows"),
 )
 _POLICY = (

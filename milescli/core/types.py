@@ -330,3 +330,5 @@ class StepReport:
     optimizer_s: float
     figures: Mapping[str, float]
     """What the objective tells, by its names for it; shown and logged, never steering."""
+    save_wait_s: float = 0.0
+    """Until a checkpoint that is being written had read the weights, which change next."""

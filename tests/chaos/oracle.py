@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-SECONDS = ("forward_backward_s", "optimizer_s")
+SECONDS = ("forward_backward_s", "save_wait_s", "optimizer_s")
 OF_ENGINES = ("logprob_diff_mean", "logprob_diff_max")
 """Figures that which requests an engine computes together may change in their last bit."""
 OF_CLOCKS = ("environment_s",)

@@ -30,6 +30,9 @@ from milescli.train.objectives.value import Value
 from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
 
+LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
+"""Parts of a step, as a StepReport names their seconds."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Learner:
@@ -73,11 +76,14 @@ class Learner:
             )
             self.policy.gradients(microbatches, loss, temperature=shard.temperature)
             seconds.lap("forward_backward_s")
+            if lr is not None:
+                release_state()
+            seconds.lap("save_wait_s")
             grad_norm = self.policy.update(lr) if lr is not None else 0.0
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
         told = stepping.report(
-            figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), **seconds.laps
+            figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
         told = replace(told, figures={**told.figures, **self._route_figures()})
         if self.critic is not None and critic_lr is not None:
@@ -140,11 +146,13 @@ class Learner:
             )
             model.gradients(microbatches, loss, temperature=temperature)
             seconds.lap("forward_backward_s")
+            release_state()
+            seconds.lap("save_wait_s")
             grad_norm = model.update(lr)
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
         return stepping.report(
-            figures, lr=lr, num_microbatches=len(own.microbatches), **seconds.laps
+            figures, lr=lr, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
 
     @contextmanager
@@ -278,8 +286,7 @@ def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> St
     return replace(
         told,
         figures={**told.figures, **figures},
-        forward_backward_s=told.forward_backward_s + report.forward_backward_s,
-        optimizer_s=told.optimizer_s + report.optimizer_s,
+        **{name: getattr(told, name) + getattr(report, name) for name in LAPS},
     )
 
 
@@ -287,7 +294,7 @@ class _Stopwatch:
     """Seconds of the parts of a step."""
 
     def __init__(self) -> None:
-        self.laps = {"forward_backward_s": 0.0, "optimizer_s": 0.0}
+        self.laps = dict.fromkeys(LAPS, 0.0)
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:

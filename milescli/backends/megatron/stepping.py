@@ -3,7 +3,7 @@ becomes a StepReport."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,10 +213,10 @@ def report(
     *,
     lr: float,
     num_microbatches: int,
-    forward_backward_s: float,
-    optimizer_s: float,
+    seconds: Mapping[str, float],
 ) -> StepReport:
-    """Losses and gradient norm: mean over the updates; the rest over all trained tokens."""
+    """Losses and gradient norm: mean over the updates; the rest over all trained tokens.
+    `seconds`: those of a StepReport."""
 
     def total(name: str) -> float:
         return sum(update.sums.get(name, 0.0) for update in updates)
@@ -239,7 +239,6 @@ def report(
         num_tokens=int(total("num_tokens")),
         num_loss_tokens=int(num_loss_tokens),
         num_microbatches=num_microbatches,
-        forward_backward_s=forward_backward_s,
-        optimizer_s=optimizer_s,
         figures=figures,
+        **seconds,
     )

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -112,8 +113,29 @@ def changes_wait(
         made.finish_save()
         made.load(folder)
         told[name] = (waited, held_hashes(made) == before)
+    with _clock_that_saves_move() as clock:
+        report = made.step(policy_shard(made, 2), 1e-3)
+        waited = report.save_wait_s == clock[0] > report.optimizer_s == 0.0
+        told["in the report"] = (waited, report.forward_backward_s == 0.0)
     made.close()
     return told
+
+
+@contextmanager
+def _clock_that_saves_move() -> Iterator[list[float]]:
+    """Within it, time passes while a step waits for a save alone."""
+    from milescli.backends.megatron import learner
+
+    plain, now = (learner.time, learner.release_state), [0.0]
+
+    def wait() -> None:
+        now[0] += 7.0
+
+    learner.time, learner.release_state = SimpleNamespace(monotonic=lambda: now[0]), wait
+    try:
+        yield now
+    finally:
+        learner.time, learner.release_state = plain
 
 
 @contextmanager
