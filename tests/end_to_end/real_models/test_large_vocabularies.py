@@ -13,18 +13,22 @@ pytestmark = [pytest.mark.ray, pytest.mark.trainer, pytest.mark.thorough]
 
 
 @pytest.mark.parametrize(
-    ("model", "options"),
-    [("qwen_coder", ("--lora", "16")), ("gemma3", ())],
+    ("model", "options", "template"),
+    [("qwen_coder", ("--lora", "16"), "auto"), ("gemma3", (), "none")],
     ids=["qwen_coder", "gemma3"],
 )
 def test_a_step_is_taken(
-    workplace: Workplace, request: pytest.FixtureRequest, model: str, options: tuple[str, ...]
+    workplace: Workplace,
+    request: pytest.FixtureRequest,
+    model: str,
+    options: tuple[str, ...],
+    template: str,
 ) -> None:
     folder: Path = request.getfixturevalue(model)
     finished = workplace.miles(
         *("launch", "--recipe", "smollm2-135m", "--name", model, "--steps", "1"),
         *options,
-        *words(folder, SAMPLED),
+        *words(folder, SAMPLED, {"data.chat_template": template}),
     )
     assert finished.code == 0, finished
     events = workplace.events(model)

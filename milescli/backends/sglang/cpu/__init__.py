@@ -18,6 +18,7 @@ def install(pieces: tuple[str, ...] = ()) -> None:
         "launch",
         "elementwise",
         "attention",
+        "cache",
         "products",
         "prompts",
         "sampling",
