@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from milescli.checkpoint.formats.base import Scheme, dequantise_by_rows, stored_shapes
-from milescli.checkpoint.formats.schemes import DROPPED, quantization_config, schemes_of
+from milescli.checkpoint.formats.schemes import DROPPED, schemes_of
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.core.errors import CheckpointError
-from milescli.models.base import read_config
+from milescli.models.base import quantization_config, read_config
 
 PLAIN_DTYPE = torch.bfloat16
 """Of a tensor that was dequantised; plain tensors of the folder keep their own."""

@@ -108,8 +108,7 @@ def _choose_dtype(
     """(dtype or None, why not)"""
     import psutil
 
-    from milescli.checkpoint.formats.schemes import quantization_config
-    from milescli.models.base import read_config
+    from milescli.models.base import quantization_config, read_config
 
     family = table.facts.family
     if table.facts.untrainable:

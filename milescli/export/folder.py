@@ -22,7 +22,6 @@ from typing import Literal, get_args
 import torch
 from safetensors import SafetensorError
 
-from milescli.checkpoint.formats.schemes import quantization_config
 from milescli.checkpoint.hf_folder import HfReader, write_tensors
 from milescli.checkpoint.matching import match
 from milescli.checkpoint.record import carry_over, read_record
@@ -40,7 +39,7 @@ from milescli.export.choose import (
 from milescli.export.config import exported_config, patterns_of_passed
 from milescli.export.reading import read_entries
 from milescli.export.stored import Measured, Named, compare, stored
-from milescli.models.base import CONFIG_NAME, WeightTable, read_config
+from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, read_config
 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -357,3 +357,13 @@ def read_config(folder: Path) -> dict[str, object]:
             f"cannot read `{path}`", why="it holds no JSON object", fix="fetch the model again"
         )
     return raw
+
+
+def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Of a config.json, its own or that of the text model within; None where the weights are
+    plain."""
+    nested = config.get("text_config")
+    quantised = config.get("quantization_config") or (
+        nested.get("quantization_config") if isinstance(nested, Mapping) else None
+    )
+    return quantised if isinstance(quantised, Mapping) else None

@@ -23,8 +23,8 @@ ENGINE_PROCESS = 430 * MIB
 """Of an engine rank without its model, with its actor's, the server's and the detokenizer's
 processes."""
 ENGINE_KERNELS = 350 * MIB
-"""Of an engine rank once it has sampled for long: kernels for as many numbers of requests and tokens
-as its caches keep."""
+"""Of an engine rank once it has sampled for long: kernels for as many numbers of requests and
+tokens as its caches keep."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""

@@ -15,11 +15,10 @@ from milescli.backends.sglang.servable import (
     fault_of_sglang,
 )
 from milescli.backends.sglang.speculation import Speculation, check_speculation
-from milescli.checkpoint.formats.schemes import quantization_config
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
-from milescli.models.base import CONFIG_NAME
+from milescli.models.base import CONFIG_NAME, quantization_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

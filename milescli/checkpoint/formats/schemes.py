@@ -11,6 +11,7 @@ import torch
 from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.formats.base import Scheme
 from milescli.core.errors import CheckpointError
+from milescli.models.base import quantization_config
 
 _SCALE_INV = {"values": ".weight", "scale": ".weight_scale_inv"}
 _SCALE = {"values": ".weight", "scale": ".weight_scale"}
@@ -54,16 +55,6 @@ def int4_scheme(group: int) -> Scheme:
         codec=int4.codec(group),
         suffixes={"values": ".weight_packed", "scale": ".weight_scale", "shape": ".weight_shape"},
     )
-
-
-def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Of a config.json, its own or that of the text model within; None where the weights are
-    plain."""
-    nested = config.get("text_config")
-    quantised = config.get("quantization_config") or (
-        nested.get("quantization_config") if isinstance(nested, Mapping) else None
-    )
-    return quantised if isinstance(quantised, Mapping) else None
 
 
 def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:
