@@ -62,12 +62,13 @@ def test_where_one_rank_cannot_write_all_ranks_say_so_and_the_next_save_works(
 
 def test_what_would_change_the_state_waits_for_the_save_that_reads_it(worlds: Worlds) -> None:
     told = worlds.get("two")["changes wait"]
-    assert told == {
+    assert told["waits"] == {
         "an update": (True, True),
         "the reference in its place": (False, True),  # the weights stay where they are
         "a copy put back": (True, True),
         "silent layers": (True, True),
     }
+    assert told["is_counted_apart"]
 
 
 def test_ranks_save_and_load_their_own_pieces_with_no_second_copy(worlds: Worlds) -> None:
