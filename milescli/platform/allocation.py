@@ -20,3 +20,11 @@ def keep_freed_memory() -> None:
         set_option(_MMAP_THRESHOLD, _LARGEST_BYTES)
         set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
         set_option(_TOP_PAD, _STEP_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """All that is kept, to the system: behind work that needs much memory once. Nothing where the
+    C library is another one."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -15,13 +15,13 @@ moment before it is replaced: requests to the others may go on.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from milescli.backends.sglang.adapter import adapter_tensors, before_replacing
+from milescli.platform.allocation import give_back_freed_memory
 
 VERIFY_FORMAT = "miles_verify"
 """`load_format` of the two orders; their payload is [(order, None)]."""
@@ -117,14 +117,6 @@ def end(held: Held, *, is_mtp: bool = False) -> str | None:
     return finding
 
 
-def release_freed() -> None:
-    """Give the copies' memory back to the system: glibc keeps pieces of a few megabytes for their
-    process, which has no other use for so many. Nothing where another C library is in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
@@ -155,7 +147,7 @@ def _end_on_all_ranks(held: Held, *, is_mtp: bool) -> tuple[bool, str]:
     group = get_tp_group()
     findings: list[str | None] = [None] * group.world_size
     own = end(held, is_mtp=is_mtp)
-    release_freed()
+    give_back_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
     torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
     for rank, finding in enumerate(findings):
         if finding is not None:
