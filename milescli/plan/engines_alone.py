@@ -20,7 +20,7 @@ from milescli.plan.search_engines import search_engines
 from milescli.plan.search_space import search_space
 from milescli.plan.types import EngineLayout, Plan, Slot, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Rollout
 
 
 def plan_engines(
@@ -30,7 +30,7 @@ def plan_engines(
     model beside them. Raises FitError where none holds the model."""
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
-    recipe = recipe.model_copy(update={"eval": evaluation})
+    recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _asked(recipe)})
     per_node = devices_per_node(recipe, machine, log)
     precision = choose_precision(recipe, machine, log)
     size = SIZES[precision]
@@ -62,6 +62,18 @@ def plan_engines(
         engines_apart=recipe.engines_apart,
         roles=[],
         decisions=log.decisions,
+    )
+
+
+def _asked(recipe: Recipe) -> Rollout:
+    """What engines are sized for: a step's samples, or the answers of the evaluation where they are
+    known to be fewer."""
+    num_prompts, num_each = recipe.eval.num_prompts, recipe.eval.samples_per_prompt
+    samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    if num_prompts is None or num_prompts * num_each >= samples:
+        return recipe.rollout
+    return recipe.rollout.model_copy(
+        update={"prompts_per_step": num_prompts, "samples_per_prompt": num_each}
     )
 
 

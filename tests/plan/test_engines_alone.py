@@ -16,7 +16,7 @@ from milescli.recipe.templates import shipped_shape
 
 def _recipe(**sections: dict[str, object]) -> Recipe:
     data = {"prompts": "x.jsonl", "max_prompt_tokens": 1024}
-    return Recipe.model_validate({"data": data, "eval": {"max_response_tokens": 2048}, **sections})
+    return Recipe.model_validate({"data": data, "eval": {"max_response_tokens": 2048}} | sections)
 
 
 def _facts(name: str):
@@ -52,3 +52,15 @@ def test_on_a_cpu_there_are_as_many_engines_as_a_run_would_have() -> None:
     alone, run = plan_engines(recipe, machine, facts), make_plan(recipe, machine, facts)
     assert (alone.device_kind, alone.engines.num) == ("cpu", run.engines.num)
     assert len(alone.slots) == alone.engines.num
+
+
+def test_on_a_cpu_they_are_no_larger_than_the_few_answers_that_are_asked_for() -> None:
+    facts = parse_facts(scratch.config_of(ScratchModel()))
+    evaluation = {"max_response_tokens": 2048, "num_prompts": 12}
+    recipe, machine = _recipe(machine={"gpus": 0}), read_machine("1xH100")
+    few = _recipe(machine={"gpus": 0}, eval=evaluation)
+    assert plan_engines(few, machine, facts).engines.max_running_requests == 12
+    many = plan_engines(recipe, machine, facts).engines
+    assert many.num * many.max_running_requests == (
+        recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
+    )
