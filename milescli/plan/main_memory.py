@@ -102,7 +102,7 @@ def fit_main_memory(
     Raises FitError with the sum where the fullest node is too small.
     """
     memory, budget = memory_of(recipe, facts), _budget(machine)
-    bucket = bucket_bytes(recipe.weights.bucket_mib)
+    bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
         if engines.num

@@ -364,6 +364,7 @@ class _LayerSums:
         return max(self.layers[start:end])
 
 
-def bucket_bytes(bucket_mib: int) -> int:
-    """Of a weight-sync bucket."""
-    return bucket_mib * MIB
+def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
+    """Of a weight-sync bucket; None: what suits the device. On a CPU SmolLM2-135M was published in
+    0.27 s by buckets of 64 MiB, and in 0.56 s by those of 512."""
+    return (bucket_mib or (64 if on_cpu else 512)) * MIB

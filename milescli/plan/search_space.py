@@ -97,7 +97,7 @@ def search_space(
     longest_response = (
         recipe.longest_sequence if recipe.learns_from_rows else recipe.rollout.max_response_tokens
     )
-    bucket = bucket_bytes(recipe.weights.bucket_mib)
+    bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=False)
     train, shared = recipe.train, colocated and recipe.has_engines
     scores_old = train.updates_per_step > 1 and recipe.old_logprobs == "trainer"
     # of a critic: its values before the step, and the three passes of its own update

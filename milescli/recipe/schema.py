@@ -227,8 +227,8 @@ class Weights(Section):
     format: str = "hf"
     """How a tensor of the model becomes what engines are sent: hf (as a Hugging Face folder has
     it), or an import path."""
-    bucket_mib: Positive = 512
-    """Weights that are sent at once, in MiB."""
+    bucket_mib: Positive | None = None
+    """Weights that are sent at once, in MiB. null: 512; on a CPU, whose caches are small, 64."""
     verify: bool = False
     """After each publish, compare what the engines hold with what the trainer sent, bit for bit."""
 

@@ -18,6 +18,7 @@ from checks import Visit
 from milescli.core.types import WeightVersion
 from milescli.core.units import MIB
 from milescli.doctor.tiny_trainer import start_trainer, take_step
+from milescli.plan.memory import bucket_bytes
 from milescli.plan.types import TrainerLayout
 
 REPEATS = 3
@@ -30,7 +31,7 @@ def measure(visit: Visit) -> Iterator[Line]:
     with started(server):
         trainer = start_trainer(folder, visit.device)
         try:
-            bucket_bytes = trainer.recipe.weights.bucket_mib * MIB
+            bucket = bucket_bytes(trainer.recipe.weights.bucket_mib, on_cpu=visit.device == "cpu")
             size = weights.num_parameters * size_of_weight(visit)
             trainer.connect_engines([address_of(server)])
             trainer.publish(WeightVersion(1))
@@ -46,12 +47,12 @@ def measure(visit: Visit) -> Iterator[Line]:
                 measured=size / taken / 1e9,
                 predicted=size / planned / 1e9,
                 unit="GB/s",
-                note=f"{size / 1e9:.2f} GB in buckets of {bucket_bytes // MIB} MiB; predicted: "
+                note=f"{size / 1e9:.2f} GB in buckets of {bucket // MIB} MiB; predicted: "
                 "the planner's",
                 figures={
                     "publish_s": taken,
                     "size_bytes": size,
-                    "num_buckets": -(-size // bucket_bytes),
+                    "num_buckets": -(-size // bucket),
                 },
             )
             take_step(trainer)

@@ -22,14 +22,13 @@ from milescli.backends.megatron.weights import TIED_OUTPUT
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
 from milescli.plan.adapters import shape_of
+from milescli.plan.memory import bucket_bytes
 from milescli.plan.types import Plan
 from milescli.recipe.lora import Lora
 from milescli.recipe.mtp import Mtp
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
-
-_MIB = 2**20
 
 
 class TrainedModel(HeldModel):
@@ -61,7 +60,9 @@ class TrainedModel(HeldModel):
             mtp=mtp,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
-        self._bucket_bytes = recipe.weights.bucket_mib * _MIB
+        self._bucket_bytes = bucket_bytes(
+            recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
+        )
         self.adapters = None
         if lora is not None:
             self.adapters = Adapters(

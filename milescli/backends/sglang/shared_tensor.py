@@ -133,7 +133,7 @@ def _no_room(size_bytes: int) -> MachineError:
         f"a time; {format_bytes(free)} of {format_bytes(size)} are free, also after "
         f"{ROOM_WITHIN_S:.0f} s",
         fix=[
-            "--set weights.bucket_mib=64",
+            "--set weights.bucket_mib=16",
             f"ls -lS {FOLDER} | head   # what fills it",
             f"mount -o remount,size={(size + 4 * size_bytes) // MIB + 1}m {FOLDER}   # as root; in "
             "Docker: docker run --shm-size=...",
