@@ -71,10 +71,11 @@ def serving(
                 state.at_once += 1
                 state.most_at_once = max(state.most_at_once, state.at_once)
             try:
-                self._reply(state.replies(asked, number))
-            finally:
+                reply = state.replies(asked, number)
+            finally:  # before it is sent: who has it may ask again at once
                 with state.lock:
                     state.at_once -= 1
+            self._reply(reply)
 
         def do_GET(self) -> None:
             """The list of models, the only thing that is not asked with a body."""

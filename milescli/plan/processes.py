@@ -60,13 +60,14 @@ def of_engine(
     name: str, node: int, num_ranks: int, *, weights: int, compared: int, used: int, sent: int
 ) -> ProcessMemory:
     """`compared`: bytes of the copy with which the first publication is compared; `used`: of
-    `engine_workspace`; `sent`: of a bucket of weights."""
+    `engine_workspace`; `sent`: of a bucket of weights. Weights are read from a file of half as
+    many bytes, which are there beside them."""
     held = ENGINE_PROCESS + weights
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": num_ranks * (held + max(compared, used) + sent),
+            "start": num_ranks * (held + max(compared + sent, used, weights // 2)),
             "step": num_ranks * (held + used + ENGINE_KERNELS),
             "publish": num_ranks * (held + used + ENGINE_KERNELS + sent),
         },
