@@ -18,6 +18,8 @@ from typing import Literal
 Figures = Mapping[str, float]
 """What one run of one side measured, by name."""
 PACKAGES = ("miles-cli", "torch", "transformers", "trl", "sglang", "megatron-core", "ray")
+SIZES = ("MB", "MiB", "GiB")
+"""Units of which there is less or more; nothing is faster by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +54,11 @@ class Row:
         if self.better == "neither" or not self.ratio:
             return ""
         speed = self.ratio if self.better == "more" else 1 / self.ratio
+        is_size = self.unit in SIZES
         if abs(speed - 1) < 0.02:
-            return "as fast"
-        times, word = (speed, "faster") if speed > 1 else (1 / speed, "slower")
+            return "as much" if is_size else "as fast"
+        better, worse = ("less", "more") if is_size else ("faster", "slower")
+        times, word = (speed, better) if speed > 1 else (1 / speed, worse)
         return f"{times:.2f} x {word}"
 
     def as_record(self) -> dict[str, object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import json
 from pathlib import Path
 
@@ -55,6 +57,13 @@ def test_a_ratio_is_of_medians_and_its_spread_is_of_neighbours() -> None:
 )
 def test_a_verdict_says_who_is_faster(miles: float, peer: float, better: str, words: str) -> None:
     assert row([miles], [peer], better).verdict == words
+
+
+def test_of_memory_there_is_less_or_more() -> None:
+    held = replace(row([6.0], [12.0], "less"), unit="GiB")
+    assert held.verdict == "2.00 x less"
+    assert replace(held, miles=[24.0]).verdict == "2.00 x more"
+    assert replace(held, miles=[12.0]).verdict == "as much"
 
 
 def test_a_figure_without_a_peer_has_no_ratio() -> None:
