@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -87,6 +87,10 @@ class Machine:
     """Those of CUDA_, HIP_ and ROCR_VISIBLE_DEVICES that are set."""
     notes: list[str] = field(default_factory=list)
     """What was odd while probing, for people."""
+
+    def when_idle(self) -> Machine:
+        """As if nothing else ran on it: what holds memory now will have ended."""
+        return replace(self, nodes=[replace(node, available_bytes=None) for node in self.nodes])
 
     def to_json(self) -> str:
         """Stable; `from_text` reads it."""

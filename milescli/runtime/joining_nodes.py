@@ -58,7 +58,8 @@ class JoiningNodes:
         assert wished is not None, "a run that has all its nodes looks for none"
         loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)
         nodes = choose_nodes(loaded.recipe.machine)
-        plan_without_plugins(loaded, nodes.machine, facts=self._spec.inputs.facts)
+        machine = nodes.machine.when_idle()  # the run itself is what holds its memory
+        plan_without_plugins(loaded, machine, facts=self._spec.inputs.facts)
         inputs = self._spec.inputs
         nodes.require_shared(self._spec.run.path, inputs.model_dir, *inputs.teacher_dirs)
         return nodes

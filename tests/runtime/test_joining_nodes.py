@@ -10,6 +10,8 @@ import pytest
 
 from milescli.core.errors import MachineError, NodesJoined
 from milescli.core.events import EventBus, Notice
+from milescli.core.units import GIB
+from milescli.platform.machine import Machine, Node
 from milescli.recipe.load import load
 from milescli.runtime import joining_nodes
 from milescli.runtime.joining_nodes import JoiningNodes
@@ -29,7 +31,12 @@ class _Cluster:
         monkeypatch.setattr(joining_nodes, "LOOK_EVERY_S", 0.0)
         monkeypatch.setattr(joining_nodes, "living_nodes", lambda: list(map(_node, self.there)))
         monkeypatch.setattr(joining_nodes, "choose_nodes", self._choose)
-        monkeypatch.setattr(joining_nodes, "plan_without_plugins", lambda *_, **__: None)
+        self.planned_for = list[Machine]()
+        monkeypatch.setattr(
+            joining_nodes,
+            "plan_without_plugins",
+            lambda _, machine, **__: self.planned_for.append(machine),
+        )
 
     def _choose(self, settings: object) -> SimpleNamespace:
         self.num_asked += 1
@@ -41,7 +48,9 @@ class _Cluster:
     @staticmethod
     def nodes(names: list[str]) -> SimpleNamespace:
         chosen = [SimpleNamespace(node=_node(name)) for name in names]
-        return SimpleNamespace(chosen=chosen, machine=None, require_shared=lambda *_: None)
+        node = Node(cpu_cores=2, memory_bytes=8 * GIB, available_bytes=GIB, shm_bytes=GIB)
+        machine = Machine(kind="cpu", nodes=[node] * len(names))
+        return SimpleNamespace(chosen=chosen, machine=machine, require_shared=lambda *_: None)
 
     def looks(self, num: int, *, then: list[str]) -> tuple[StopFlag, list[Notice], JoiningNodes]:
         """After `num` looks at a cluster that `then` has these nodes."""
@@ -64,6 +73,15 @@ class _Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> _Cluster:
     return _Cluster(monkeypatch)
+
+
+def test_what_the_run_itself_holds_of_memory_is_there_for_its_next_beginning(
+    cluster: _Cluster,
+) -> None:
+    cluster.looks(2, then=["a", "b"])
+    (machine,) = cluster.planned_for
+    assert [node.available_bytes for node in machine.nodes] == [None, None]
+    assert [node.memory_bytes for node in machine.nodes] == [8 * GIB, 8 * GIB]
 
 
 def test_a_node_that_stays_lets_the_run_begin_again(cluster: _Cluster) -> None:
