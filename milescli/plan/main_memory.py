@@ -235,9 +235,13 @@ def _nodes(
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
     weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
-    compared = memory.sent_weights(engines, size=load.size) if engines.num else 0
-    sent = min(2 * bucket, compared)  # one is written while the other is read
+    published = memory.sent_weights(engines, size=load.size) if engines.num else 0
+    sent = min(2 * bucket, published)  # one is written while the other is read
+    # with three masks of the largest weight
+    compared = published + 3 * facts.vocab_size * facts.hidden_size // engines.tp
     used = engine_workspace(facts, engines, size=load.size)
+    if memory.adapter or not engines.num:
+        compared = published
     widest = 0 if memory.adapter else 4 * facts.vocab_size * facts.hidden_size // trainer.tp
 
     def held(number: int) -> _NodeLoad:
