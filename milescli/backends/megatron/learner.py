@@ -186,7 +186,7 @@ class Learner:
             figures.append(stepping.reduce_figures(loss, grad_norm=0.0))
         seconds.lap("forward_backward_s")
         return stepping.report(
-            figures, lr=0.0, num_microbatches=len(own.microbatches), **seconds.laps
+            figures, lr=0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
 
     def _fill(self, own: RankShard, objective: Objective[Any]) -> None:
