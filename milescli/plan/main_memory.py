@@ -237,12 +237,10 @@ def _nodes(
     weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
     published = memory.sent_weights(engines, size=load.size) if engines.num else 0
     sent = min(2 * bucket, published)  # one is written while the other is read
-    # with three masks of the largest weight
-    compared = published + 3 * facts.vocab_size * facts.hidden_size // engines.tp
+    largest = 0 if memory.adapter else facts.vocab_size * facts.hidden_size
+    compared = published + 3 * largest // engines.tp  # with three masks of the largest weight
     used = engine_workspace(facts, engines, size=load.size)
-    if memory.adapter or not engines.num:
-        compared = published
-    widest = 0 if memory.adapter else 4 * facts.vocab_size * facts.hidden_size // trainer.tp
+    widest = 4 * largest // trainer.tp
 
     def held(number: int) -> _NodeLoad:
         here = [slot for slot in slots if slot.node == number]
