@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of
+from tests.chaos.oracle import SECONDS
 
 MILES = Path(sys.executable).with_name("miles")
 SECRET_NAME = "SOME_SERVICE_TOKEN"
@@ -204,8 +205,7 @@ def tokens(file: Path) -> list[list[int]]:
 
 def learned(step: dict) -> tuple[dict, dict]:
     """What was sampled and learned in a step, without seconds."""
-    seconds = ("forward_backward_s", "optimizer_s")
-    report = {name: value for name, value in step["report"].items() if name not in seconds}
+    report = {name: value for name, value in step["report"].items() if name not in SECONDS}
     return report, step["rollout"]
 
 
