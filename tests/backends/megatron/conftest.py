@@ -43,21 +43,40 @@ class Worlds:
 
     def __init__(self, models: dict[str, str], root: Path) -> None:
         self.models, self.root = models, root
-        self._results: dict[str, dict] = {}
+        self._results: dict[str, world.Results] = {}
+        self._saves: dict[str, tuple[str, str]] = {}
+        """Folder of a checkpoint -> (world, case) that writes it."""
 
     def checkpoint(self, name: str) -> str:
-        """Where the case that saves under `name` writes."""
-        return str(self.root / "checkpoints" / name)
+        """Where the case that saves under `name` has written."""
+        self._make(self._folder(name))
+        return self._folder(name)
 
-    def get(self, which: str) -> dict:
-        """one, again, two, or four; `again` is a second process of one rank, after `one`; two and
-        four come after it."""
+    def get(self, which: str) -> world.Results:
+        """Of one rank, of two or four; again and back: of one rank that goes on with what one, or
+        four, have saved."""
         if which not in self._results:
             size = {"one": 1, "again": 1, "two": 2, "four": 4, "back": 1}[which]
+            cases = getattr(self, f"_{which}")()
+            for case in cases:
+                if saves := case.get("save"):
+                    self._saves[saves] = (which, case["name"])
             self._results[which] = world.run_world(
-                size, getattr(self, f"_{which}")(), self.root / which
+                size, cases, self.root / which, lambda case: self._make(case.get("load"))
             )
         return self._results[which]
+
+    def _make(self, checkpoint: str | None) -> None:
+        """Run the case that saves it."""
+        if not checkpoint:
+            return
+        for which in ("one", "four"):
+            self.get(which)
+        which, name = self._saves[checkpoint]
+        self.get(which)[name]
+
+    def _folder(self, name: str) -> str:
+        return str(self.root / "checkpoints" / name)
 
     def _layouts(self, listed: list[dict]) -> list[dict]:
         return [{**case, "model": self.models[case["model"]]} for case in listed]
@@ -143,8 +162,8 @@ class Worlds:
             "layout": layout,
             "first": first,
             "last": last,
-            "save": self.checkpoint(save) if save else "",
-            "load": self.checkpoint(load) if load else "",
+            "save": self._folder(save) if save else "",
+            "load": self._folder(load) if load else "",
             "train": train,
             "precision": precision,
         }
@@ -173,7 +192,7 @@ class Worlds:
 
     def _drafts(self, which: str) -> list[dict]:
         policy, draft = self.models["dense"], self.models["llama"]
-        folder = Path(self.checkpoint("drafts"))
+        folder = Path(self._folder("drafts"))
         return draft_cases(which, policy=policy, draft=draft, folder=folder)
 
     def _mtp_goes_on(self) -> list[dict]:
@@ -190,7 +209,7 @@ class Worlds:
                 "call": "adapter_and_merged",
                 "model": self.models[kind.removesuffix("-shared")],
                 "layout": {},
-                "folder": self.checkpoint(f"merged-{kind}"),
+                "folder": self._folder(f"merged-{kind}"),
                 "experts": "shared_outer" if kind.endswith("-shared") else "each",
             }
             for kind in KINDS
@@ -288,7 +307,6 @@ class Worlds:
         ]
 
     def _again(self) -> list[dict]:
-        self.get("one")
         return [
             self._saving("dense rest", "dense", {}, 3, 6, load="dense3"),
             self._saving("moe rest", "moe", {}, 3, 6, load="moe3"),
@@ -296,7 +314,6 @@ class Worlds:
         ]
 
     def _two(self) -> list[dict]:
-        self.get("one")
         return [
             *self._layouts(TWO),
             *self._layouts(LORA["two"]),
@@ -310,8 +327,8 @@ class Worlds:
             *self._adamw("two"),
             *self._host_steps(),
             *snapshot_cases(self.models),
-            *turns_cases(self.models, self.checkpoint),
-            *saving_cases(self.models, self.checkpoint),
+            *turns_cases(self.models, self._folder),
+            *saving_cases(self.models, self._folder),
             self._saving("dense tp2 rest", "dense", {"tp": 2}, 3, 4, load="dense3"),
             self._saving("dense pp2 rest", "dense", {"pp": 2}, 3, 4, load="dense3"),
             self._saving("dense dp2 rest", "dense", {"dp": 2}, 3, 4, load="dense3"),
@@ -361,7 +378,6 @@ class Worlds:
         ]
 
     def _back(self) -> list[dict]:
-        self.get("four")
         return [
             self._saving("dense wide rest", "dense", {}, 3, 4, load="wide3"),
             self._saving("moe wide rest", "moe", {}, 3, 4, load="moewide3"),

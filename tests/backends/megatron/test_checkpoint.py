@@ -151,7 +151,6 @@ def test_an_export_holds_the_weights_of_the_checkpoint(
 def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
-    worlds.get("one")
     to_hf(worlds.checkpoint("glm3"), tmp_path / "out", model=str(models["glm"]), dtype="bf16")
     tensors = {
         name: tensor
@@ -165,7 +164,6 @@ def test_an_export_in_bfloat16_leaves_the_correction_of_the_router_in_float32(
 def test_an_export_overwrites_nothing(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
-    worlds.get("one")
     (tmp_path / "mine.txt").write_text("keep")
     with pytest.raises(CheckpointError, match="there already"):
         to_hf(worlds.checkpoint("dense3"), tmp_path, model=str(models["dense"]))
@@ -175,7 +173,6 @@ def test_an_export_overwrites_nothing(
 def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
-    worlds.get("one")
     with pytest.raises(CheckpointError, match=r"another model|lacks"):
         to_hf(worlds.checkpoint("dense3"), tmp_path / "out", model=str(models["moe"]))
     assert list(tmp_path.iterdir()) == []
@@ -184,7 +181,6 @@ def test_an_export_with_another_models_config_is_refused_and_leaves_nothing(
 def test_a_torn_tensor_file_is_named(
     worlds: Worlds, models: dict[str, str], tmp_path: Path
 ) -> None:
-    worlds.get("one")
     torn = tmp_path / "torn"
     shutil.copytree(worlds.checkpoint("dense3"), torn)
     data = next(torn.glob("*.distcp"))
@@ -211,7 +207,6 @@ def test_metadata_that_could_run_code_is_refused_unread(
 
 
 def test_metadata_of_the_trainer_is_accepted(worlds: Worlds) -> None:
-    worlds.get("one")
     require_known_pickles(Path(worlds.checkpoint("moe3")))
 
 
