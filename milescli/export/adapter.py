@@ -28,6 +28,7 @@ from milescli.models.adapter import (
     B,
     LoraShape,
     Place,
+    merged,
     of_expert,
     outer_module,
     pairs_of,
@@ -239,11 +240,6 @@ def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor
     return torch.nn.functional.pad(first, (0, 0, 0, missing)), torch.nn.functional.pad(
         second, (0, missing)
     )
-
-
-def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
-    """W + scaling * B A, computed in float32 and rounded once to W's dtype."""
-    return (weight.float() + scaling * (second.float() @ first.float())).to(weight.dtype)
 
 
 def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:

@@ -216,6 +216,11 @@ def parts_of(name: str) -> tuple[str, str, str]:
     return module, which, leaf
 
 
+def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
+    """W + scaling * B A, computed in float32 and rounded once to W's dtype."""
+    return (weight.float() + scaling * (second.float() @ first.float())).to(weight.dtype)
+
+
 def _may_have_adapter(rule: Rule, base: WeightTable) -> bool:
     """A matrix of a decoder layer, which a folder holds as it is."""
     if rule.block != "decoder" or rule.buffer or rule.stacked or rule.unpack is not None:

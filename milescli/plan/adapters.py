@@ -19,18 +19,41 @@ def trained_shape(recipe: Recipe) -> LoraShape | None:
     return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
 
 
-def memory_of(recipe: Recipe, facts: ModelFacts) -> MemoryModel:
-    """Of the recipe's model, and of what is trained of it. Raises RecipeError where no adapter of
-    the recipe's shape fits it."""
+def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> MemoryModel:
+    """Memory of the recipe's model, and of what is trained of it. `merged`: as `publishes_merged`
+    says. Raises RecipeError where no adapter of the recipe's shape fits it."""
     if (shape := trained_shape(recipe)) is None:
         return memory_model(facts)
-    return _beside(facts, shape, engine_slots(len(recipe.adapters)))
+    return _beside(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
 
 
 @lru_cache(maxsize=8)
 def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
     base = table(facts)
     return MemoryModel(base, adapter_table(base, shape), slots)
+
+
+def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
+    """Whether engines are sent the model with the adapter merged in. `size`: bytes of a weight. In
+    two bytes the sum would be rounded, and the engines would sample from another policy than the
+    one that is trained."""
+    lora = recipe.train.lora
+    if not lora.is_on or lora.publish != "auto":
+        return lora.is_on and lora.publish == "merged"
+    return on_cpu and size == 4 and not recipe.adapters
+
+
+def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
+    """What engines are sent, where an adapter is trained."""
+    if not recipe.train.lora.is_on or not recipe.has_engines:
+        return
+    if recipe.train.lora.publish != "auto":
+        why = "pinned by `train.lora.publish`"
+    elif merged:
+        why = "on a CPU an engine computes the model alone sooner than with an adapter beside it"
+    else:
+        why = "engines compute it beside the frozen model"
+    log.note("adapter.publish", "merged" if merged else "adapter", why)
 
 
 def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:

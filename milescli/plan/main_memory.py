@@ -13,7 +13,7 @@ from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import memory_of
+from milescli.plan.adapters import memory_of, publishes_merged
 from milescli.plan.copies import note_copies
 from milescli.plan.decisions import Log
 from milescli.plan.measured import Reached
@@ -101,7 +101,8 @@ def fit_main_memory(
 
     Raises FitError with the sum where the fullest node is too small.
     """
-    memory, budget = memory_of(recipe, facts), _budget(machine)
+    merged = publishes_merged(recipe, on_cpu=True, size=size)
+    memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
     bucket = bucket_bytes(recipe.weights.bucket_mib, on_cpu=True)
     least = (
         memory.cache_bytes(engines, size=size, tokens=longest_tokens(recipe), sequences=1)
@@ -237,7 +238,7 @@ def _nodes(
     weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
     published = memory.sent_weights(engines, size=load.size) if engines.num else 0
     sent = min(2 * bucket, published)  # one is written while the other is read
-    largest = 0 if memory.adapter else facts.vocab_size * facts.hidden_size
+    largest = 0 if memory.slots else facts.vocab_size * facts.hidden_size
     compared = published + 3 * largest // engines.tp  # with three masks of the largest weight
     used = engine_workspace(facts, engines, size=load.size)
     widest = 4 * largest // trainer.tp

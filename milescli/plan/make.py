@@ -10,7 +10,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.adapters import note_adapter
+from milescli.plan.adapters import note_adapter, note_publishing, publishes_merged
 from milescli.plan.batch import batch_plan
 from milescli.plan.decisions import Log
 from milescli.plan.forecast import forecast
@@ -276,6 +276,8 @@ def _assembled(
         if engines.num
         else "tensor"
     )
+    merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
+    note_publishing(recipe, merged=merges, log=log)
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
@@ -295,6 +297,7 @@ def _assembled(
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
         engines_apart=recipe.engines_apart,
+        merges_adapter=merges,
         roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,
         forecast=forecast(pair, machine, steps=recipe.train.steps, num_devices=len(slots))

@@ -110,7 +110,8 @@ class MemoryModel:
     adapter: WeightTable | None = None
     """Of what is trained instead of the model's weights; None: these are."""
     slots: int = 0
-    """Adapters that an engine has room for; the trainer's device holds one."""
+    """Adapters that an engine has room for; the trainer's device holds one. 0: engines are sent
+    the model with the adapter merged in."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
     """Of what is trained."""
@@ -122,6 +123,11 @@ class MemoryModel:
         self.counter = self.trained = Counter(self.table)
         if self.adapter is not None:
             self.trained = Counter(self.adapter)
+
+    @property
+    def sent(self) -> Counter:
+        """Of what engines are sent at a publication."""
+        return self.trained if self.slots else self.counter
 
     def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
         """[pp] of one rank of each stage."""
@@ -290,7 +296,7 @@ class MemoryModel:
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Of what one rank is sent at a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
-        return self.trained.engine_total(**cut) * size
+        return self.sent.engine_total(**cut) * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within

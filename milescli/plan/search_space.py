@@ -13,7 +13,7 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import memory_of
+from milescli.plan.adapters import memory_of, publishes_merged
 from milescli.plan.devices import spec_of
 from milescli.plan.measured import Reached, reached
 from milescli.plan.memory import (
@@ -90,7 +90,8 @@ def search_space(
     reaches = reached(device.name)
     if not recipe.engines.cuda_graphs:
         reaches = replace(reaches, engine_graphs=0)
-    memory = memory_of(recipe, table.facts)
+    merged = publishes_merged(recipe, on_cpu=False, size=2)
+    memory = memory_of(recipe, table.facts, merged=merged)
     memory_bytes = (
         machine.nodes[0].devices[0].memory_bytes or DEVICE_MODELS[device.name].memory_gib * GIB
     )

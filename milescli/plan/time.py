@@ -378,10 +378,10 @@ class TimeModel:
         )
 
     def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Every trainer rank gathers all that is trained bucket by bucket, and hands it on within
+        """Every trainer rank gathers all that is sent bucket by bucket, and hands it on within
         its device (None), or rank 0 sends it to `num_receivers` devices of engines; see
         `weights.base`."""
-        model = self.memory.trained.table.num_parameters * work.size
+        model = self.memory.sent.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (
             self.device.memory_bandwidth * self.reached.decode_share

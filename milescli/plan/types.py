@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 9
+PLAN_SCHEMA = 10
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples.
@@ -245,6 +245,8 @@ class Plan:
     warmup_steps: int
     engines_apart: int = 0
     """The last of the engines, which answer evaluations while the others sample."""
+    merges_adapter: bool = False
+    """Engines are sent the model with the trained adapter merged in."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
     """The models of the run."""
     decisions: list[Decision] = field(default_factory=list)

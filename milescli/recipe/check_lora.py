@@ -48,6 +48,12 @@ def check_lora(recipe: Recipe) -> None:
             why="engines are sent the adapter's matrices as they are, and no weight of the model",
             fix=["--set weights.format=hf", "--set train.lora.rank=null"],
         )
+    if lora.publish == "merged" and recipe.adapters:
+        raise RecipeError(
+            "`train.lora.publish=merged` with several adapters",
+            why="one set of engines serves them all, each beside the same frozen model",
+            fix="--set train.lora.publish=auto",
+        )
     layout = recipe.parallel
     if (layout.etp or 1) > (layout.tp or layout.etp or 1):
         raise RecipeError(

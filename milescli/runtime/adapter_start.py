@@ -18,9 +18,10 @@ FOLDER = "adapter_start"
 
 
 def start_folder(spec: RunSpec) -> Path | None:
-    """Where it lies; None: nothing is trained, or all weights are."""
+    """Where it lies; None: nothing is trained, or engines are sent whole models."""
     trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
-    return spec.run.path / FOLDER if trains and spec.recipe.train.lora.is_on else None
+    serves = spec.recipe.train.lora.is_on and not spec.plan.merges_adapter
+    return spec.run.path / FOLDER if trains and serves else None
 
 
 def write_start(spec: RunSpec) -> None:

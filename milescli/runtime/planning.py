@@ -73,7 +73,7 @@ def _made(
     plan = make_plan(recipe, machine, facts, asked)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
-    has_adapter = recipe.train.lora.is_on and not serves_merged
+    has_adapter = recipe.train.lora.is_on and not (serves_merged or plan.merges_adapter)
     require_served_by(plan, recipe, facts, has_adapter=has_adapter)
     return plan
 

@@ -119,7 +119,8 @@ class TruthCheck:
     async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:
         """What differs first: a weight, else a layer, found by halving the number of layers that
         are not silent; or that it was not found."""
-        if self.recipe.weights.format != "hf" or self.recipe.train.lora.rank is not None:
+        sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
+        if self.recipe.weights.format != "hf" or sends_adapter:
             return "which layer is the first was not looked for: the engine is sent no whole model"
         try:
             await self.devices.publish(self.devices.version, verify=True)

@@ -24,6 +24,7 @@ class Combination:
         """Of `--set`. `draft`: the model that guesses where one does."""
         sets = [
             f"train.lora.rank={4 if self.lora else 'null'}",
+            "train.lora.publish=adapter",
             f"rollout.speculative.kind={self.speculation}",
             f"train.routing_replay={str(self.replay).lower()}",
             f"rollout.max_staleness={self.max_staleness}",

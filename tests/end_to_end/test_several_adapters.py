@@ -22,7 +22,8 @@ model: {path: base}
 data: {prompts: task:sums, eval: task:sums-heldout, max_prompt_tokens: 48}
 rollout: {prompts_per_step: 4, samples_per_prompt: 4, max_response_tokens: 16,
           reward: "tests.end_to_end.rewards:variety"}
-train: {steps: 4, lora: {rank: 4}, optimizer: {lr: 0.02}, kl_coef: 0.1}
+train:
+  {steps: 4, lora: {rank: 4, publish: adapter}, optimizer: {lr: 0.02}, kl_coef: 0.1}
 weights: {verify: true}
 eval: {num_prompts: 8}
 checkpoint: {every: 2, keep: 4}

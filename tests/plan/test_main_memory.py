@@ -137,3 +137,20 @@ def test_ranks_that_share_a_node_are_summed_and_those_of_others_are_not() -> Non
         "1 trainer rank:" in _told(apart, "memory")[1]
         and "1 engine rank:" in _told(apart, "memory")[1]
     )
+
+
+@pytest.mark.parametrize(
+    ("sets", "merged"),
+    [
+        ((), True),
+        (("train.lora.publish=adapter",), False),
+        (("train.precision=bf16",), False),
+        (("train.precision=bf16", "train.lora.publish=merged"), True),
+    ],
+)
+def test_engines_of_one_float32_adapter_are_sent_the_merged_model(
+    sets: tuple[str, ...], merged: bool
+) -> None:
+    plan = _plan("smollm2-135m", "train.lora.rank=16", *sets, memory_gib=24)
+    assert plan.merges_adapter is merged
+    assert _told(plan, "adapter.publish")[0] == ("merged" if merged else "adapter")

@@ -127,6 +127,7 @@ def test_what_cannot_be_one_s_alone_is_refused(tmp_path: Path, own: str, named: 
     ("change", "named"),
     [
         ("train.lora.rank=null", "all weights"),
+        ("train.lora.publish=merged", "several adapters"),
         ("fault.copy_every=2", "fault.copy_every"),
         ("rollout.speculative.kind=ngram", "rollout.speculative.kind"),
     ],

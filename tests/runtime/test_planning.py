@@ -36,7 +36,12 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
     ("model_type", "sets", "more", "says"),
     [
         ("deepseek_v32", [], {}, "a `deepseek_v32` model cannot be served on a CPU yet"),
-        ("deepseek_v3", ["train.lora.rank=4"], {}, "an adapter over this `deepseek_v3` model"),
+        (
+            "deepseek_v3",
+            ["train.lora.rank=4", "train.lora.publish=adapter"],
+            {},
+            "an adapter over this `deepseek_v3` model",
+        ),
         (
             "qwen3",
             [],

@@ -4,7 +4,7 @@ engines and checksums. Collective; the other way is `weights.load_hf`."""
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.weights import TIED_OUTPUT, LocalWeight
+from milescli.models.adapter import Place, merged, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 from milescli.plan.stages import stage_ends
@@ -44,6 +45,27 @@ def hf_buckets(
         bucket += unit
         held += size
     yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
+
+
+def merged_buckets(
+    buckets: Iterable[Bucket], adapter: Bucket, table: WeightTable, *, scaling: float
+) -> Iterator[Bucket]:
+    """`buckets` of a base model, each matrix W with its adapter merged in: W + scaling * B A.
+    `adapter`: all tensors of the adapter, whole; `table`: the adapter's."""
+    tensors = dict(adapter)
+
+    def matrix(place: Place) -> torch.Tensor:
+        tensor = tensors[place.name]
+        return tensor if place.row is None else tensor[place.row]
+
+    places = {f"{module}.weight": pair for module, pair in pairs_of(table).items()}
+    for bucket in buckets:
+        yield [
+            (name, merged(tensor, *map(matrix, places[name]), scaling=scaling))
+            if name in places
+            else (name, tensor)
+            for name, tensor in bucket
+        ]
 
 
 def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:

@@ -11,7 +11,7 @@ import torch
 
 from milescli.backends.megatron import optimizer, stepping
 from milescli.backends.megatron.checkpoint import CheckpointIO
-from milescli.backends.megatron.gathering import hf_buckets
+from milescli.backends.megatron.gathering import hf_buckets, merged_buckets
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.mesh import Mesh
@@ -63,6 +63,7 @@ class TrainedModel(HeldModel):
         self._bucket_bytes = bucket_bytes(
             recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
         )
+        self.merges_adapter = plan.merges_adapter
         self.adapters = None
         if lora is not None:
             self.adapters = Adapters(
@@ -149,4 +150,20 @@ class TrainedModel(HeldModel):
             return hf_buckets(
                 adapters.weights, adapters.table, mesh=self.mesh, bucket_bytes=sys.maxsize
             )
+        return self._whole_model()
+
+    def buckets_for_engines(self) -> Iterator[Bucket]:
+        """What engines are sent: as `buckets`, or the whole model with its adapter merged in, where
+        the plan says so. Collective."""
+        if self.adapters is None or not self.merges_adapter:
+            return self.buckets()
+        (adapter,) = self.buckets()
+        return merged_buckets(
+            self._whole_model(),
+            adapter,
+            self.adapters.table,
+            scaling=self.adapters.shape.scaling,
+        )
+
+    def _whole_model(self) -> Iterator[Bucket]:
         return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

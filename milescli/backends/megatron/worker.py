@@ -352,8 +352,8 @@ class TrainerRank(Profiled):
         return self.policy.buckets()
 
     def _buckets_to_send(self) -> Iterator[Bucket]:
-        """As `buckets`, under the name of the adapter whose turn it is."""
-        for bucket in self.buckets():
+        """Those of the policy, under the name of the adapter whose turn it is."""
+        for bucket in self.policy.buckets_for_engines():
             if self.turns is None:
                 yield bucket
             else:

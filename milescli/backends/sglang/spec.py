@@ -140,7 +140,7 @@ def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> Non
         raise MachineError(
             f"an adapter over this `{facts.family}` model cannot be served on a CPU",
             why=fault,
-            fix=["--set train.lora.rank=null", "run it on a GPU"],
+            fix=["--set train.lora.publish=merged   # one adapter at a time", "run it on a GPU"],
         )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from milescli.export.adapter import write_adapter
 from milescli.export.trained_adapter import read_trained_adapter, write_merged
@@ -66,7 +67,8 @@ def adapter_and_merged(
 ) -> dict[str, object]:
     """Steps with an adapter, and its checkpoint put into the model that it stands beside: the
     largest difference of log-probs between both, the smallest between the adapter's and the base's,
-    whether the base stayed as it was, and what one differs by that begins with the adapter."""
+    whether the base stayed as it was, what one differs by that begins with the adapter, and whether
+    engines that are sent merged weights hold those."""
     world = {"rank": rank, "size": size, "port": port, "layout": layout}
     lora = {"rank": 4, "type": "rslora", "experts": experts}
     made = trainer(model=model, train={"lora": lora}, **world)
@@ -80,6 +82,8 @@ def adapter_and_merged(
         for weight, before in zip(made.policy.weights, base, strict=True)
     )
     learned = scores_everywhere(made, shard)
+    made.policy.merges_adapter = True
+    sent = {name: each.clone() for some in made.policy.buckets_for_engines() for name, each in some}
     checkpoint, merged, given = (Path(folder) / part for part in ("saved", "merged", "given"))
     made.save(str(checkpoint), False)
     made.finish_save()
@@ -88,6 +92,7 @@ def adapter_and_merged(
     assert adapter is not None
     write_merged(merged, adapter, base=Path(model))
     write_adapter(given, adapter)
+    on_disk = load_file(merged / "model.safetensors")
     again = trainer(
         model=model,
         train={"lora": lora},
@@ -104,6 +109,8 @@ def adapter_and_merged(
         "learned": _difference(learned, plain),
         "base_is_same": same,
         "given": _difference(begun, learned),
+        "sent": {name for name in sent if not torch.equal(sent[name], on_disk[name])},
+        "unsent": on_disk.keys() - sent.keys(),
     }
 
 

@@ -25,6 +25,7 @@ def test_an_adapter_is_the_model_that_it_is_merged_into(worlds: Worlds, kind: st
     # products of other shapes round otherwise, which the router of `latent` amplifies
     assert seen["difference"] < 1e-4 < 1e-2 < seen["learned"]
     assert seen["base_is_same"] and seen["given"] == 0.0
+    assert not seen["sent"] and not seen["unsent"]
 
 
 @pytest.mark.parametrize("name", ["lora moe tp2 rest", "lora moe pp2 rest", "shared moe tp2 rest"])
