@@ -1,7 +1,7 @@
 """Proof that a change of the code changes no run: the quickstarts, recorded by one checkout and
 compared with those of another, bit for bit.
 
-    python -m tests.chaos.proof record FOLDER               # some 15 minutes on two cores
+    python -m tests.chaos.proof record FOLDER [NAME...]     # some 15 minutes on two cores
     python -m tests.chaos.proof compare FOLDER OTHER
 
 Each is stopped and resumed once; `healed` loses its trainer rank on the way. Figures, samples and
@@ -14,6 +14,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.oracle import compared, events_of
@@ -26,7 +27,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "healed": ("quickstart", ("warmup.steps=8",)),
     "async": ("quickstart", ("warmup.steps=8", "rollout.max_staleness=1")),
     "moe": ("quickstart-moe", ("warmup.steps=8",)),
-    "ppo": ("quickstart-ppo", ("warmup.steps=8",)),
+    "ppo": ("quickstart-ppo", ("warmup.steps=8", "train.critic.warmup_steps=1")),
     "tools": ("quickstart-tools", ("warmup.steps=8",)),
     "sft": ("quickstart-sft", ()),
     "dpo": ("quickstart-dpo", ()),
@@ -34,10 +35,11 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name -> recipe, and what is set."""
 
 
-def record(folder: Path) -> None:
-    """Make all runs below `folder`. Raises CalledProcessError where one fails."""
-    folder.mkdir(parents=True)
-    for name, (recipe, sets) in RUNS.items():
+def record(folder: Path, names: Sequence[str]) -> None:
+    """Make these runs below `folder`. Raises CalledProcessError where one fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        recipe, sets = RUNS[name]
         words = [word for pair in (*SHORT, *sets) for word in ("--set", pair)]
         launch = ["launch", "--recipe", recipe, "--name", name, "--steps", str(STEPS // 2), *words]
         _miles(folder, *launch)
@@ -72,13 +74,15 @@ def main() -> int:
     """Returns how many runs differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("record").add_argument("folder", type=Path)
+    one = commands.add_parser("record")
+    one.add_argument("folder", type=Path)
+    one.add_argument("names", nargs="*", metavar="NAME", default=list(RUNS), choices=list(RUNS))
     both = commands.add_parser("compare")
     both.add_argument("folder", type=Path)
     both.add_argument("other", type=Path)
     asked = parser.parse_args()
     if asked.command == "record":
-        record(asked.folder)
+        record(asked.folder, asked.names)
         return 0
     return compare(asked.folder, asked.other)
 
