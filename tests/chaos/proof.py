@@ -76,7 +76,7 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("record")
     one.add_argument("folder", type=Path)
-    one.add_argument("names", nargs="*", metavar="NAME", default=list(RUNS), choices=list(RUNS))
+    one.add_argument("names", nargs="*", metavar="NAME", default=list(RUNS))
     both = commands.add_parser("compare")
     both.add_argument("folder", type=Path)
     both.add_argument("other", type=Path)
