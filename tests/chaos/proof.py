@@ -29,8 +29,8 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "moe": ("quickstart-moe", ("warmup.steps=8",)),
     "ppo": ("quickstart-ppo", ("warmup.steps=8", "train.critic.warmup_steps=1")),
     "tools": ("quickstart-tools", ("warmup.steps=8",)),
-    "sft": ("quickstart-sft", ()),
-    "dpo": ("quickstart-dpo", ()),
+    "sft": ("quickstart-sft", ("train.optimizer.warmup_steps=1",)),
+    "dpo": ("quickstart-dpo", ("warmup.steps=8", "train.optimizer.warmup_steps=1")),
 }
 """Name -> recipe, and what is set."""
 
