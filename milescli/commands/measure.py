@@ -13,8 +13,7 @@ from milescli.commands.find_run import Measured, find_measured, runs_folder
 from milescli.commands.show_eval import show_results
 from milescli.console.output import Output
 from milescli.core.errors import DataError
-from milescli.runtime.eval_compare import kept_result
-from milescli.runtime.eval_records import SetResult, folder_of_endpoint, read_result
+from milescli.runtime.eval_records import SetResult, folder_of_endpoint, kept_result, read_result
 from milescli.runtime.eval_sets import EvalWish, set_names
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def measured(
             environ=os.environ,
             output=output,
         )
-    from milescli.runtime.evaluate_model import evaluate_model
+    from milescli.runtime.evaluate import evaluate_model
 
     assert found.model is not None, found
     folder = options.out or _evaluations() / Path(found.model).name

@@ -115,7 +115,7 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.runtime.eval_sets import EvalWish
-    from milescli.runtime.watch import Watched
+    from milescli.runtime.evaluate import Watched
 
     assert wish.model is not None, wish
     name, at, step = wish.model.partition("@")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
@@ -18,14 +20,16 @@ from milescli.backends.sglang.spec import EngineSpec, check_servable, check_spec
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
-from milescli.models.adapter import SOLE_ADAPTER
+from milescli.export.adapter import adapter_of, is_adapter, write_adapter
+from milescli.models import table
+from milescli.models.adapter import SOLE_ADAPTER, adapter_table
+from milescli.plan.adapters import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
-from milescli.runtime.adapter_start import start_folder, write_start
-from milescli.runtime.engine_spec import engine_spec
 from milescli.runtime.engines import EngineActors, Engines
+from milescli.runtime.planning import engine_spec
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
@@ -386,3 +390,25 @@ def trainer_slots(plan: Plan) -> list[Slot]:
 def rank_name(rank: int) -> str:
     """As people read it."""
     return f"trainer rank {rank}"
+
+
+FOLDER = "adapter_start"
+"""In the run directory."""
+
+
+def start_folder(spec: RunSpec) -> Path | None:
+    """Where it lies; None: nothing is trained, or engines are sent whole models."""
+    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
+    serves = spec.recipe.train.lora.is_on and not spec.plan.merges_adapter
+    return spec.run.path / FOLDER if trains and serves else None
+
+
+def write_start(spec: RunSpec) -> None:
+    """As a PEFT folder, once; nothing where there is none."""
+    folder, shape = start_folder(spec), trained_shape(spec.recipe)
+    if folder is None or shape is None or is_adapter(folder):
+        return
+    of_adapter = adapter_table(table(spec.inputs.facts), shape)
+    zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
+    base_model = spec.inputs.model_dir
+    write_adapter(folder, adapter_of(zeros, of_adapter, shape, base_model=base_model))

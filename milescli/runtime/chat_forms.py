@@ -1,15 +1,23 @@
-"""How the agents of a run chat: its tokenizer, and SGLang's parsers of what the model writes."""
+"""What the episodes of a run are played with, in training and in evaluation alike: how an agent
+chats (the tokenizer, SGLang's parsers of what the model writes), who scores responses, and how
+users are told of episodes that failed."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from milescli.agents.proxy import SessionProxy
-from milescli.backends.sglang.replies import SglangReplies
-from milescli.backends.sglang.reply_process import ReplyForm
+from milescli.backends.sglang.reply_process import ReplyForm, SglangReplies
+from milescli.recipe.data import MixSource
 from milescli.recipe.foreign import FOREIGN
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout import rewards
 from milescli.rollout.agents import AGENTS
+from milescli.rollout.rewards.reward_model import ScoreServer
+from milescli.rollout.role_rewards import ByRole
+from milescli.rollout.scoring import BySource, Scoring
 from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE
 from milescli.rollout.session import ChatForm
 from milescli.rollout.tokenizer import ChatTokenizer
@@ -42,3 +50,41 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
         longest = recipe.data.max_prompt_tokens + rollout.max_response_tokens
         doors = SessionProxy(tokenizer=tokenizer, model=POLICY, max_model_len=longest)
     return ChatForm(tokenizer=tokenizer, parser=parser, doors=doors)
+
+
+def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
+    """The recipe's `rollout`, with the reward of the source where it has one."""
+    reward = source.reward or recipe.rollout.reward
+    return recipe.rollout.model_copy(update={"reward": reward})
+
+
+def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
+    """The recipe's reward, bounded and retried as the recipe says; those of its mix, each for the
+    prompts of its source; and those of its roles. `server`: who holds the reward model; None: the
+    recipe names none."""
+    usual = rewards.scorer_of(recipe.rollout, server)
+    own = {
+        source.called: rewards.scorer_of(rollout_of_source(recipe, source), server)
+        for source in recipe.data.mix or []
+        if source.reward is not None
+    }
+    episodes = BySource(usual, own) if own else usual
+    roles = rewards.role_scorers_of(recipe.rollout, server)
+    return ByRole(episodes, roles) if roles else episodes
+
+
+NUM_TOLD = 3
+
+
+@dataclass(slots=True)
+class FirstFew:
+    """Hands on the first `NUM_TOLD` texts."""
+
+    say: Callable[[str], None]
+    num_heard: int = 0
+
+    def __call__(self, text: str) -> None:
+        """One more."""
+        self.num_heard += 1
+        if self.num_heard <= NUM_TOLD:
+            self.say(text + "; further ones are counted" * (self.num_heard == NUM_TOLD))

@@ -10,10 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from milescli.backends.ray.actor import ActorHandle
-from milescli.backends.ray.group import gather_all
+from milescli.backends.ray.group import gather_all, start_all
 from milescli.backends.ray.moving import move
 from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
+from milescli.plan.types import Plan, TrainerLayout
+from milescli.runtime.build import Builder, trainer_slots
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Repairs
 from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup
@@ -199,3 +201,46 @@ class Copies:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+KEEPER_TARGET = "milescli.runtime.copy_keeper:CopyKeeper"
+
+
+def buddies(plan: Plan) -> list[int]:
+    """[ranks] the keeper of each rank's copies, by its number."""
+    nodes = _keeper_nodes(plan)
+    return [nodes.index(_after(slot.node, plan)) for slot in trainer_slots(plan)]
+
+
+async def start_keepers(builder: Builder) -> RankGroup:
+    """A process on each node that follows one with ranks."""
+    settings, keepers = builder.recipe.machine, list[ActorHandle]()
+    for number, node in enumerate(_keeper_nodes(builder.plan)):
+        keepers.append(
+            await builder.cluster.spawn(
+                f"copy keeper {number}",
+                KEEPER_TARGET,
+                node=node,
+                num_cpus=0.0,
+                kwargs={},
+                environment={},
+            )
+        )
+    return RankGroup(
+        cluster=builder.cluster,
+        ranks=keepers,
+        pids=await start_all(keepers, timeout_s=settings.start_timeout_s),
+        layout=TrainerLayout(),
+        step_timeout_s=settings.step_timeout_s,
+        async_save=False,
+    )
+
+
+def _keeper_nodes(plan: Plan) -> list[int]:
+    return sorted({_after(slot.node, plan) for slot in trainer_slots(plan)})
+
+
+def _after(node: int, plan: Plan) -> int:
+    """The next node of the plan; after the last one the first."""
+    nodes = sorted({slot.node for slot in plan.slots})
+    return nodes[(nodes.index(node) + 1) % len(nodes)]

@@ -39,10 +39,17 @@ from milescli.runtime.data_inputs import (
     texts_for_vocabulary,
     with_local_files,
 )
-from milescli.runtime.data_look import NUM_SHOWN, FileLook, Rendered, look_at, rendered
+from milescli.runtime.data_look import (
+    NUM_SHOWN,
+    FileLook,
+    Rendered,
+    look_at,
+    look_at_rows,
+    rendered,
+    rendered_rows,
+)
 from milescli.runtime.foreign_tasks import with_foreign_tasks
 from milescli.runtime.held_models import checkpoint_of, is_checkpoint
-from milescli.runtime.rows_look import look_at_rows, rendered_rows
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -35,7 +35,7 @@ from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tasks import is_held_out_by_us, is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.runtime.scorers import rollout_of_source
+from milescli.runtime.chat_forms import rollout_of_source
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:

@@ -1,10 +1,11 @@
-"""What a run that is resumed finds changed: recipe, code, machine, layout; and what that means.
-Learning that would be another is refused. Called by resume, and by the records that a later resume
-compares with."""
+"""What a run records of its recipe, code, machine and layout when it starts (recipe.yaml,
+plan.json, manifest.json), and what a resumed run finds changed. A change of what the run learns is
+refused."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform as python_platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,11 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 
 import milescli
-from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
+from milescli.checkpoint.store import write_atomically
 from milescli.core.errors import CheckpointError
+from milescli.models import table
+from milescli.models.costs import token_flops
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe, values_of
+from milescli.recipe.resolved import resolved_yaml
+from milescli.runtime.spec import RunSpec
 
 RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
 MAY_CHANGE = (
@@ -179,3 +185,26 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"CPU {names[0] if names else python_platform.machine()}"
+
+
+def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
+    """`loaded`: the recipe with the origin of each value."""
+    run, model_dir = spec.run, spec.inputs.model_dir
+    write_atomically(run.recipe_file, resolved_yaml(loaded))
+    write_atomically(run.plan_file, spec.plan.to_json())
+    write_json(
+        run.manifest_file,
+        {
+            "created": utc_now(),
+            **surroundings(spec.nodes.machine),
+            "seed": spec.recipe.run.seed,
+            "recipe_sha256": run.recipe_sha256,
+            "recipe": values_of(loaded.recipe),
+            "plan_fingerprint": spec.plan.fingerprint,
+            "token_flops": asdict(token_flops(table(spec.inputs.facts))),
+            "data": spec.inputs.as_manifest(),
+            "model_dir": os.path.relpath(model_dir, run.path)
+            if run.path in model_dir.parents
+            else str(model_dir),
+        },
+    )

@@ -11,19 +11,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from milescli.agents.play import Game
+from milescli.agents.replying import next_reply
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, FitError
-from milescli.core.types import ROLLOUT, WeightVersion
+from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
+from milescli.recipe.environments import EnvironmentSettings
 from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
+from milescli.rollout.base import Outcome, Session
+from milescli.rollout.environments import Step
 from milescli.rollout.episode import Episodes, evaluation_episodes
-from milescli.runtime.chat_forms import chat_form_of
-from milescli.runtime.draft_model import without_speculation
+from milescli.runtime.chat_forms import FirstFew, chat_form_of, scorer_of
 from milescli.runtime.eval_records import SetResult
-from milescli.runtime.eval_result import measured
 from milescli.runtime.eval_sets import (
     EvalSet,
     EvalWish,
@@ -31,18 +34,25 @@ from milescli.runtime.eval_sets import (
     asking_reward_model,
     load_set,
     sets_of,
+    sets_of_model,
 )
-from milescli.runtime.failures import FirstFew
-from milescli.runtime.reward_model import reward_facts
-from milescli.runtime.role_policies import by_role, without_policies
-from milescli.runtime.scorers import scorer_of
+from milescli.runtime.evaluator import measure_set
+from milescli.runtime.held_models import (
+    by_role,
+    reward_facts,
+    without_policies,
+    without_speculation,
+)
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
     from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
     from milescli.console.output import Output
     from milescli.runtime.engines import Engines
+    from milescli.runtime.eval_sets import LoadedSet
     from milescli.runtime.prestart import Prestarted
+    from milescli.runtime.spec import RunSpec
+
 
 ALL = "all"
 CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
@@ -207,8 +217,7 @@ def serve_and_evaluate(
     from milescli.runtime.healing import keep_frozen, keep_scorer, lost_told
     from milescli.runtime.restarts import Repairs, Restarts, until_started
     from milescli.runtime.session import open_session
-    from milescli.runtime.start_watch import StartWatch
-    from milescli.runtime.supervise import StopSignals, run_watched
+    from milescli.runtime.supervise import StartWatch, StopSignals, run_watched
 
     results = list[SetResult]()
     output.note("starting engines")
@@ -270,7 +279,7 @@ async def _all_sets(
         output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
         episodes = episodes_of(spec, recipe, engines, output=output)
         results.append(
-            await measured(one, episodes, run=spec.run, model=name, step=step, output=output)
+            await measure_set(one, episodes, run=spec.run, model=name, step=step, output=output)
         )
     return results
 
@@ -324,3 +333,109 @@ def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
         max_total_tokens=cache and max(cache, length),
     )
     return replace(plan, engines=roomy)
+
+
+def evaluate_model(
+    model: str,
+    *,
+    folder: Path,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+    ask: Ask | None = None,
+) -> list[SetResult]:
+    """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
+    `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
+    One result for each set. Raises MilesError."""
+    from milescli.checkpoint.run_dir import RunDir
+    from milescli.checkpoint.run_lock import lock
+    from milescli.cluster.nodes import find_nodes
+    from milescli.plan.engines_alone import plan_engines
+    from milescli.platform.torch_wheel import require_wheel
+    from milescli.runtime.held_models import reward_facts
+    from milescli.runtime.inputs import (
+        facts_of_recipe,
+        inputs_of_model,
+        with_policies,
+        with_reward_model,
+    )
+    from milescli.runtime.planning import require_served_by
+    from milescli.runtime.prestart import prestart_engines, prestart_ray
+    from milescli.runtime.spec import RunSpec
+
+    loaded, sets = sets_of_model(model, wish, environ=environ)
+    recipe = without_speculation(max((one.recipe for one in sets), key=longest_tokens))
+    facts = facts_of_recipe(recipe.model)
+    nodes = find_nodes(loaded, output=output)
+    reward = reward_facts(asking_reward_model(sets))
+    plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
+    plan = with_room(plan, sets, facts)
+    require_served_by(plan, recipe, facts, has_adapter=False)
+    require_wheel(plan.device_kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder.absolute())
+    with (
+        lock(run),
+        prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
+        prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
+    ):
+        # torch is imported from here on, beside the warm process
+        inputs = inputs_of_model(recipe, run, output=output)
+        inputs = with_reward_model(inputs, asking_reward_model(sets), run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
+        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        nodes.require_shared(run.path, inputs.model_dir)
+        spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
+        return serve_and_evaluate(
+            spec, asked, Subject(name=model), prestarted, output=output, ask=ask
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The agent of the episode, and what is done with engines that serve it."""
+
+    settings: EnvironmentSettings
+    prompt: Prompt
+    """What the episode begins with."""
+    max_turns: int
+    begun: Callable[[str], None]
+    """Told what the model is shown first."""
+    acted: Callable[[str, Step], None]
+    """Told each turn: what the model said, and what came of it."""
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """As an Agent. Raises AgentError where the environment fails."""
+        game, step = Game(self.settings, prompt), Step()
+        said, total = list[str](), 0.0
+        try:
+            await game.begin()
+            self.begun(game.messages[-1]["content"])
+            while not step.ended and len(said) < self.max_turns:
+                if (reply := await next_reply(session, game.messages)) is None:
+                    break
+                said.append(reply.message["content"])
+                step = await game.act(said[-1])
+                total += step.reward
+                self.acted(said[-1], step)
+        finally:
+            await game.close()
+        return Outcome(text="\n".join(said), reward=total, is_cut=not step.ended)
+
+    async def ask(
+        self,
+        spec: RunSpec,
+        asked: Sequence[LoadedSet],
+        engines: Engines,
+        *,
+        name: str,
+        step: int,
+        output: Output,
+    ) -> list[SetResult]:
+        """See `evaluate.Ask`: play it once. Raises AgentError, or what the engines raise."""
+        recipe = asked[0].set.recipe
+        episodes = episodes_of(spec, recipe, engines, output=output)
+        output.note(f"{name}, step {step}, plays {self.settings.name}")
+        episodes = replace(episodes, agent=self, agent_name="environment", retries=0)
+        await episodes.play(self.prompt, sample_index=0, seed=recipe.run.seed)
+        return []

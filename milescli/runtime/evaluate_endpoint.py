@@ -24,10 +24,10 @@ from milescli.rollout.endpoint_episodes import (
     served_model,
 )
 from milescli.rollout.prompt_encoder import NoTokens
+from milescli.runtime.chat_forms import scorer_of
 from milescli.runtime.eval_records import SetResult, folder_of_endpoint
-from milescli.runtime.eval_result import measured
 from milescli.runtime.eval_sets import EvalWish, LoadedSet, load_set, sets_of_model
-from milescli.runtime.scorers import scorer_of
+from milescli.runtime.evaluator import measure_set
 
 if TYPE_CHECKING:
     from milescli.checkpoint.run_dir import RunDir
@@ -143,7 +143,9 @@ def _evaluate(
             )
             try:
                 named = f"{model} at {url}"
-                results.append(await measured(one, episodes, run=run, model=named, output=output))
+                results.append(
+                    await measure_set(one, episodes, run=run, model=named, output=output)
+                )
             except BaseException:
                 output.note(f"{len(kept)} replies are kept: the same command asks for the others")
                 raise

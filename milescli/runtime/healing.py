@@ -19,10 +19,9 @@ from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress
 from milescli.runtime.build import SCORER_NAME, Builder
 from milescli.runtime.engine_watch import EngineWatch, WatchedFleet
-from milescli.runtime.engines import EngineActors, Engines
+from milescli.runtime.engines import EngineActors, Engines, ScoreClient
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Repairs, beyond
-from milescli.runtime.score_client import ScoreClient
 
 ROUTER_START_TIMEOUT_S = 60.0
 """For a router to answer; it takes a second."""

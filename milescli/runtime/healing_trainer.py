@@ -17,9 +17,8 @@ from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerD
 from milescli.core.events import Notice
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
-from milescli.runtime.asking import Asking
 from milescli.runtime.copies import Copies
-from milescli.runtime.kept_calls import Call, KeptCalls, Numbered, num_steps
+from milescli.runtime.kept_calls import Asking, Call, KeptCalls, Numbered, num_steps
 from milescli.runtime.rank_watch import RankWatch
 from milescli.runtime.restarts import Repairs, beyond
 from milescli.runtime.trainer import DEATH_GRACE_S, RankGroup

@@ -38,6 +38,7 @@ from milescli.rollout.rewards import load_all_rewards, needs_label
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.source import FilePrompts, SourceReport, load_source
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.runtime.chat_forms import rollout_of_source
 from milescli.runtime.data_inputs import (
     check_labels_of,
     demonstrations_of,
@@ -50,14 +51,17 @@ from milescli.runtime.data_inputs import (
     texts_for_vocabulary,
     with_local_files,
 )
-from milescli.runtime.draft_model import draft_folder
 from milescli.runtime.foreign_tasks import with_foreign_tasks
-from milescli.runtime.given_adapter import require_adapter
-from milescli.runtime.held_models import checkpoint_of, is_checkpoint
-from milescli.runtime.reward_model import reward_model_folder
-from milescli.runtime.role_policies import policy_folders
-from milescli.runtime.scorers import rollout_of_source
-from milescli.runtime.teachers import met_teachers, teacher_folders
+from milescli.runtime.held_models import (
+    checkpoint_of,
+    draft_folder,
+    is_checkpoint,
+    met_teachers,
+    policy_folders,
+    require_adapter,
+    reward_model_folder,
+    teacher_folders,
+)
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

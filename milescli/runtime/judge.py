@@ -1,12 +1,15 @@
-"""Says while a run goes on whether it is learning: the verdict over all that it has written, in a
-thread of its own, told as an event where it has changed. Observes; never steers, stops or ends a
-run."""
+"""Listeners of a run's events. `EventLog` and `MetricLog` write events.jsonl and metrics.jsonl;
+`Judge` reads what was written, in a thread of its own, and says whether the run is learning. They
+never steer, stop or end a run. Trackers are in `tracking`."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import (
@@ -17,12 +20,15 @@ from milescli.core.events import (
     RowStepDone,
     StepDone,
     VerdictGiven,
+    stamped,
 )
+from milescli.core.scalars import scalars_of
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.finding import Level, Verdict
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.reader import RunReader
 from milescli.insight.verdict import read_verdict
+from milescli.runtime.side_files import LineFile, SideFiles
 
 EVERY_S = 10.0
 """Between two looks, at least."""
@@ -115,3 +121,44 @@ class Judge:
                 findings={one.name: f"{one.title}: {one.evidence}" for one in worse},
             )
         )
+
+
+class EventLog:
+    """events.jsonl: everything that happened, one JSON object a line."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = LineFile(file)
+
+    def __call__(self, event: Event) -> None:
+        """Write one line."""
+        self._file.write(json.dumps(stamped(event)))
+
+
+class MetricLog:
+    """metrics.jsonl: the scalars of each step under flat names."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = LineFile(file)
+
+    def __call__(self, event: Event) -> None:
+        """Write one line for an event that carries scalars."""
+        if (scalars := scalars_of(event)) is not None:
+            step, values = scalars
+            self._file.write(json.dumps({"step": step, **values}))
+
+
+def attach_run_files(bus: EventBus, run: RunDir, *, has_scalars: bool = True) -> None:
+    """Let the run's files listen; what they cannot write is told of once. `has_scalars`: else it is
+    a run whose adapters have them."""
+    side = SideFiles(bus)
+
+    def listen(listener: Callable[[Event], None], path: Path) -> None:
+        def guarded(event: Event) -> None:
+            with side.writing(path):
+                listener(event)
+
+        bus.listeners.append(guarded)
+
+    listen(EventLog(run.events_file), run.events_file)
+    if has_scalars:
+        listen(MetricLog(run.metrics_file), run.metrics_file)

@@ -1,26 +1,27 @@
-"""The loop of a run that learns from rows of a file: take, pack, step, save, measure. No engine is
-asked for anything."""
+"""The loops of supervised steps. `learn` takes rows of a file: take, pack, step, save, measure; it
+asks no engine for anything. `warm_up` imitates demonstrations before the first RL step."""
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.core.concurrency import in_thread
-from milescli.core.events import EventBus, PhaseStarted, RowStepDone
-from milescli.core.types import StepReport
+from milescli.core.events import EventBus, PhaseStarted, RowStepDone, WarmupStepDone
+from milescli.core.types import StepReport, Trajectory
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
-from milescli.runtime.memory_news import MemoryNews
-from milescli.runtime.stop_flag import StopFlag
+from milescli.runtime.loop import MemoryNews
+from milescli.runtime.supervise import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
-from milescli.train.objectives import sequences_from
+from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack
 
 
@@ -120,3 +121,53 @@ def _step_done(
         step_s=now - began,
         tokens_per_s=report.num_tokens / max(trained - packed, 1e-9),
     )
+
+
+async def warm_up(
+    *,
+    recipe: Recipe,
+    plan: Plan,
+    trainer: Trainer,
+    demonstrations: list[Trajectory],
+    bus: EventBus,
+    stop: StopFlag,
+    tell: Callable[..., Awaitable[None]],
+) -> None:
+    """Supervised steps through the same trainer, which needs no engine; its optimizer state is
+    forgotten afterwards."""
+    settings = recipe.warmup
+    bus.emit(PhaseStarted(phase="warmup", detail=f"{settings.steps} supervised steps"))
+    batches = _supervised_batches(recipe, plan, demonstrations)
+    for step in range(1, settings.steps + 1):
+        stop.check()
+        began = time.monotonic()
+        lr = schedule.warmup_lr_at(settings, step - 1)
+        report = (await trainer.step(next(batches), lr=lr)).report
+        done = WarmupStepDone(
+            step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began
+        )
+        bus.emit(done)
+        await tell("tracker", event=done)
+    await trainer.reset_optimizer()
+
+
+def _supervised_batches(
+    recipe: Recipe, plan: Plan, demonstrations: list[Trajectory]
+) -> Iterator[TrainBatch]:
+    """Endless batches, in an order fixed by the run's seed."""
+    size, name = recipe.warmup.batch_size, "supervised"
+    objective = load_objective(name, recipe)
+    rng, pool = random.Random(f"{recipe.run.seed}/warmup"), list[int]()
+    while True:
+        while len(pool) < size:
+            fresh = list(range(len(demonstrations)))
+            rng.shuffle(fresh)
+            pool += fresh
+        chosen = [demonstrations[index] for index in pool[:size]]
+        pool = pool[size:]
+        yield pack(
+            sequences_from(objective, chosen, name=name),
+            objective=name,
+            dp=plan.trainer.dp,
+            max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
+        )

@@ -12,6 +12,7 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
     FlowStats,
+    MemorySeen,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
@@ -24,12 +25,41 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
 from milescli.runtime.kept_samples import Place, TrainerLogprobs, sequences_of, trainer_logprobs
-from milescli.runtime.memory_news import MemoryNews
-from milescli.runtime.stop_flag import StopFlag
+from milescli.runtime.supervise import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
 from milescli.train.packing import pack
+
+CHANGED = 0.02
+"""Share of what was told last that is news."""
+
+
+@dataclass(slots=True)
+class MemoryNews:
+    """Of one run in memory."""
+
+    told: dict[str, WorkerMemory] = field(default_factory=dict)
+    """The last of each worker."""
+
+    def tell(self, bus: EventBus, *, step: int, workers: tuple[WorkerMemory, ...]) -> None:
+        """An event of those that are new, or hold another amount than was told; none: nothing."""
+        news = tuple(one for one in workers if _differs(one, self.told.get(one.worker)))
+        if news:
+            self.told |= {one.worker: one for one in news}
+            bus.emit(MemorySeen(step=step, workers=news))
+
+
+def _differs(now: WorkerMemory, before: WorkerMemory | None) -> bool:
+    if before is None or now.device != before.device:
+        return True
+    pairs = (
+        (now.peak_bytes, before.peak_bytes),
+        (now.reserved_bytes or 0, before.reserved_bytes or 0),
+        (now.used_bytes or 0, before.used_bytes or 0),
+    )
+    return any(abs(one - other) > CHANGED * other for one, other in pairs)
+
 
 T = TypeVar("T")
 

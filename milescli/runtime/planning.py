@@ -1,32 +1,38 @@
-"""What would run: a recipe, a machine and a model's facts become a plan, and nothing is started.
-Called by launch, resume, the dry run, doctor and job scripts."""
+"""What would run: a recipe, a machine and a model's facts become a plan, and the plan the spec of
+each engine. Nothing is started. Called by launch, resume, the dry run, doctor and job scripts."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.servable import fault_of_record
-from milescli.backends.sglang.spec import refuse_quantised, require_served
-from milescli.backends.sglang.speculation import check_speculation
+from milescli.backends.sglang.spec import EngineSpec, refuse_quantised, require_served
+from milescli.backends.sglang.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
+from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
 from milescli.plan.roles import AskedModels
+from milescli.plan.speculation import guesses
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.draft_model import draft_path, require_draft, require_learning_draft
-from milescli.runtime.engine_spec import speculation_of
+from milescli.runtime.held_models import (
+    draft_path,
+    require_draft,
+    require_learning_draft,
+    require_policies,
+    reward_facts,
+    teacher_facts,
+)
 from milescli.runtime.inputs import config_of_recipe, planned_facts
 from milescli.runtime.plugins import load_plugins
-from milescli.runtime.reward_model import reward_facts
-from milescli.runtime.role_policies import require_policies
-from milescli.runtime.teachers import teacher_facts
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -149,3 +155,62 @@ def as_fetched(
         "config.json"
     )
     return fresh
+
+
+def engine_spec(
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    index: int,
+    port: int,
+    model_dir: Path,
+    log_dir: Path,
+    draft_dir: Path | None = None,
+    adapter_dir: Path | None = None,
+) -> EngineSpec:
+    """What is equal on all nodes of engine `index`. `draft_dir`: of the model that guesses ahead,
+    where it is there; `adapter_dir`: that it begins with, where the policy is an adapter."""
+    layout, kept = plan.engines, recipe.engines.prefix_cache
+    if kept is None and recipe.rollout.agent != "single_turn":
+        kept = True
+    return EngineSpec(
+        name=f"engine {index}",
+        model_dir=model_dir,
+        tokenizer_dir=model_dir if recipe.rollout.stop else None,
+        device_kind=plan.device_kind,
+        precision=plan.precision,
+        tp=layout.tp,
+        ep=layout.ep,
+        attention_dp=layout.attention_dp,
+        port=port,
+        log_path=log_dir / f"engine-{index}-server.log",
+        max_running_requests=layout.max_running_requests,
+        max_total_tokens=layout.max_total_tokens,
+        memory_fraction=layout.memory_fraction,
+        context_length=layout.context_length,
+        cpu_threads=layout.cpu_threads or plan.cpu_threads,
+        seed=recipe.run.seed,
+        prefix_cache=kept,
+        return_routed_experts=recipe.train.routing_replay,
+        speculation=speculation_of(recipe, plan, draft_dir),
+        adapter_dir=adapter_dir,
+        adapter_names=tuple(recipe.adapters) or (SOLE_ADAPTER,),
+        shares_outer=adapter_dir is not None and recipe.train.lora.experts == "shared_outer",
+        attention_backend=recipe.engines.attention_backend,
+        cuda_graphs=recipe.engines.cuda_graphs,
+        extra_args=tuple(recipe.engines.extra),
+    )
+
+
+def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) -> Speculation | None:
+    """How the policy's engines guess ahead; None: they do not. `draft_dir`: see `engine_spec`."""
+    settings = recipe.rollout.speculative
+    if settings.kind == "none":
+        return None
+    return Speculation(
+        kind=settings.kind,
+        num_guesses=guesses(recipe, on_cpu=plan.device_kind == "cpu")[0],
+        draft_dir=draft_dir,
+        ngram_breadth=settings.ngram_breadth,
+        ngram_length=settings.ngram_length,
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from milescli.agents.mcp_tools import require_package
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
-from milescli.backends.sglang.reply_names import check_parsers
+from milescli.backends.sglang.reply_process import check_parsers
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.rollout.agents import tool_schemas

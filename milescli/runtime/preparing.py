@@ -17,11 +17,11 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
 from milescli.runtime.data_inputs import require_files
+from milescli.runtime.drift import write_records
 from milescli.runtime.environment_nodes import require_environments
 from milescli.runtime.inputs import RunInputs, model_dir_of, prepare, require_model
 from milescli.runtime.planning import as_fetched
 from milescli.runtime.plugins import check_at_once, load_train_plugins
-from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.tracking import require_tracking
 

@@ -15,20 +15,15 @@ from milescli.rollout.curriculum import as_state, from_state
 from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.chat_forms import chat_form_of
+from milescli.runtime.chat_forms import FirstFew, chat_form_of, scorer_of
 from milescli.runtime.devices import Devices
 from milescli.runtime.environment_nodes import SpreadEnvironments, spread_environments
-from milescli.runtime.eval_beside import EvaluationsBeside
-from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.failures import FirstFew
+from milescli.runtime.evaluator import EvaluationsBeside, Evaluator
 from milescli.runtime.healing import keep_frozen
-from milescli.runtime.journal_identity import open_journal
+from milescli.runtime.held_models import by_role, served_teachers
 from milescli.runtime.kept_samples import KeptSamples
-from milescli.runtime.role_policies import by_role
-from milescli.runtime.sample_journal import SampleJournal
+from milescli.runtime.sample_journal import SampleJournal, open_journal
 from milescli.runtime.saving import Progress, version_of
-from milescli.runtime.scorers import scorer_of
-from milescli.runtime.teachers import served_teachers
 from milescli.train.agreement import CORRECTED_KL, Agreement
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver

@@ -19,13 +19,13 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.runtime import drift
+from milescli.runtime.drift import write_records
 from milescli.runtime.inputs import RunInputs, planned_facts
 from milescli.runtime.left_behind import taken_over
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.plugins import load_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
-from milescli.runtime.records import write_records
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.tracking import require_tracking
 

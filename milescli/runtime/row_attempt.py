@@ -13,15 +13,13 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.chat_forms import chat_form_of
+from milescli.runtime.chat_forms import chat_form_of, scorer_of
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluator import Evaluator
+from milescli.runtime.held_models import served_teachers
 from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
-from milescli.runtime.reference_cache import ReferenceCache
+from milescli.runtime.reference_cache import ReferenceCache, TeacherCache
 from milescli.runtime.saving import Progress, version_of
-from milescli.runtime.scorers import scorer_of
-from milescli.runtime.teacher_cache import TeacherCache
-from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 

@@ -16,8 +16,7 @@ from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
 from milescli.runtime.left_behind import write_note
-from milescli.runtime.prestart import Prestarted
-from milescli.runtime.ray_session import open_ray
+from milescli.runtime.prestart import Prestarted, open_ray
 from milescli.runtime.spec import RunSpec
 from milescli.runtime.supervise import CAUSE_GRACE_S
 

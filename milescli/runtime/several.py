@@ -14,11 +14,11 @@ from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import NodesJoined, Stopped
 from milescli.core.events import Event, EventBus, OfAdapter, RunEnded
 from milescli.core.types import ROLLOUT, EngineAddress, WeightVersion
-from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.healing import EngineKeeper, Start
 from milescli.runtime.healing_trainer import HealingTrainer
+from milescli.runtime.judge import attach_run_files
 from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
@@ -145,7 +145,7 @@ class AdapterAttempt(ReinforceAttempt):
     def __init__(self, name: str, spec: RunSpec, whole: SeveralAttempt) -> None:
         """`whole`: whose processes it has in common with the others."""
         bus = EventBus()
-        observe.attach(bus, spec.run)
+        attach_run_files(bus, spec.run)
         bus.listeners.append(_passed_on(name, whole.bus))
         super().__init__(spec, session=whole.session, bus=bus)
         self.name, self._whole = name, whole

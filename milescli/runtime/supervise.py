@@ -1,15 +1,30 @@
-"""Keeps watch over a run: signals, the first cause when something dies, and the end that leaves
-nothing behind."""
+"""Supervises a run: stop signals, the flag by which the loop hears of them, probes that find the
+first cause when a process dies, and an end that leaves nothing behind."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from milescli.core.errors import Interrupted, MilesError, Terminated, WorkerDied
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import (
+    Interrupted,
+    MilesError,
+    NodesJoined,
+    Stopped,
+    Terminated,
+    WorkerDied,
+)
+from milescli.core.events import EventBus
+from milescli.core.run_processes import processes_of
+from milescli.core.silence import Silence
+from milescli.core.stacks import is_stopped_process
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
@@ -130,3 +145,98 @@ def _may_be_symptom(error: BaseException) -> bool:
     return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(
         error, MilesError
     )
+
+
+T = TypeVar("T")
+
+
+class StopFlag:
+    """Set where the user asked for the end; the loop looks at it where nothing is half done."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._joined: NodesJoined | None = None
+
+    def set(self) -> None:
+        """Ask for the end."""
+        self._event.set()
+
+    def set_joined(self, joined: NodesJoined) -> None:
+        """Ask for another beginning, between two steps."""
+        self._joined = joined
+
+    def check(self) -> None:
+        """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
+        if self._event.is_set():
+            raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
+        if self._joined is not None:
+            raise self._joined
+
+    async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped,
+        where the flag is set meanwhile."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.check()
+            return task.result()
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+
+_MARKS = ("sglang", "ray::")
+"""In the command lines of engines, of the warm process and of what Ray's actors host; what else a
+run starts has bounds of its own."""
+
+
+class StartWatch:
+    """Of one attempt, until all has started."""
+
+    def __init__(
+        self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
+    ) -> None:
+        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: all has started."""
+        self._token, self._silence_s = token, silence_s
+        self._bus, self._is_over = bus, is_over
+        self._silences = dict[int, Silence]()
+        """By process id, of those that are stopped."""
+
+    async def probe(self) -> None:
+        """Look once."""
+        if self._is_over():
+            self._silences.clear()
+            return
+        held = await in_thread(self._held)
+        self._silences = {
+            pid: self._silences.get(pid) or Silence(worker=name, bound_s=self._silence_s)
+            for pid, name in held.items()
+        }
+        for pid, silence in self._silences.items():
+            silence.look(f"its process {pid} is stopped (SIGSTOP)")
+            if news := silence.news(0):
+                self._bus.emit(news)
+            if silence.is_too_long:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _held(self) -> dict[int, str]:
+        """Id -> command, of those that are stopped."""
+        stopped = [pid for pid in processes_of(self._token) if is_stopped_process(pid)]
+        commands = {pid: _command_of(pid) for pid in stopped}
+        return {
+            pid: command
+            for pid, command in commands.items()
+            if any(mark in command for mark in _MARKS)
+        }
+
+
+def _command_of(pid: int) -> str:
+    """As people read it: a process's title, or the module that it runs."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it has just ended
+        return ""
+    return line[line.index("-m") + 1] if "-m" in line[:-1] else line[0]

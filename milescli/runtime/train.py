@@ -38,9 +38,8 @@ from milescli.core.events import (
 )
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
-from milescli.runtime import observe
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.judge import Judge
+from milescli.runtime.judge import Judge, attach_run_files
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.reinforcing import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
@@ -107,7 +106,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, has_scalars=not spec.adapters)
+    attach_run_files(bus, run, has_scalars=not spec.adapters)
     judge = Judge(run, bus)
     bus.listeners.append(judge)
     with (

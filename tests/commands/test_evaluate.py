@@ -110,7 +110,7 @@ def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
         folders.append(Path(str(options["folder"])))
         return [make_result()]
 
-    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    replace("milescli.runtime.evaluate", evaluate_model=evaluate_model)
     assert miles("eval", "org/name", "--data", "x.jsonl").code == 0
     assert miles("eval", "org/name", "--data", "x.jsonl", "--out", "there").code == 0
     assert folders == [Path.cwd() / "runs" / "evaluations" / "name", Path("there")]
@@ -155,7 +155,7 @@ def test_what_was_not_measured_before_is_measured_first(
         asked.append(f"{model} {len(wish.against)}")
         return [make_result(rewards=[0.25 * len(asked)] * 8)]
 
-    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    replace("milescli.runtime.evaluate", evaluate_model=evaluate_model)
     said = miles("eval", "org/one", "--data", "few=x.jsonl", "--against", "org/other")
     assert asked == ["org/other 0", "org/one 1"]
     assert "org/other was not asked this before" in said.err and said.code == 0

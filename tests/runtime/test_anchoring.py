@@ -8,7 +8,7 @@ import pytest
 
 from milescli.recipe.load import load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.runtime.anchoring import with_absolute_paths
+from milescli.runtime.launch import with_absolute_paths
 
 
 def test_relative_paths_become_absolute_and_everything_else_stays(

@@ -8,7 +8,7 @@ import pytest
 
 from milescli.core.errors import FitError, MachineError, MilesError
 from milescli.models import parse_facts
-from milescli.runtime.draft_model import require_learning_draft
+from milescli.runtime.held_models import require_learning_draft
 from tests.backends.megatron.harness import plan_of
 from tests.backends.megatron.tiny_models import MODELS
 

@@ -10,7 +10,7 @@ import pytest
 from milescli.core.errors import RewardError
 from milescli.core.types import EVALUATION, WeightVersion
 from milescli.runtime.devices import Devices
-from milescli.runtime.eval_beside import EvaluationsBeside
+from milescli.runtime.evaluator import EvaluationsBeside
 from tests.runtime.recorder import Recorder
 
 

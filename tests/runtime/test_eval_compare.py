@@ -17,8 +17,14 @@ from milescli.core.types import Prompt
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tokenizer import load_tokenizer
-from milescli.runtime.eval_compare import comparisons, kept_result
-from milescli.runtime.eval_records import SetResult, settings_of, sha256_of_prompts, write_result
+from milescli.runtime.eval_records import (
+    SetResult,
+    comparisons,
+    kept_result,
+    settings_of,
+    sha256_of_prompts,
+    write_result,
+)
 from milescli.runtime.eval_sets import EvalWish, load_set, sets_of
 from tests.runtime.results import make_result
 

@@ -18,7 +18,7 @@ from milescli.models.adapter import (
     peft_name,
 )
 from milescli.recipe.schema import Recipe
-from milescli.runtime.given_adapter import require_adapter
+from milescli.runtime.held_models import require_adapter
 from tests.backends.megatron.tiny_models import DENSE, MODELS
 
 FACTS = parse_facts(DENSE)

@@ -13,9 +13,9 @@ from milescli.core.events import EventBus, Notice
 from milescli.core.units import GIB
 from milescli.platform.machine import Machine, Node
 from milescli.recipe.load import load
-from milescli.runtime import joining_nodes
-from milescli.runtime.joining_nodes import JoiningNodes
-from milescli.runtime.stop_flag import StopFlag
+from milescli.runtime import attempt
+from milescli.runtime.attempt import JoiningNodes
+from milescli.runtime.supervise import StopFlag
 
 
 def _node(name: str) -> SimpleNamespace:
@@ -28,12 +28,12 @@ class _Cluster:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there = ["a"]
         self.num_asked = 0
-        monkeypatch.setattr(joining_nodes, "LOOK_EVERY_S", 0.0)
-        monkeypatch.setattr(joining_nodes, "living_nodes", lambda: list(map(_node, self.there)))
-        monkeypatch.setattr(joining_nodes, "choose_nodes", self._choose)
+        monkeypatch.setattr(attempt, "LOOK_EVERY_S", 0.0)
+        monkeypatch.setattr(attempt, "living_nodes", lambda: list(map(_node, self.there)))
+        monkeypatch.setattr(attempt, "choose_nodes", self._choose)
         self.planned_for = list[Machine]()
         monkeypatch.setattr(
-            joining_nodes,
+            attempt,
             "plan_without_plugins",
             lambda _, machine, **__: self.planned_for.append(machine),
         )

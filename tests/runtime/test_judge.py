@@ -10,8 +10,7 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.events import Event, EventBus, Notice, RunEnded, VerdictGiven
-from milescli.runtime.judge import Judge
-from milescli.runtime.observe import EventLog
+from milescli.runtime.judge import EventLog, Judge
 from tests.insight.planted import Planted, line
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milescli.core.events import Event, EventBus, MemorySeen, WorkerMemory
-from milescli.runtime.memory_news import MemoryNews
+from milescli.runtime.loop import MemoryNews
 
 
 def rank(number: int, size: int) -> WorkerMemory:

@@ -14,14 +14,14 @@ from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.rollout.tokenizer import load_tokenizer
-from milescli.runtime.inputs import RunInputs
-from milescli.runtime.role_policies import (
+from milescli.runtime.held_models import (
     by_role,
     policy_folders,
     policy_paths,
     require_policies,
     without_policies,
 )
+from milescli.runtime.inputs import RunInputs
 
 SHAPE = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "ffn_hidden_size": 128}
 

@@ -14,9 +14,8 @@ from milescli.conversion.base import fingerprint
 from milescli.core.errors import Stopped
 from milescli.core.types import Pair, Trajectory
 from milescli.runtime import reference_cache
-from milescli.runtime.reference_cache import ReferenceCache
-from milescli.runtime.stop_flag import StopFlag
-from milescli.runtime.teacher_cache import TeacherCache
+from milescli.runtime.reference_cache import ReferenceCache, TeacherCache
+from milescli.runtime.supervise import StopFlag
 from tests.plans import PLAN
 from tests.samples import make_trajectory
 

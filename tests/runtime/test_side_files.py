@@ -9,7 +9,7 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
 from milescli.core.events import EventBus, Notice, PhaseStarted
-from milescli.runtime import observe
+from milescli.runtime.judge import attach_run_files
 from milescli.runtime.side_files import LineFile, SideFiles
 
 FULL = Path("/dev/full")
@@ -59,7 +59,7 @@ def test_events_reach_the_others_where_the_log_cannot_be_written(tmp_path: Path)
     run.events_file.symlink_to(FULL)
     seen: list[object] = []
     bus = EventBus()
-    observe.attach(bus, run)
+    attach_run_files(bus, run)
     bus.listeners.append(seen.append)
     for phase in ("start", "train"):
         bus.emit(PhaseStarted(phase=phase))

@@ -15,7 +15,7 @@ import pytest
 
 from milescli.core.events import EventBus, WorkerSilent
 from milescli.core.run_processes import TOKEN_VARIABLE
-from milescli.runtime.start_watch import StartWatch
+from milescli.runtime.supervise import StartWatch
 
 TOKEN = "token-of-test-start-watch"
 

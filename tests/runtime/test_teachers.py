@@ -14,8 +14,8 @@ from milescli.recipe.load import load
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+from milescli.runtime.held_models import teacher_facts
 from milescli.runtime.inputs import prepare
-from milescli.runtime.teachers import teacher_facts
 
 TEXTS = ["one and two", "two and three"]
 SHAPE = {"hidden_size": 64, "num_layers": 2, "head_dim": 16, "ffn_hidden_size": 128}

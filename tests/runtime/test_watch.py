@@ -9,7 +9,7 @@ import pytest
 from milescli.core.types import Prompt
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.base import Outcome
-from milescli.runtime.watch import Watched
+from milescli.runtime.evaluate import Watched
 from tests.agents.scripted import Engine, session_of
 
 PROMPT = Prompt(index=4, token_ids=[], text="", label="4")

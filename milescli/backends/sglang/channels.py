@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from milescli.backends.sglang.draft_weights import DRAFT_FORMAT
+from milescli.backends.sglang.halves import DRAFT_FORMAT
 from milescli.backends.sglang.http import EngineRefused
 from milescli.backends.sglang.orders import Orders, Reply
 from milescli.backends.sglang.shared_tensor import SharedBuffer, plain_payload

@@ -1,6 +1,6 @@
-"""DeepSeek's two first projections of a layer are one weight in SGLang, which joins them only where
-one order brings both. Ours come in buckets; one may end between them, and SGLang then drops both
-without a word. Installed by the plug-in."""
+"""Corrections to SGLang's behaviour in every engine, installed by the plug-in: weights that arrive
+in halves, weights for the draft model alone, replies that wait for the device, and responses that
+end in the pass in which they are aborted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+DRAFT_FORMAT = "miles_draft"
+"""`load_format` of a bucket that is the draft model's; otherwise as `flattened_bucket`."""
 _QUERY, _KEY_VALUE = ".q_a_proj.", ".kv_a_proj_with_mqa."
 
 
 def install() -> None:
-    """In orders that update weights, the half that comes first waits for the other."""
+    """Put every correction in place."""
+    _install_draft_weights()
+    _install_pairs()
+    _install_waits()
+    _install_ends()
+
+
+def _install_pairs() -> None:
+    """Join DeepSeek's two first projections of a layer, which are one weight in SGLang. SGLang
+    joins them only where one order brings both, and drops both without a word where a bucket of
+    ours ends between them: in orders that update weights, the half that comes first waits for the
+    other."""
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
     for order in ("update_weights_from_tensor", "update_weights_from_distributed"):
@@ -62,3 +75,61 @@ def _other_half(name: str) -> str | None:
     if _KEY_VALUE in name:
         return name.replace(_KEY_VALUE, _QUERY)
     return None
+
+
+def _install_waits() -> None:
+    """Reply to an order to load weights when they are in place, not when their copies are queued on
+    the device: the sender writes its memory again. Every rank waits for its device; SGLang then
+    lets the ranks wait for each other, and rank 0 replies."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    for order in ("update_weights_from_tensor", "update_weights_from_distributed"):
+        setattr(WeightUpdater, order, _then_wait(getattr(WeightUpdater, order)))
+
+
+def _then_wait(ordinary):
+    def update(self, *arguments, **settings):
+        reply = ordinary(self, *arguments, **settings)
+        torch.get_device_module(self.device).synchronize()
+        return reply
+
+    return update
+
+
+def _install_ends() -> None:
+    """Count a response that ends by itself in the pass in which it is aborted as ended. Stock
+    SGLang counts it as aborted, with all that the pass has made: a client that asks for the rest
+    would continue behind its end, and where a pass makes several tokens, may get too many."""
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+
+    ordinary = Req.update_finish_state
+
+    def update_finish_state(self, *arguments, **settings):
+        given_up = self.to_finish
+        if not isinstance(given_up, FINISH_ABORT) or given_up.status_code is not None:
+            return ordinary(self, *arguments, **settings)  # an error, or nothing
+        self.to_finish = None
+        ordinary(self, *arguments, **settings)
+        if not self.finished():
+            self.finished_reason = given_up
+        return None
+
+    Req.update_finish_state = update_finish_state
+
+
+def _install_draft_weights() -> None:
+    """Let /update_weights_from_tensor understand DRAFT_FORMAT. SGLang loads what it is sent into
+    model and draft model alike, or into the model alone, and both have weights of the same
+    names."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    ordinary = WeightUpdater.update_weights_from_tensor
+
+    def update_draft_or_all(self, named_tensors, load_format=None):
+        if load_format != DRAFT_FORMAT:
+            return ordinary(self, named_tensors, load_format)
+        if not self.get_model_runner().is_draft_worker:
+            return True, "the draft model's"
+        return ordinary(self, named_tensors, "flattened_bucket")
+
+    WeightUpdater.update_weights_from_tensor = update_draft_or_all

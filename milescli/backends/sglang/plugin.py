@@ -30,12 +30,9 @@ def register() -> None:
         return
     from milescli.backends.sglang import (
         adapter,
-        draft_weights,
-        ended,
         halves,
         key,
         routing,
-        settled,
         verify,
     )
 
@@ -48,10 +45,7 @@ def register() -> None:
         _listen_on_given_address()
         _meet_at_reserved_ports()
         verify.install()
-        draft_weights.install()
         halves.install()
-        settled.install()
-        ended.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if os.environ.get(adapter.ADAPTER_VARIABLE) == "1":

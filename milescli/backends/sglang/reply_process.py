@@ -1,20 +1,29 @@
-"""In a process of its own (`replies` starts it): SGLang's parsers of reasoning and tool calls, by
-the names that SGLang gives them. SGLang takes seconds to import, and no driver waits for that."""
+"""SGLang's parsers of reasoning and tool calls. `SglangReplies` asks them for a session; the work
+is done by `parse_there` in a process of its own, which is bounded as the user's code is: SGLang
+takes seconds to import, and no driver waits for that. The parsers' names are read from SGLang's
+source, so that a wrong name is refused before anything starts."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import importlib.util
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from milescli.backends.sglang.reply_names import AUTO, NONE, no_parser
+from milescli.core.async_isolated import AsyncIsolated
+from milescli.core.errors import RecipeError, WorkerDied
+from milescli.core.nearest import nearest
+from milescli.core.user_process import CallFailed
+from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
 
 _CPU_PATH = Path(__file__).parent / "cpu_path"
@@ -146,3 +155,104 @@ def _bad_arguments(calls: Sequence[ToolCall]) -> str | None:
         if not isinstance(arguments, dict):
             return f"the arguments of `{call.name}` are no object: {call.arguments:.80}"
     return None
+
+
+START_TIMEOUT_S = 150.0
+"""Of the first response, which waits for SGLang to be imported."""
+PARSE_TIMEOUT_S = 20.0
+"""Of each later one, which takes less than a millisecond; many come at once."""
+_PROMPT_END = 64
+"""Characters of the prompt that tell whether reasoning was opened."""
+
+
+class SglangReplies:
+    """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
+
+    def __init__(self, form: ReplyForm, *, process: AsyncIsolated | None = None) -> None:
+        """`process`: of another one, to share; None: one of its own, which begins with the first
+        response."""
+        self._form = form
+        self._num_ended, self._has_replied = 0, False
+        """Processes that have ended, or did not reply; whether this one ever has."""
+        self.process = process or AsyncIsolated(f"{__name__}:parse_there")
+
+    async def parse(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
+    ) -> Parsed:
+        """See ReplyParser. A process that has ended, or does not reply, is replaced, once for a
+        response. Raises WorkerDied."""
+        asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
+        return await self._asked(asked) or await self._asked(asked, is_last=True)
+
+    async def _asked(self, asked: tuple[Any, ...], *, is_last: bool = False) -> Any:
+        """What comes of it; None where nothing does, but for the last time."""
+        num_ended = self._num_ended
+        bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
+        try:
+            async with asyncio.timeout(bound_s):
+                parsed = await self.process.call(*asked, answer=_nothing)
+            self._has_replied = True
+            return parsed
+        except (CallFailed, TimeoutError) as error:
+            if num_ended == self._num_ended:  # the first of those that it took along
+                self._num_ended, self._has_replied = num_ended + 1, False
+                self.process.close()
+            if not is_last:
+                return None
+            raise WorkerDied(
+                "the process that reads the model's tool calls failed twice over a response",
+                why=str(error) or f"it did not reply within {bound_s:g} s",
+                fix="--set rollout.tool_parser=none   # or another, as SGLang names it",
+            ) from None
+
+    def close(self) -> None:
+        """End its process."""
+        self.process.close()
+
+
+async def _nothing(*asked: object) -> None:
+    """The parsers ask for nothing."""
+
+
+AUTO, NONE = "auto", "none"
+_TABLES = {
+    "tool_parser": ("function_call/function_call_parser.py", "ToolCallParserEnum"),
+    "reasoning_parser": ("parser/reasoning_parser.py", "DetectorMap"),
+}
+"""Recipe key -> file below `sglang/srt`, and the table in it."""
+
+
+def check_parsers(rollout: Rollout) -> None:
+    """Raises RecipeError where `rollout.tool_parser` or `rollout.reasoning_parser` names none."""
+    for key in _TABLES:
+        name = getattr(rollout, key)
+        known = names_of(key) if name not in (AUTO, NONE) else ()
+        if known and name not in known:
+            raise no_parser(name, key=key, known=known)
+
+
+def names_of(key: str) -> list[str]:
+    """Empty where SGLang has them elsewhere than we know of; it says itself then."""
+    file, table = _TABLES[key]
+    spec = find_spec("sglang")
+    roots = spec.submodule_search_locations if spec is not None else None
+    path = Path(next(iter(roots), "")) / "srt" / file if roots else None
+    if path is None or not path.is_file():
+        return []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            named = isinstance(node.target, ast.Name) and node.target.id == table
+            if named:
+                keys = [item for item in node.value.keys if isinstance(item, ast.Constant)]
+                return [str(item.value) for item in keys]
+    return []
+
+
+def no_parser(name: str, *, key: str, known: Iterable[str]) -> RecipeError:
+    """Of a name that SGLang does not have."""
+    names = sorted(known)
+    return RecipeError(
+        f"SGLang knows no parser `{name}`",
+        why=f"`rollout.{key}` is {AUTO}, {NONE} or one of {', '.join(names)}",
+        fix=f"--set rollout.{key}={nearest(name, names) or AUTO}",
+    )

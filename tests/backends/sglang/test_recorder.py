@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.sglang.recorder import PER_SECOND, Recorder
+from milescli.backends.sglang.server import PER_SECOND, Recorder
 from milescli.profiling.samples import LOOP, read_stacks, split
 
 PROGRAM = f"""

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from milescli.backends.sglang.replies import SglangReplies
-from milescli.backends.sglang.reply_names import check_parsers
-from milescli.backends.sglang.reply_process import ReplyForm
+from milescli.backends.sglang.reply_process import ReplyForm, SglangReplies, check_parsers
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
@@ -184,7 +182,7 @@ def test_auto_knows_a_family_by_its_template(replies: Replies) -> None:
 def test_a_process_that_was_killed_or_hangs_is_replaced(
     replies: Replies, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milescli.backends.sglang.replies.PARSE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr("milescli.backends.sglang.reply_process.PARSE_TIMEOUT_S", 3.0)
     parser = replies.made("qwen25")
     assert len(replies.runner.run(parser.parse(QWEN, TOOLS)).calls) == 1
     assert parser.process.pid is not None

@@ -15,17 +15,12 @@ def install(pieces: tuple[str, ...] = ()) -> None:
     """Put every piece in place, and the named modules of this package, which some families need.
     Order does not matter; each patches its own names."""
     for name in (
-        "launch",
+        "whole",
         "elementwise",
         "attention",
-        "cache",
-        "products",
         "prompts",
         "sampling",
         "softmax",
-        "streams",
-        "experts",
-        "whole",
         *pieces,
     ):
         importlib.import_module(f"{__name__}.{name}").install()

@@ -1,16 +1,26 @@
-"""Norms, gates and rotary embedding of an engine in compiled kernels. SGLang's plain forms are
-chains of a dozen small calls each, and of a small model these take as long as its products."""
+"""Layers of an engine on a CPU: norms, gates and rotary embedding in compiled kernels, linear
+layers and the output layer by oneDNN, routing of experts in plain torch. SGLang's plain forms of
+the first are chains of a dozen small calls each, and of a small model these take as long as its
+products."""
 
 from __future__ import annotations
 
 import torch
 
 from milescli.platform import cpu_kernels
+from milescli.platform.onednn import product
 
 
 def install() -> None:
-    """Around the plain forms of these layers, which stay for all that is not float32, or not usual;
-    nowhere if there are no kernels."""
+    """Put the layers of this module in place of SGLang's."""
+    _install_elementwise()
+    _install_products()
+    _install_experts()
+
+
+def _install_elementwise() -> None:
+    """Wrap the plain forms of these layers, which still compute all that is not float32 or not
+    usual. Does nothing where the kernels are missing."""
     if not cpu_kernels.are_there():
         return
     from sglang.srt.layers.activation import SiluAndMul
@@ -65,3 +75,39 @@ def install() -> None:
     RMSNorm.forward_native = normalise
     Gemma3RMSNorm.forward_native = normalise_around_zero
     SiluAndMul.forward_native = gate
+
+
+def _install_products() -> None:
+    """Use oneDNN in linear layers that are not quantised, and in the output layer."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    def apply(self, layer, x, bias=None):
+        return product(x, layer.weight, bias)
+
+    UnquantizedLinearMethod.apply = apply
+    compute = LogitsProcessor._compute_lm_head
+
+    def compute_lm_head(self, hidden_states, lm_head, *arguments, **settings):
+        weight = getattr(lm_head, "weight", None)
+        plain = not (self.use_fp32_lm_head or hasattr(lm_head, "set_lora"))
+        if plain and weight is not None and hidden_states.dtype is weight.dtype is torch.float32:
+            return product(hidden_states, weight, None)
+        return compute(self, hidden_states, lm_head, *arguments, **settings)
+
+    LogitsProcessor._compute_lm_head = compute_lm_head
+
+
+def _install_experts() -> None:
+    """Route experts by SGLang's plain torch form, which gives the same choice as its own CPU
+    routing; the kernels of that have no wheel. The record of chosen experts is not pinned."""
+    from sglang.srt.layers.moe import topk
+    from sglang.srt.mem_cache.pool_host import common
+
+    topk.TopK.forward_cpu = topk.TopK.forward_native
+    common._cuda_host_register = _not_pinned
+    common._cuda_host_unregister = _not_pinned
+
+
+def _not_pinned(*args: object, **kwargs: object) -> None:
+    """Pinning is for copies to a GPU."""

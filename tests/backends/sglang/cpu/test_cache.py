@@ -19,7 +19,7 @@ PROGRAM = """\
 import json
 from types import SimpleNamespace
 from sglang.srt.mem_cache import kv_cache_configurator as stock
-from milescli.backends.sglang.cpu import cache
+from milescli.backends.sglang.cpu import whole
 
 answers = {
     "get_available_gpu_memory": 4.0,
@@ -46,7 +46,7 @@ def found(has_states):
         return "refused"
 
 before = found(False)
-cache.install()
+whole.install_cache_size()
 print(json.dumps([before, found(False), found(True)]))
 """
 
