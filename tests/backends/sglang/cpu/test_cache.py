@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import psutil
+import torch
 
 from milescli.backends.sglang.command import CPU_PATH
+from milescli.backends.sglang.cpu.whole import mark, unfilled
 
 ROOT = Path(__file__).resolve().parents[4]
 # a machine where a trainer rank took all but 4 GB of 16, while the engine loaded weights
@@ -62,3 +64,20 @@ def test_what_others_took_meanwhile_is_not_counted_as_weights() -> None:
     assert done.returncode == 0, done.stderr
     total, states = psutil.virtual_memory().total, int((16.0 * 0.7 - 1.0) * (1 << 30))
     assert json.loads(done.stdout.splitlines()[-1]) == ["refused", total, states]
+
+
+def test_what_was_not_loaded_whole_is_named():
+    model = torch.nn.ModuleDict(
+        {
+            "loaded": torch.nn.Linear(3, 4),
+            "part": torch.nn.Linear(3, 4),
+            "left": torch.nn.Linear(3, 4),
+        }
+    )
+    mark(model)
+    with torch.no_grad():
+        for parameter in model["loaded"].parameters():
+            parameter.zero_()
+        model["part"].weight[:3] = 1.0
+        model["part"].bias.zero_()
+    assert unfilled(model) == ["part.weight", "left.weight", "left.bias"]
