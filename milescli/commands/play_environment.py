@@ -114,8 +114,8 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
     """Start engines for a run's checkpoint, a folder or a name on the hub, which then plays."""
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
-    from milescli.runtime.eval_sets import EvalWish
-    from milescli.runtime.evaluate import Watched
+    from milescli.runtime.evaluation.evaluate import Watched
+    from milescli.runtime.evaluation.sets import EvalWish
 
     assert wish.model is not None, wish
     name, at, step = wish.model.partition("@")

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.ray.nodes import living_nodes
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.cluster.node_loss import for_nodes
 from milescli.cluster.nodes import RunNodes, choose_nodes
@@ -22,22 +22,28 @@ from milescli.core.errors import MilesError, NodesJoined, Stopped
 from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
-from milescli.runtime.copies import Copies, buddies, start_keepers
 from milescli.runtime.devices import Devices
-from milescli.runtime.engines import Engines
-from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
-from milescli.runtime.healing_trainer import AdapterTrainer, HealingTrainer
-from milescli.runtime.learn import warm_up
 from milescli.runtime.planning import plan_without_plugins
-from milescli.runtime.profiler import Profiler
-from milescli.runtime.restarts import Repairs, Restarts, until_started
+from milescli.runtime.recording.profiler import Profiler
+from milescli.runtime.recording.side_files import SideFiles
+from milescli.runtime.recording.user_hooks import UserHooks
+from milescli.runtime.recovery.engine_keepers import EngineKeeper, RouterKeeper, keep_scorer
+from milescli.runtime.recovery.engines import Engines
+from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTrainer
+from milescli.runtime.recovery.peer_copies import Copies, buddies, start_keepers
+from milescli.runtime.recovery.rank_group import RankGroup
+from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+from milescli.runtime.recovery.supervise import (
+    Probe,
+    StartWatch,
+    StopFlag,
+    StopSignals,
+    run_watched,
+)
+from milescli.runtime.row_loop import warm_up
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
-from milescli.runtime.side_files import SideFiles
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import Probe, StartWatch, StopFlag, StopSignals, run_watched
-from milescli.runtime.trainer import RankGroup
-from milescli.runtime.user_hooks import UserHooks
 from milescli.train.base import Trainer
 
 T = TypeVar("T")

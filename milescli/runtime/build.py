@@ -13,10 +13,10 @@ import torch
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.backends.sglang.arguments import check_extra
-from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
+from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
+from milescli.backends.sglang.launch.arguments import check_extra
+from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
+from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
@@ -28,17 +28,17 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
-from milescli.runtime.engines import EngineActors, Engines
 from milescli.runtime.planning import engine_spec
+from milescli.runtime.recovery.engines import EngineActors, Engines
+from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
-ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
+ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
 UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Calls what starts the process of a name, as often as it is killed in its start: see
 `restarts.until_started`."""

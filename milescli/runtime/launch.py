@@ -21,11 +21,11 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
 from milescli.rollout.source import file_named
-from milescli.runtime.drift import write_records
-from milescli.runtime.inputs import planned_facts
+from milescli.runtime.inputs.run_inputs import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
+from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:

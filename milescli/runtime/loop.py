@@ -24,8 +24,13 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
-from milescli.runtime.kept_samples import Place, TrainerLogprobs, sequences_of, trainer_logprobs
-from milescli.runtime.supervise import StopFlag
+from milescli.runtime.recording.sample_files import (
+    Place,
+    TrainerLogprobs,
+    sequences_of,
+    trainer_logprobs,
+)
+from milescli.runtime.recovery.supervise import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from

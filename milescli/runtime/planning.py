@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
-from milescli.backends.sglang.servable import fault_of_record
-from milescli.backends.sglang.spec import EngineSpec, refuse_quantised, require_served
-from milescli.backends.sglang.speculation import Speculation, check_speculation
+from milescli.backends.sglang.launch.servable import fault_of_record
+from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, require_served
+from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
@@ -23,7 +23,7 @@ from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.held_models import (
+from milescli.runtime.inputs.given_models import (
     draft_path,
     require_draft,
     require_learning_draft,
@@ -31,8 +31,8 @@ from milescli.runtime.held_models import (
     reward_facts,
     teacher_facts,
 )
-from milescli.runtime.inputs import config_of_recipe, planned_facts
-from milescli.runtime.plugins import load_plugins
+from milescli.runtime.inputs.plugins import load_plugins
+from milescli.runtime.inputs.run_inputs import config_of_recipe, planned_facts
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -16,14 +16,14 @@ from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.data_inputs import require_files
-from milescli.runtime.drift import write_records
-from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import RunInputs, model_dir_of, prepare, require_model
+from milescli.runtime.inputs.data_files import require_files
+from milescli.runtime.inputs.environment_nodes import require_environments
+from milescli.runtime.inputs.plugins import check_at_once, load_train_plugins
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare, require_model
 from milescli.runtime.planning import as_fetched
-from milescli.runtime.plugins import check_at_once, load_train_plugins
+from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.tracking import require_tracking
 
 if TYPE_CHECKING:
     from milescli.checkpoint.store import StoredCheckpoint

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.session_processes import SessionProcesses, of_this_session
-from milescli.backends.sglang.command import own_environment
-from milescli.backends.sglang.servable import cpu_family
-from milescli.backends.sglang.warm import WarmProcess
+from milescli.backends.sglang.launch.command import own_environment
+from milescli.backends.sglang.launch.servable import cpu_family
+from milescli.backends.sglang.launch.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
 from milescli.core.driver_pipe import say

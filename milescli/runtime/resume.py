@@ -18,16 +18,16 @@ from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime import drift
-from milescli.runtime.drift import write_records
-from milescli.runtime.inputs import RunInputs, planned_facts
-from milescli.runtime.left_behind import taken_over
+from milescli.runtime.inputs.plugins import load_plugins
+from milescli.runtime.inputs.run_inputs import RunInputs, planned_facts
 from milescli.runtime.planning import plan_without_plugins
-from milescli.runtime.plugins import load_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
+from milescli.runtime.recording import run_records as drift
+from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recording.tracking import require_tracking
+from milescli.runtime.recovery.orphans import taken_over
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.tracking import require_tracking
 
 if TYPE_CHECKING:
     from milescli.checkpoint.base import CheckpointManifest

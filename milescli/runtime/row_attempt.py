@@ -7,18 +7,18 @@ import time
 from functools import cached_property
 from typing import Any
 
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.chat_forms import chat_form_of, scorer_of
 from milescli.runtime.devices import Devices
-from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.held_models import served_teachers
-from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
-from milescli.runtime.reference_cache import ReferenceCache, TeacherCache
+from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.inputs.episode_parts import chat_form_of, scorer_of
+from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
+from milescli.runtime.row_loop import RowHooks, RowRun, batch_of, learn
 from milescli.runtime.saving import Progress, version_of
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver

@@ -38,16 +38,16 @@ from milescli.core.events import (
 )
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
+from milescli.runtime.adapters_attempt import SeveralAttempt
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.judge import Judge, attach_run_files
 from milescli.runtime.prestart import Prestarted
-from milescli.runtime.reinforcing import ReinforceAttempt
+from milescli.runtime.recording.listeners import Judge, attach_run_files
+from milescli.runtime.recording.tracking import tracked
+from milescli.runtime.recovery.supervise import ended_now
+from milescli.runtime.reinforce_attempt import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
-from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import ended_now
-from milescli.runtime.tracking import tracked
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -18,12 +18,12 @@ from milescli.recipe.load import load
 from milescli.runtime import attempt
 from milescli.runtime.attempt import JoiningNodes
 from milescli.runtime.devices import Devices
-from milescli.runtime.reinforcing import ReinforceAttempt
+from milescli.runtime.recovery.supervise import StopFlag
+from milescli.runtime.reinforce_attempt import ReinforceAttempt
 from milescli.runtime.saving import Progress
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import StopFlag
 from tests.plans import PLAN
-from tests.runtime.recorder import Recorder
+from tests.runtime.recording.recorder import Recorder
 
 
 class _Saver:

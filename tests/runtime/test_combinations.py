@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.sglang.spec import check_servable, check_speculates
+from milescli.backends.sglang.launch.spec import check_servable, check_speculates
 from milescli.core.errors import ExitCode, MilesError
 from milescli.models import parse_facts
 from milescli.models.scratch import config_of

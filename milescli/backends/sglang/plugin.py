@@ -28,13 +28,9 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import (
-        adapter,
-        halves,
-        key,
-        routing,
-        verify,
-    )
+    from milescli.backends.sglang.inside import adapter, routing, verify
+    from milescli.backends.sglang.inside import corrections as halves
+    from milescli.backends.sglang.launch import key
 
     try:
         if api_key := key.take():
@@ -51,7 +47,7 @@ def register() -> None:
         if os.environ.get(adapter.ADAPTER_VARIABLE) == "1":
             adapter.install()
         if device_kind == "cpu":
-            from milescli.backends.sglang import cpu
+            from milescli.backends.sglang.inside import cpu
             from milescli.platform.allocation import keep_freed_memory
 
             keep_freed_memory()
