@@ -52,11 +52,9 @@ class SeveralAttempt(Attempt):
 
     @property
     def has_begun(self) -> bool:
-        """See Attempt."""
         return any(one.run is not None for one in self.adapters.values())
 
     async def main(self) -> None:
-        """See Attempt."""
         try:
             await super().main()
         finally:
@@ -65,7 +63,6 @@ class SeveralAttempt(Attempt):
                 await one.close_journal()
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """See Attempt."""
         assert fleet is not None, "nothing is sampled without engines"
         assert isinstance(trainer, HealingTrainer), "ranks whose adapters take turns"
         fleets = self.engines.adapters
@@ -82,7 +79,6 @@ class SeveralAttempt(Attempt):
         await together(one.live(trainer, fleets[name]) for name, one in self.adapters.items())
 
     async def settle(self) -> None:
-        """See Attempt."""
         for one in self.adapters.values():
             await one.settle()
 
@@ -105,7 +101,6 @@ class SeveralAttempt(Attempt):
         raise Stopped(f"stopped after steps {steps}, and saved", why=stopped.why, fix=command)
 
     def tell_end(self, event: RunEnded) -> None:
-        """See Attempt."""
         for one in self.adapters.values():
             one.bus.emit(
                 RunEnded(
@@ -206,7 +201,6 @@ class AdapterDevices(Devices):
             raise
 
     async def publish(self, version: WeightVersion, *, verify: bool = False) -> None:
-        """See Devices."""
         try:
             await Devices.publish(self, version, verify=verify)
         finally:
@@ -226,7 +220,6 @@ class AllFleets:
 
     @property
     def on_death(self) -> Callable[[EngineDied], None] | None:
-        """See SglangFleet."""
         return self._fleets[0].on_death
 
     @on_death.setter
@@ -240,20 +233,16 @@ class AllFleets:
         return list({engine.url: engine for f in self._fleets for engine in f.engines}.values())
 
     def remove(self, error: EngineDied) -> None:
-        """See SglangFleet."""
         for fleet in self._fleets:
             fleet.remove(error)
 
     def num_waiting(self, url: str) -> int:
-        """See SglangFleet."""
         return sum(fleet.num_waiting(url) for fleet in self._fleets)
 
     def silent_s(self, url: str) -> float:
-        """See SglangFleet."""
         return min(fleet.silent_s(url) for fleet in self._fleets)
 
     async def answers(self, url: str) -> bool:
-        """See SglangFleet."""
         return await self._fleets[0].answers(url)
 
 

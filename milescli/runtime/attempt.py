@@ -211,7 +211,6 @@ class Attempt:
         """End what runs beside the steps. May be called more than once."""
 
     async def between_steps(self, step: int) -> None:
-        """See `loop.Hooks`."""
         await self.profiler.between(step, loop=self)
 
     def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:

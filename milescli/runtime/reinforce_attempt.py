@@ -44,7 +44,6 @@ class ReinforceAttempt(Attempt):
     """None: nothing runs yet."""
 
     async def main(self) -> None:
-        """See Attempt."""
         try:
             await super().main()
         finally:
@@ -56,7 +55,6 @@ class ReinforceAttempt(Attempt):
             await in_thread(journal.close)
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """See Attempt."""
         assert fleet is not None, "nothing is sampled without engines"
         self.journal = await open_journal(self.spec, self.saver.store, bus=self.bus)
         run = self.run = self._assemble(trainer, fleet)
@@ -72,7 +70,6 @@ class ReinforceAttempt(Attempt):
             await self.beside.finish()
 
     async def settle(self) -> None:
-        """See Attempt."""
         if self.beside is not None:
             await self.beside.drop()
         if self.run is not None:
@@ -215,13 +212,11 @@ class ReinforceAttempt(Attempt):
         return replace(checked, correction=correction)
 
     async def save(self, step: int) -> None:
-        """See Attempt."""
         await super().save(step)
         if self.journal is not None:
             self.journal.checkpoint()
 
     async def save_last(self) -> None:
-        """See Attempt."""
         assert self.run is not None, "nothing runs yet"
         async with self.run.devices.scoring():  # a colocated trainer sleeps after each publish
             await super().save_last()
@@ -238,7 +233,6 @@ class ReinforceAttempt(Attempt):
         )
 
     def progress(self) -> Progress:
-        """See Attempt."""
         run = self.run
         assert run is not None, "nothing runs yet"
         return Progress(

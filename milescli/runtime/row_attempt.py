@@ -56,7 +56,6 @@ class RowAttempt(Attempt):
         )
 
     async def prepare(self, trainer: Trainer) -> None:
-        """See Attempt."""
         await super().prepare(trainer)
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
@@ -64,7 +63,6 @@ class RowAttempt(Attempt):
             await self._know_reference(trainer)
 
     async def recall(self, trainer: Trainer) -> None:
-        """See Attempt."""
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
@@ -73,7 +71,6 @@ class RowAttempt(Attempt):
             await self._know_reference(trainer)
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """See Attempt."""
         run = self.run = self._assemble(trainer, fleet)
         if fleet is not None and run.devices is not None:
             self.keep_engines(fleet, run.devices)
@@ -183,7 +180,6 @@ class RowAttempt(Attempt):
         await trainer.dismiss_teachers()
 
     def progress(self) -> Progress:
-        """See Attempt."""
         run = self.run
         assert run is not None, "nothing runs yet"
         return Progress(
@@ -192,7 +188,6 @@ class RowAttempt(Attempt):
         )
 
     async def save_last(self) -> None:
-        """See Attempt."""
         if self.run is not None and self.run.devices is not None:
             async with self.run.devices.training():
                 await super().save_last()

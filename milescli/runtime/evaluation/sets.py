@@ -36,8 +36,7 @@ from milescli.runtime.evaluation.results import (
     settings_of,
     sha256_of_prompts,
 )
-from milescli.runtime.inputs.data_files import require_files, with_local_files
-from milescli.runtime.inputs.foreign_tasks import with_foreign_tasks
+from milescli.runtime.inputs.data_files import require_files, with_foreign_tasks, with_local_files
 from milescli.runtime.inputs.run_inputs import load_heldout
 
 if TYPE_CHECKING:

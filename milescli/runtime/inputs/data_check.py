@@ -37,6 +37,7 @@ from milescli.runtime.inputs.data_files import (
     require_files,
     rollouts_of,
     texts_for_vocabulary,
+    with_foreign_tasks,
     with_local_files,
 )
 from milescli.runtime.inputs.data_look import (
@@ -48,7 +49,6 @@ from milescli.runtime.inputs.data_look import (
     rendered,
     rendered_rows,
 )
-from milescli.runtime.inputs.foreign_tasks import with_foreign_tasks
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 
 if TYPE_CHECKING:

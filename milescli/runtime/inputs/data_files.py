@@ -1,16 +1,19 @@
-"""The data of a run, before any process starts: files found or fetched, labels and leaks looked at,
-demonstrations made. Called by `inputs`."""
+"""The data of a run, before any process starts: files are found or fetched, tasks of environments
+of other packages are written as rows (`task:verifiers`, `task:harbor`), labels and leaks are
+checked, demonstrations are made. Called by `run_inputs`."""
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from milescli.agents.harbor import tasks as tasks_of_harbor
+from milescli.agents.verifiers import tasks as tasks_of_verifiers
 from milescli.backends.hub.datasets import fetch_data
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.transfer import Transfer
@@ -33,13 +36,14 @@ from milescli.rollout.roles import role_demonstrations, roles_of
 from milescli.rollout.source import FilePrompts, file_named
 from milescli.rollout.tables import check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
-from milescli.rollout.tasks import is_held_out_by_us, is_task, write_task
+from milescli.rollout.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.train.objectives import load_objective
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
+
 
 NUM_LEAKS_SHOWN = 5
 SCRATCH_BYTES = 8 * 2**20
@@ -298,3 +302,66 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
         return text.splitlines()
     rows = islice(open_table(path).records(), SCRATCH_ROWS)
     return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
+
+
+HELDOUT = "-heldout"
+EVERY = 16
+"""One prompt of so many is held out, whatever the seed."""
+TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
+    "verifiers": tasks_of_verifiers,
+    "harbor": tasks_of_harbor,
+}
+"""By the agent that plays them."""
+
+
+def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
+    """The same, where tasks of another package are files of the run. Raises RecipeError or
+    MachineError where the package does not give them."""
+    made: dict[str, str] = {}
+    changes: dict[str, object] = {}
+    for field in FIELDS:
+        named = getattr(data, field)
+        names = [_local_task_file(name, field, rollout, run, made) for name in names_in(named)]
+        if names != names_in(named):
+            changes[field] = names[0] if isinstance(named, str) else names
+    return data.model_copy(update=changes)
+
+
+def _local_task_file(
+    name: str, field: str, rollout: Rollout, run: RunDir, made: dict[str, str]
+) -> str:
+    file = file_named(name, key=f"data.{field}")
+    short = file.name.removeprefix(TASK_PREFIX)
+    package = short.removesuffix(HELDOUT)
+    if file.name == short or package not in TASKS:
+        return name
+    if package != rollout.agent:
+        raise RecipeError(
+            f"`{file.name}` is played by another agent",
+            why=f"`rollout.agent` is {rollout.agent}, and labels of these rows are tasks of "
+            f"{package}",
+            fix=f"--set rollout.agent={package}",
+        )
+    if short not in made:
+        made |= _written(package, TASKS[package](rollout), run)
+    return replace(file, name=made[short]).spelled()
+
+
+def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
+    """Both files, by the names of their tasks."""
+    run.data_dir.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
+    places: dict[str, int] = {}
+    for row in rows:  # rows of one prompt are on one side
+        place = places.setdefault(json.dumps(row["prompt"]), len(places))
+        parts[package + HELDOUT * (place % EVERY == EVERY - 1)].append(row)
+    made = {}
+    for name, part in parts.items():
+        path = run.data_dir / f"{name}.jsonl"
+        path.write_text(_lines(part), encoding="utf-8")
+        made[name] = str(path)
+    return made
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)

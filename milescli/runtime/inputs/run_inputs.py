@@ -48,10 +48,10 @@ from milescli.runtime.inputs.data_files import (
     rollouts_of,
     sources_of,
     texts_for_vocabulary,
+    with_foreign_tasks,
     with_local_files,
 )
 from milescli.runtime.inputs.episode_parts import rollout_of_source
-from milescli.runtime.inputs.foreign_tasks import with_foreign_tasks
 from milescli.runtime.inputs.given_models import (
     checkpoint_of,
     draft_folder,

@@ -215,7 +215,6 @@ class SampleJournal:
     # ------------------------------------------------------------------ what was sampled before
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
-        """See Journal."""
         batch = self._batches.get(step)
         if batch is None or batch.start != start:
             return None
@@ -223,7 +222,6 @@ class SampleJournal:
         return batch if fits else None
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
-        """See Journal."""
         if not self._fits(step, position):
             return None
         place = self._places[position]
@@ -250,8 +248,6 @@ class SampleJournal:
     # ------------------------------------------------------------------ what is sampled now
 
     def keep_group(self, position: int, group: Group) -> None:
-        """See Journal."""
-
         def write() -> None:
             head, parts = encoded(position, group)
             self._append({"kind": "group", **head}, parts)
@@ -259,7 +255,6 @@ class SampleJournal:
         self._do(write)
 
     def keep_batch(self, batch: BatchRecord) -> None:
-        """See Journal."""
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:

@@ -129,7 +129,6 @@ class HealingTrainer(Asking):
                 await self._recover(error)
 
     async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """See Asking."""
         async with self._turn:
             while True:
                 try:
@@ -257,7 +256,6 @@ class HealingTrainer(Asking):
             self._failed_saves[adapter] = error
 
     def note(self, call: Call) -> None:
-        """See Asking."""
         if call.method == "connect_engines":
             engines, fleet = call.args
             self._fleets[fleet] = engines
@@ -278,7 +276,6 @@ class HealingTrainer(Asking):
                 return False
 
     def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        """See Asking."""
         return self._failed_saves.get(adapter)
 
 
@@ -289,19 +286,15 @@ class AdapterTrainer(Asking):
         self._trainer, self.adapter = trainer, name
 
     async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """See Asking."""
         return await self._trainer.ask(call, changes=changes)
 
     def note(self, call: Call) -> None:
-        """See Asking."""
         self._trainer.note(call)
 
     async def is_written_of(self, adapter: str | None) -> bool:
-        """See Asking."""
         return await self._trainer.is_written_of(adapter)
 
     def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        """See Asking."""
         return self._trainer.failed_save(adapter)
 
     def is_saved(self) -> None:
@@ -309,7 +302,6 @@ class AdapterTrainer(Asking):
         self._trainer.is_saved(self.adapter)
 
     def is_given_up(self) -> None:
-        """See HealingTrainer."""
         self._trainer.is_given_up(self.adapter)
 
 

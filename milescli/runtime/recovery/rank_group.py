@@ -110,13 +110,11 @@ class RankGroup:
         await self._all("take_turn", adapter)
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self._all("connect_engines", engines, fleet)
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
     ) -> Stepped:
-        """See Trainer."""
         of_ranks = await self._sharded("step_and_tell", batch, lr, critic_lr)
         told = {number: own for each in of_ranks for number, own in each.logprobs.items()}
         memory = tuple(seen for each in of_ranks for seen in each.memory)
@@ -141,26 +139,21 @@ class RankGroup:
         return dict(zip(there, told, strict=True))
 
     async def start_critic(self) -> None:
-        """See Trainer."""
         await self._all("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
-        """See Trainer."""
         return (await self._sharded("measure", batch))[0]
 
     async def score(
         self, batch: TrainBatch, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray]:
-        """See Trainer."""
         otherwise = [True] * rounded_otherwise  # ranks that hold a reward model have no such choice
         return self._whole(batch, await self._sharded("score", batch, *otherwise))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See Trainer."""
         return self._whole(batch, await self._sharded("ask_teachers", batch))
 
     async def dismiss_teachers(self) -> None:
-        """See Trainer."""
         await self._all("dismiss_teachers")
 
     def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
@@ -183,47 +176,36 @@ class RankGroup:
             return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self._all("publish", version, fleet)
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self._all("verify", fleet)
 
     async def reset_optimizer(self) -> None:
-        """See Trainer."""
         await self._all("reset_optimizer")
 
     async def freeze_reference(self) -> None:
-        """See Trainer."""
         await self._all("freeze_reference")
 
     async def shed(self) -> None:
-        """See Trainer."""
         await self._all("shed")
 
     async def sleep(self) -> None:
-        """See Trainer."""
         await self._all("sleep")
 
     async def wake(self) -> None:
-        """See Trainer."""
         await self._all("wake")
 
     async def save(self, folder: Path) -> None:
-        """See Trainer."""
         await self._all("save", str(folder), self.async_save)
 
     async def is_written(self) -> bool:
-        """See Trainer."""
         return all(await self._all("is_written"))
 
     async def finish_save(self) -> dict[str, str]:
-        """See Trainer."""
         return (await self._all("finish_save"))[0]
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See Trainer."""
         await self._all("load", str(folder), weights_only)
 
     async def take_copy(self) -> list[list[int]]:
@@ -241,5 +223,4 @@ class RankGroup:
         await self._all("take_over")
 
     async def silence_layers(self, first: int) -> None:
-        """See Trainer."""
         await self._all("silence_layers", first)

@@ -163,84 +163,65 @@ class Asking:
         return await self.ask(self._call(method, *args, **kwargs), changes=True)
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self._noted("connect_engines", engines, fleet)
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
     ) -> Stepped:
-        """See Trainer."""
         return await self._changed("step", batch, lr=lr, critic_lr=critic_lr)
 
     async def start_critic(self) -> None:
-        """See Trainer."""
         await self._changed("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
-        """See Trainer."""
         return await self.ask(self._call("measure", batch))
 
     async def score(
         self, batch: TrainBatch, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray]:
-        """See Trainer."""
         return await self.ask(self._call("score", batch, rounded_otherwise=rounded_otherwise))
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        """See Trainer."""
         return await self.ask(self._call("ask_teachers", batch))
 
     async def dismiss_teachers(self) -> None:
-        """See Trainer."""
         await self._noted("dismiss_teachers")
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self.ask(self._call("publish", version, fleet, fleet=fleet))
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
         await self.ask(self._call("verify", fleet, fleet=fleet))
 
     async def reset_optimizer(self) -> None:
-        """See Trainer."""
         await self._changed("reset_optimizer")
 
     async def freeze_reference(self) -> None:
-        """See Trainer."""
         await self._changed("freeze_reference")
 
     async def silence_layers(self, first: int) -> None:
-        """See Trainer."""
         await self.ask(self._call("silence_layers", first))
 
     async def shed(self) -> None:
-        """See Trainer."""
         await self._noted("shed")
 
     async def sleep(self) -> None:
-        """See Trainer."""
         await self._noted("sleep")
 
     async def wake(self) -> None:
-        """See Trainer."""
         await self._noted("wake")
 
     async def save(self, folder: Path) -> None:
-        """See Trainer."""
         await self._noted("save", folder)
 
     async def is_written(self) -> bool:
-        """See Trainer."""
         return await self.is_written_of(self.adapter)
 
     async def finish_save(self) -> dict[str, str]:
-        """See Trainer."""
         sha256 = await self.ask(self._call("finish_save"))
         if (failed := self.failed_save(self.adapter)) is not None:
             raise failed
         return sha256
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        """See Trainer."""
         await self._changed("load", folder, weights_only=weights_only)

@@ -14,8 +14,8 @@ from milescli.core.errors import MachineError, RecipeError
 from milescli.doctor.recipe_checks import check_reward_of
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.runtime.inputs import foreign_tasks
-from milescli.runtime.inputs.foreign_tasks import with_foreign_tasks
+from milescli.runtime.inputs import data_files
+from milescli.runtime.inputs.data_files import with_foreign_tasks
 
 ROLLOUT = Rollout.model_validate({"agent": "verifiers", "verifiers": {"environment": "words"}})
 
@@ -32,7 +32,7 @@ def test_a_prompt_is_on_one_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         asked.append(rollout)
         return [{"prompt": f"Say {number % 64}.", "label": str(number)} for number in range(100)]
 
-    monkeypatch.setattr(foreign_tasks, "TASKS", {"verifiers": tasks})
+    monkeypatch.setattr(data_files, "TASKS", {"verifiers": tasks})
     data = Data(prompts="task:verifiers[0:10]", eval="task:verifiers-heldout", train="mine.jsonl")
     local = with_foreign_tasks(data, ROLLOUT, RunDir(path=tmp_path))
     assert asked == [ROLLOUT] and local.train == "mine.jsonl"

@@ -17,7 +17,7 @@ from milescli.core.events import EventBus, WorkerLost, WorkerReplaced, WorkerSil
 from milescli.core.types import EngineAddress
 from milescli.recipe.fault import Fault
 from milescli.recipe.machine import MachineSettings
-from milescli.runtime.recovery import engine_watch
+from milescli.runtime.recovery import engine_keepers
 from milescli.runtime.recovery.engine_keepers import EngineKeeper
 from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.restarts import SAME_STEP_LIMIT, Repairs, Restarts
@@ -315,8 +315,8 @@ class Unanswering:
     """Looked at for so long, or until there is news."""
 
     def events(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-        monkeypatch.setattr(engine_watch, "ASKED_AFTER_S", 0.01)
-        monkeypatch.setattr(engine_watch.EngineWatch, "_work_s", lambda _: self.work_s)
+        monkeypatch.setattr(engine_keepers, "ASKED_AFTER_S", 0.01)
+        monkeypatch.setattr(engine_keepers.EngineWatch, "_work_s", lambda _: self.work_s)
         rig = Rig()
         rig.fleet.said_s = 0.0
         rig.fleet.waiting = 31

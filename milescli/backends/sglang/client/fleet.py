@@ -92,7 +92,6 @@ class SglangFleet:
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
-        """See RolloutEngine."""
         return self.http.engines
 
     @property
@@ -219,7 +218,6 @@ class SglangFleet:
                 self._removals.append(asyncio.ensure_future(self._router.remove(error.url)))
 
     async def remove_dead(self) -> bool:
-        """See RolloutEngine."""
         bound_s = self._order_timeout_s
         error = await self.http.find_dead(self.http.engines, within_s=bound_s)
         if error is not None:
@@ -227,7 +225,6 @@ class SglangFleet:
         return error is not None
 
     async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
-        """See RolloutEngine."""
         async with self._changing:
             if self._loaded is not None:
                 await self._load_into(engine, self._loaded)

@@ -142,7 +142,6 @@ class ServedTeachers:
         return [f"{teacher.url} {await teacher.model()}" for teacher in self.teachers]
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """See Teaching."""
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
         said = await teacher.say_all(trajectories)
         return [

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from milescli.backends.sglang.client.http import EngineRefused
+from milescli.backends.sglang.client.http import EngineRefused, Orders, Reply
 from milescli.backends.sglang.inside.corrections import DRAFT_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
-from milescli.backends.sglang.weights.orders import Orders, Reply
 from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, plain_payload
 from milescli.core.errors import MachineError, MilesError, MismatchError
 from milescli.core.types import EngineAddress
@@ -54,18 +53,15 @@ class _Channel:
         return self._orders
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """See WeightChannel."""
         self.close()
         self._orders = Orders(engines, timeout_s=self._timeout_s)
 
     def close(self) -> None:
-        """See WeightChannel."""
         if self._orders is not None:
             self._orders.close()
             self._orders = None
 
     def send(self, buckets: Iterator[Bucket]) -> None:
-        """See WeightChannel."""
         try:
             _agree(self._send_all(buckets))
         finally:
@@ -163,14 +159,12 @@ class TensorChannel(_Channel):
         self._for_draft = False
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """See WeightChannel."""
         super().open(engines)
         self._readers = readers(
             engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
         )
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
-        """See DraftChannel."""
         self._for_draft = True
         try:
             self.send(buckets)
@@ -247,7 +241,6 @@ class TensorChannel(_Channel):
             held.free()
 
     def close(self) -> None:
-        """See WeightChannel."""
         super().close()
         self._free()
 

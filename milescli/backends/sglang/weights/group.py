@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from milescli.backends.sglang.weights.orders import Orders, Reply
+from milescli.backends.sglang.client.http import Orders, Reply
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.units import format_duration
 from milescli.weights.buckets import Slice
