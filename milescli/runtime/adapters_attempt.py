@@ -27,7 +27,8 @@ from milescli.train.base import Trainer
 
 
 class SeveralAttempt(Attempt):
-    """See Attempt. It learns nothing itself: each adapter is an attempt of its own, which has the
+    """Trains several adapters at once: each is an `AdapterAttempt`, and all share this attempt's
+    processes. It learns nothing itself: each adapter is an attempt of its own, which has the
     processes in common with the others."""
 
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
@@ -45,7 +46,8 @@ class SeveralAttempt(Attempt):
 
     @property
     def saved_step(self) -> int | None:
-        """See Attempt. Of the adapter that is furthest behind, of those that have steps to do."""
+        """Return the step of the adapter that is furthest behind, of those that have steps to do.
+        Of the adapter that is furthest behind, of those that have steps to do."""
         left = [one for one in self.adapters.values() if one.saved_step != one.spec.num_steps]
         saved = [one.saved_step for one in left or self.adapters.values()]
         return None if None in saved else min(step for step in saved if step is not None)
@@ -83,10 +85,11 @@ class SeveralAttempt(Attempt):
             await one.settle()
 
     async def begin_with(self, trainer: Any) -> None:
-        """See Attempt. Each adapter does in its loop."""
+        """Do nothing: each adapter begins in its own loop. Each adapter does in its loop."""
 
     async def save_and_stop(self, stopped: Stopped) -> None:
-        """See Attempt. Each adapter saves what it has learned."""
+        """Do nothing: each adapter saves what it has learned. Each adapter saves what it has
+        learned."""
         for one in self.adapters.values():
             try:
                 await one.save_and_stop(stopped)
@@ -122,7 +125,7 @@ class SeveralAttempt(Attempt):
         return await super()._start_bare_ranks()
 
     async def _take_in(self, start: Start) -> None:
-        """A new engine is given every adapter, and then answers for it. Raises what any raises."""
+        """Give a new engine every adapter, and let it answer for it. Raises what any raises."""
         starting = asyncio.ensure_future(start())
         takes = [one.take_in(lambda: asyncio.shield(starting)) for one in self.adapters.values()]
         try:
@@ -135,7 +138,7 @@ class SeveralAttempt(Attempt):
 
 
 class AdapterAttempt(ReinforceAttempt):
-    """One of several adapters: its loop, its events and checkpoints."""
+    """Trains one of several adapters: has a loop, events and checkpoints of its own."""
 
     def __init__(self, name: str, spec: RunSpec, whole: SeveralAttempt) -> None:
         """`whole`: whose processes it has in common with the others."""
@@ -158,7 +161,8 @@ class AdapterAttempt(ReinforceAttempt):
         self.saver.require_saved(self.step)
 
     def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
-        """See ReinforceAttempt. Nobody else changes the engines meanwhile."""
+        """Return devices whose engines nobody else changes meanwhile. Nobody else changes the
+        engines meanwhile."""
         return AdapterDevices(
             taking_turns=False,
             trainer=trainer,
@@ -168,10 +172,10 @@ class AdapterAttempt(ReinforceAttempt):
         )
 
     def keep_own(self, fleet: SglangFleet, devices: Devices) -> None:
-        """They are kept for all adapters at once."""
+        """Do nothing: one keeper keeps the engines alive for all adapters."""
 
     async def take_in(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
-        """A new engine answers for it, when it holds what the others do."""
+        """Let a new engine answer for this adapter, once it holds what the others do."""
         if self.run is not None:
             await self.run.devices.replace(start)
         else:
@@ -190,7 +194,7 @@ class AdapterDevices(Devices):
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """See Devices. `publish` follows, or it raises."""
+        """As in Devices; `publish` follows, or this raises. `publish` follows, or it raises."""
         await self.turn.acquire()
         self._is_ours = True
         try:
@@ -251,8 +255,8 @@ def _passed_on(name: str, bus: EventBus) -> Callable[[Event], None]:
 
 
 async def together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of them to their ends. One that is stopped lets the others come to their own stops; any
-    other error ends all. Raises it, or Stopped."""
+    """Run all to their ends. One that is stopped lets the others come to their own stops; any other
+    error ends all. Raises it, or Stopped."""
     tasks = [asyncio.ensure_future(one) for one in loops]
     stopped: Stopped | None = None
     try:

@@ -1,5 +1,5 @@
-"""One attempt at a run, whatever it learns from: starts the trainer, is watched, saves, ends clean.
-What is learned is the business of `reinforcing` and of `row_attempt`."""
+"""One attempt at a run, whatever it learns from: starts the trainer, supervises, saves, ends clean,
+and begins again where nodes join. `reinforce_attempt` and `row_attempt` say what is learned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from milescli.runtime.recording.user_hooks import UserHooks
 from milescli.runtime.recovery.engine_keepers import EngineKeeper, RouterKeeper, keep_scorer
 from milescli.runtime.recovery.engines import Engines
 from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTrainer
-from milescli.runtime.recovery.peer_copies import Copies, buddies, start_keepers
+from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
 from milescli.runtime.recovery.supervise import (
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class InMemory(Protocol):
-    """A run in memory, as far as an attempt knows it."""
+    """The parts of a run in memory that an attempt uses."""
 
     step: int
     trainer: Trainer
@@ -95,7 +95,7 @@ class Attempt:
 
     @property
     def asks_teachers(self) -> bool:
-        """Whether the trainer holds the run's teachers, where it has any."""
+        """True if the trainer holds the run's teachers, where it has any."""
         return True
 
     @property
@@ -107,12 +107,12 @@ class Attempt:
 
     @property
     def saved_step(self) -> int | None:
-        """Of the newest checkpoint that a resumed run would go on from."""
+        """Return the step of the newest checkpoint that a resumed run would go on from."""
         return self.saver.newest_step
 
     @property
     def has_begun(self) -> bool:
-        """All processes are there, and there is something to stop."""
+        """True if all processes are there, and there is something to stop."""
         return self.run is not None
 
     async def main(self) -> None:
@@ -204,7 +204,7 @@ class Attempt:
         raise NotImplementedError
 
     def tell_end(self, event: RunEnded) -> None:
-        """How it ended."""
+        """Emit how the attempt ended."""
         self.bus.emit(event)
 
     async def settle(self) -> None:
@@ -214,7 +214,7 @@ class Attempt:
         await self.profiler.between(step, loop=self)
 
     def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:
-        """From now on a dead engine of this fleet is replaced."""
+        """From now on, replace a dead engine of this fleet."""
         keeper = EngineKeeper(
             fleet,
             indices=self.session.builder.indices_of(devices.fleet),
@@ -236,7 +236,7 @@ class Attempt:
         return keeper
 
     def progress(self) -> Progress:
-        """What a checkpoint keeps of the run beside the weights."""
+        """Return what a checkpoint records of the run beside the weights."""
         raise NotImplementedError
 
     async def prepare(self, trainer: Trainer) -> None:
@@ -288,7 +288,7 @@ class Attempt:
         trainer.is_saved()
 
     async def _start_ranks(self) -> HealingTrainer:
-        """Those that die are replaced."""
+        """Start the trainer's ranks, which are replaced where they die."""
         start = partial(self.session.builder.start_trainer, with_teachers=self.asks_teachers)
         trainer = self.trainer = HealingTrainer(
             await self._until_started("trainer", start),
@@ -302,8 +302,8 @@ class Attempt:
         return trainer
 
     def _copies(self) -> Copies | None:
-        """Of the ranks' state, where the recipe wants some. Their keepers start beside what
-        follows."""
+        """Make the copies of the ranks' state, where the recipe wants some. Their keepers start
+        beside what follows."""
         every = self.spec.recipe.fault.copy_every
         if not every:
             return None
@@ -311,7 +311,7 @@ class Attempt:
             every=every,
             start_keepers=partial(start_keepers, self.session.builder),
             start_ranks=self._start_bare_ranks,
-            buddies=buddies(self.spec.plan),
+            keeper_of_rank=keepers_of_ranks(self.spec.plan),
             repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
         )
@@ -319,7 +319,7 @@ class Attempt:
         return copies
 
     def _room(self) -> AbstractAsyncContextManager[None]:
-        """Before there is a run, its engines sleep."""
+        """Make room for ranks on the devices: before there is a run, its engines sleep."""
         devices = self.run.devices if self.run is not None else None
         return devices.room_for_ranks() if devices is not None else nullcontext()
 
@@ -336,7 +336,8 @@ class Attempt:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
 
     async def _start_bare_ranks(self) -> RankGroup:
-        """As the model is. A checkpoint whose manifest is being written counts by then."""
+        """Start ranks with the weights of the model as it is given. A checkpoint whose manifest is
+        being written counts by then."""
         await self.saver.completed()
         return await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
 
@@ -359,7 +360,7 @@ class Attempt:
             self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
 
     async def save_last(self) -> None:
-        """As `save`, with the trainer awake."""
+        """Save as `save` does, with the trainer awake."""
         await self.save(self.step)
 
     async def save_and_stop(self, stopped: Stopped) -> None:

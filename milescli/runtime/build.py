@@ -1,4 +1,5 @@
-"""The composition root: from a spec to running actors, each of its vendor."""
+"""The composition root: from a spec to running actors, each of its vendor; and the adapter that
+engines of a LoRA run begin with."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ PLACE_TIMEOUT_S = 60.0
 
 
 async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
-    """An `UntilStarted` that bears no death."""
+    """An `UntilStarted` that starts once and does not retry."""
     await start()
 
 
@@ -73,8 +74,8 @@ class Builder:
         return self.spec.plan
 
     async def start_trainer(self, *, with_teachers: bool) -> RankGroup:
-        """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
-        any. They meet on the node of rank 0."""
+        """Start all trainer ranks, with the model loaded, and those of the run's teachers, where it
+        has any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
         slots = trainer_slots(self.plan)
         master = slots[0].node
@@ -124,7 +125,8 @@ class Builder:
         )
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
-        """Until all have loaded their models; pids by rank. Where one fails, none is left."""
+        """Wait until all ranks have loaded their models; returns their pids by rank. Where one
+        fails, none is left."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
             pids = await start_all(ranks, timeout_s=timeout_s)
@@ -137,9 +139,9 @@ class Builder:
     async def start_engines(
         self, engines: Engines, *, until_started: UntilStarted = _once
     ) -> SglangFleet:
-        """All engines at once, and the reward model if there is one, then the router if there is
-        one, and the client. `engines` is filled as processes start, so that a failure half-way can
-        still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        """Start all engines at once, and the reward model if there is one, then the router if there
+        is one, and the client. `engines` is filled as processes start, so that a failure half-way
+        can still stop them. `until_started`: what to do about one that is killed meanwhile."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
@@ -180,8 +182,9 @@ class Builder:
             raise
 
     async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
-        """A new one in the place of `dead`, which `end_engine` was called for, and of which nothing
-        is left afterwards. Raises WorkerDied or WaitTimeout where it does not start."""
+        """Start a new engine in the place of `dead`, which `end_engine` was called for, and of
+        which nothing is left afterwards. Raises WorkerDied or WaitTimeout where it does not
+        start."""
         timeout_s = self.recipe.machine.start_timeout_s
         new = await self._spawn_engine(dead.index, ends_groups=dead.groups)
         engines.actors[dead.index] = new
@@ -247,9 +250,9 @@ class Builder:
         )
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
-        """Its URL. None: a single engine needs none, nor do those that share the cores of one
-        computer, for which it costs more than it gains; and several adapters ask the engines
-        themselves, as each knows when a new one holds it."""
+        """Start the router and return its URL. None: a single engine needs none, nor do those that
+        share the cores of one computer, for which it costs more than it gains; and several adapters
+        ask the engines themselves, as each knows when a new one holds it."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
         is_small = self.plan.device_kind == "cpu" and one_computer
         if len(asked) == 1 or is_small or self.spec.adapters:
@@ -269,7 +272,7 @@ class Builder:
         return engines.router.spec.url
 
     async def _spawn_engine(self, index: int, *, ends_groups: Sequence[int] = ()) -> EngineActors:
-        """One actor on each node that the engine lies on; the first has its HTTP server.
+        """Spawn one actor on each node that the engine lies on; the first has its HTTP server.
         `ends_groups`: [nodes] process groups that are ended there first."""
         nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
         head, specs, handles = nodes[0], list[EngineSpec](), list[ActorHandle]()
@@ -311,21 +314,21 @@ class Builder:
         return sorted(slots, key=lambda slot: slot.engine_rank or 0)
 
     def _gpu_share(self) -> float:
-        """What Ray counts for each process on a device; which devices those are, we say ourselves.
-        Halves add up to a device where trainer and engine share one."""
+        """Return what Ray counts for each process on a device; which devices those are, we say
+        ourselves. Halves add up to a device where trainer and engine share one."""
         if self.plan.device_kind == "cpu":
             return 0.0
         return 0.5 if self.plan.colocated else 1.0
 
     def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
-        """How a fleet's client and the trainer ranks reach its engines. `fleet`: may be one of
-        `rollout.policies`."""
+        """Return the addresses by which a fleet's client and the trainer ranks reach its engines.
+        `fleet`: may be one of `rollout.policies`."""
         indices = self.indices_of(fleet)
         return [self._address(engines.actors[index].specs[0], index) for index in indices]
 
     def indices_of(self, fleet: str) -> range:
-        """A fleet's engines, by their places in the plan: those of rollout, those for evaluations,
-        one for each of `rollout.policies`."""
+        """Return a fleet's engines, by their places in the plan: those of rollout, those for
+        evaluations, one for each of `rollout.policies`."""
         num, policies = self.plan.engines.num, self.recipe.rollout.policies
         num_rollout = num - self.plan.engines_apart
         of_policies = num - min(len(policies), self.plan.engines_apart)
@@ -348,8 +351,8 @@ class Builder:
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """What is equal on all nodes of an engine. One that plays a role has no adapter, and guesses
-    nothing: both are the policy's."""
+    """Return what is equal on all nodes of an engine. One that plays a role has no adapter, and
+    guesses nothing: both are the policy's."""
     plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
     made = engine_spec(
         spec.recipe,
@@ -382,13 +385,13 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
 
 
 def trainer_slots(plan: Plan) -> list[Slot]:
-    """In the order of their ranks."""
+    """Return the trainer's slots in the order of their ranks."""
     slots = [slot for slot in plan.slots if slot.trainer_rank is not None]
     return sorted(slots, key=lambda slot: slot.trainer_rank or 0)
 
 
 def rank_name(rank: int) -> str:
-    """As people read it."""
+    """Name a rank as people read it."""
     return f"trainer rank {rank}"
 
 
@@ -397,14 +400,17 @@ FOLDER = "adapter_start"
 
 
 def start_folder(spec: RunSpec) -> Path | None:
-    """Where it lies; None: nothing is trained, or engines are sent whole models."""
+    """Return the folder of the adapter that engines begin with; None where nothing is trained, or
+    engines receive whole models."""
     trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
     serves = spec.recipe.train.lora.is_on and not spec.plan.merges_adapter
     return spec.run.path / FOLDER if trains and serves else None
 
 
 def write_start(spec: RunSpec) -> None:
-    """As a PEFT folder, once; nothing where there is none."""
+    """Write the adapter that engines begin with as a PEFT folder, once: it has the shape that is
+    trained, and is zero, so that it changes nothing until the first publish. Does nothing where
+    there is none."""
     folder, shape = start_folder(spec), trained_shape(spec.recipe)
     if folder is None or shape is None or is_adapter(folder):
         return

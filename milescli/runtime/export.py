@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """What was written."""
+    """The result of an export."""
 
     path: str
     format: str
@@ -64,7 +64,7 @@ class ExportSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """What is exported."""
+    """The weights that are exported."""
 
     base: Path
     """The folder of config, tokenizer and untrained parts."""
@@ -229,7 +229,7 @@ def _export_adapter(
 
 
 def _find(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
-    """What lies at `path`. Raises CheckpointError where it is nothing that has weights."""
+    """Find the weights at `path`. Raises CheckpointError where it is nothing that has weights."""
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
     if not is_checkpoint and step is not None:
@@ -321,7 +321,7 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
 
 
 def _story(tensors: Path) -> Story | None:
-    """Of a checkpoint that lies in a run."""
+    """Return the story of a checkpoint that lies in a run, for its model card."""
     run = RunDir(tensors.absolute().parents[1])
     if not run.recipe_file.is_file() or not tensors.name.startswith(PREFIX):
         return None

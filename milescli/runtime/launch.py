@@ -80,7 +80,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Its directory, locked; made when all that can be refused at once has been looked at."""
+    """Make the run's directory, locked, once all that can be refused at once was checked."""
     recipes.check_at_once()
     recipe = recipes.loaded.recipe
     run = create(
@@ -109,8 +109,8 @@ _KEYS = frozenset(
 
 
 def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
-    """The same recipe; what names nothing that is here (a task, a name on the hub, a file that is
-    missing) stays as it is."""
+    """Return the same recipe with absolute paths; what names nothing that is here (a task, a name
+    on the hub, a file that is missing) stays as it is."""
     recipe = _anchored(loaded.recipe, key="")
     return loaded if recipe is loaded.recipe else replace(loaded, recipe=recipe)
 

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 def plan_only(
     loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None
 ) -> Plan:
-    """What would run, without starting or making anything. Raises where a plug-in or the model
-    cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
-    hub may have been asked for them."""
+    """Return what would run, without starting or making anything. Raises where a plug-in or the
+    model cannot be had, or cannot be trained. `facts`: of its model, where they were read already:
+    the hub may have been asked for them."""
     each = each_of(loaded)
     for one in each.values() or [loaded]:
         load_plugins(one.recipe)
@@ -55,9 +55,9 @@ def plan_only(
 def plan_without_plugins(
     loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts, serves_merged: bool = False
 ) -> Plan:
-    """The same before the plug-ins are looked at, which imports torch: for who can use the time in
-    between, and looks at them then. `serves_merged`: engines will be given merged weights where an
-    adapter is trained, as an evaluation does."""
+    """Return the plan before the plug-ins are loaded, which imports torch: for callers that use the
+    time in between, and load them then. `serves_merged`: engines will be given merged weights where
+    an adapter is trained, as an evaluation does."""
     facts.require_trainable()
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
@@ -72,7 +72,7 @@ def plan_without_plugins(
 def _made(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, serves_merged: bool = False
 ) -> Plan:
-    """With all models of the run."""
+    """Make the plan with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
@@ -107,7 +107,7 @@ def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adap
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises RecipeError where routes are to be replayed that no engine tells."""
+    """Raises RecipeError where the recipe replays routes that no engine reports."""
     fault = fault_of_record(facts) if recipe.train.routing_replay else None
     if fault is not None:
         raise RecipeError(
@@ -131,7 +131,7 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
 
 
 def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
-    """What would run here, or on `machine`; what a launch would refuse all the same is a
+    """Return the plan of a run here, or on `machine`; what a launch would refuse all the same is a
     warning."""
     facts = planned_facts(loaded.recipe)
     plan = plan_only(loaded, machine, facts=facts)
@@ -168,8 +168,9 @@ def engine_spec(
     draft_dir: Path | None = None,
     adapter_dir: Path | None = None,
 ) -> EngineSpec:
-    """What is equal on all nodes of engine `index`. `draft_dir`: of the model that guesses ahead,
-    where it is there; `adapter_dir`: that it begins with, where the policy is an adapter."""
+    """Return what is equal on all nodes of engine `index`; `build` adds where it lives.
+    `draft_dir`: of the model that guesses ahead, where it is there; `adapter_dir`: that it begins
+    with, where the policy is an adapter."""
     layout, kept = plan.engines, recipe.engines.prefix_cache
     if kept is None and recipe.rollout.agent != "single_turn":
         kept = True
@@ -203,7 +204,8 @@ def engine_spec(
 
 
 def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) -> Speculation | None:
-    """How the policy's engines guess ahead; None: they do not. `draft_dir`: see `engine_spec`."""
+    """Return how the policy's engines guess ahead; None: they do not. `draft_dir`: see
+    `engine_spec`."""
     settings = recipe.rollout.speculative
     if settings.kind == "none":
         return None

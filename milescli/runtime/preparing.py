@@ -36,7 +36,7 @@ ITSELF = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipes:
-    """What a run's recipe says: of the run, and of each adapter where it trains several."""
+    """A run's recipe, and that of each adapter where it trains several."""
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
@@ -53,16 +53,16 @@ class Recipes:
 
     @property
     def planned(self) -> LoadedRecipe:
-        """What the machine must have room for."""
+        """The recipe that the machine must have room for."""
         return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
-        """Those that something is learned by."""
+        """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
     def check_at_once(self) -> None:
-        """What takes no time. Raises MilesError."""
+        """Check what takes no time. Raises MilesError."""
         for one in self.learned:
             check_at_once(one.recipe)
             require_files(one.recipe.data)
@@ -70,7 +70,7 @@ class Recipes:
         require_tracking(self.loaded.recipe.run)
 
     def load_plugins(self) -> None:
-        """Those of the trainer's ranks. Raises RecipeError."""
+        """Load the plug-ins of the trainer's ranks. Raises RecipeError."""
         for one in self.learned:
             load_train_plugins(one.recipe)
 
@@ -91,7 +91,7 @@ def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run goes on with, when its inputs were looked at."""
+    """The parts of a run whose inputs were checked."""
 
     inputs: RunInputs
     plan: Plan
@@ -110,7 +110,7 @@ def prepare_all(
     checkpoints: Mapping[str, StoredCheckpoint | None],
     output: Output,
 ) -> Prepared:
-    """Of the run, or of each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
+    """Prepare the run, or each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
     `checkpoints`: where each adapter goes on from."""
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:
@@ -144,7 +144,8 @@ def prepare_all(
 
 
 def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
-    """The same; a model that the run has written out is read there, and not once more for each."""
+    """Return the same inputs with the model that the run has written out, which need not be written
+    once more for each."""
     if run.path not in model_dir.parents:
         return one
     model = one.recipe.model.model_copy(update={"path": str(model_dir)})

@@ -102,7 +102,7 @@ def prestart_ray(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySession:
-    """What is held while it lasts."""
+    """The Ray session of a run, with the watchdog that ends whatever belongs to it."""
 
     cluster: Cluster
     watchdog: Watchdog
@@ -153,8 +153,8 @@ def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]
 
 
 def run_variables(token: str) -> dict[str, str]:
-    """What every process of the run inherits. SPT_NOENV: a process that changes its title leaves
-    its environment readable, by which the watchdog knows it."""
+    """Return the environment variables that every process of the run inherits. SPT_NOENV: a process
+    that changes its title leaves its environment readable, by which the watchdog knows it."""
     return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}
 
 

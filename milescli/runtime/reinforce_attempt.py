@@ -16,11 +16,11 @@ from milescli.rollout.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
-from milescli.runtime.evaluation.evaluator import EvaluationsBeside, Evaluator
+from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
 from milescli.runtime.inputs.given_models import by_role, served_teachers
-from milescli.runtime.recording.sample_files import KeptSamples
+from milescli.runtime.recording.sample_files import SampleFiles
 from milescli.runtime.recording.sample_journal import SampleJournal, open_journal
 from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import Progress, version_of
@@ -30,17 +30,17 @@ from milescli.train.objectives import load_in_driver
 
 
 class ReinforceAttempt(Attempt):
-    """See Attempt."""
+    """An attempt at a run that learns from what engines sample."""
 
     run: loop.Run | None
-    beside: EvaluationsBeside | None = None
+    beside: ConcurrentEvaluations | None = None
     """None: evaluations are answered by the engines of rollout."""
     environments: SpreadEnvironments | None = None
     """None: those of the run, if it has any, live beside the driver."""
 
     journal: SampleJournal | None = None
     """None: nothing is kept, or nothing runs yet."""
-    kept: KeptSamples | None = None
+    kept: SampleFiles | None = None
     """None: nothing runs yet."""
 
     async def main(self) -> None:
@@ -50,7 +50,7 @@ class ReinforceAttempt(Attempt):
             await self.close_journal()
 
     async def close_journal(self) -> None:
-        """What was written is kept."""
+        """Close the journal; what was written stays."""
         if (journal := self.journal) is not None:
             await in_thread(journal.close)
 
@@ -80,7 +80,7 @@ class ReinforceAttempt(Attempt):
             await self.kept.finish()
 
     def _assemble(self, trainer: Trainer, fleet: SglangFleet) -> loop.Run:
-        """The run in memory."""
+        """Assemble the run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         parts = {
             "engine": fleet,
@@ -103,7 +103,7 @@ class ReinforceAttempt(Attempt):
             folder=spec.run.eval_dir,
             side=self.side,
         )
-        self.kept = KeptSamples(
+        self.kept = SampleFiles(
             spec.run.rollouts_dir,
             inputs.tokenizer,
             side=self.side,
@@ -143,11 +143,11 @@ class ReinforceAttempt(Attempt):
         )
 
     def keep_own(self, fleet: SglangFleet, devices: Devices) -> None:
-        """From now on an engine that samples for it is replaced where it dies."""
+        """From now on, replace an engine that samples for the run where it dies."""
         self.keep_engines(fleet, devices)
 
     def devices(self, trainer: Trainer, fleet: SglangFleet) -> Devices:
-        """Who holds them, and when."""
+        """Return the turns of trainer and engines on the devices."""
         return Devices(
             taking_turns=self.taking_turns,
             trainer=trainer,
@@ -163,7 +163,7 @@ class ReinforceAttempt(Attempt):
             devices = Devices(
                 taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION
             )
-            self.beside = EvaluationsBeside(devices, self._measure, tell=self._warn)
+            self.beside = ConcurrentEvaluations(devices, self._measure, tell=self._warn)
             self.probes.append(self.beside.probe)
             self.keep_engines(own, devices).on_empty = self.beside.give_up
         if spec.checkpoint is None:

@@ -25,21 +25,21 @@ from milescli.train.objectives import load_in_driver
 
 
 class RowAttempt(Attempt):
-    """See Attempt."""
+    """An attempt at a run that learns from rows of files."""
 
     run: RowRun | None
     evaluator: Evaluator | None = None
 
     @property
     def asks_teachers(self) -> bool:
-        """See Attempt: not where all that they would say is known, or they are served."""
+        """False where the cache knows all that the teachers would say, or they are served."""
         if self.spec.recipe.train.distill.is_served:
             return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
 
     @property
     def _rows(self) -> list[Any]:
-        """All that the run learns from or measures."""
+        """All rows that the run learns from or measures."""
         inputs, train = self.spec.inputs, self.spec.recipe.train
         assert inputs.rows is not None, "a run that learns from rows has them"
         return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
@@ -157,8 +157,8 @@ class RowAttempt(Attempt):
     async def _know(
         self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, told: str
     ) -> None:
-        """What the cache says of the rows, of which those that it lacks are put before the
-        trainer's ranks now."""
+        """Fill the rows from the cache; those that it lacks are put before the trainer's ranks
+        now."""
         inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         if missing := cache.missing(self._rows):
@@ -174,7 +174,7 @@ class RowAttempt(Attempt):
         await self._know(cache, trainer, phase="reference", told=told)
 
     async def _know_teacher(self, trainer: Trainer) -> None:
-        """What the teacher says of the rows; then it is dismissed."""
+        """Fill the rows from the teacher, then dismiss it."""
         told = "rows are put before the teacher"
         await self._know(self._teacher, trainer, phase="teacher", told=told)
         await trainer.dismiss_teachers()

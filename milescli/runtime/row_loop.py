@@ -17,7 +17,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
-from milescli.runtime.loop import MemoryNews
+from milescli.runtime.loop import MemoryReports
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
@@ -56,7 +56,7 @@ class RowRun:
     stop: StopFlag
     step: int = 0
     """Steps done."""
-    memory: MemoryNews = field(default_factory=MemoryNews)
+    memory: MemoryReports = field(default_factory=MemoryReports)
 
 
 async def learn(run: RowRun) -> None:
@@ -91,7 +91,7 @@ async def learn(run: RowRun) -> None:
 
 
 def batch_of(run: RowRun, rows: list[Any]) -> TrainBatch:
-    """What the objective learns from these rows, packed, one shard a data-parallel rank."""
+    """Return what the objective learns from these rows, packed, one shard a data-parallel rank."""
     plan, name = run.plan, run.recipe.train.objective
     return pack(
         sequences_from(run.objective, rows, name=name),
@@ -102,7 +102,7 @@ def batch_of(run: RowRun, rows: list[Any]) -> TrainBatch:
 
 
 def due(step: int, every: int) -> bool:
-    """Whether `step` is one of every so many; 0: never."""
+    """True if `step` is one of every so many; 0: never."""
     return every > 0 and step % every == 0
 
 

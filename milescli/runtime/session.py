@@ -23,7 +23,7 @@ from milescli.runtime.spec import RunSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
-    """What is held while it lasts."""
+    """The log folder, Ray and builder of one stretch of work."""
 
     log_dir: Path
     cluster: Cluster

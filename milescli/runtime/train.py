@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSummary:
-    """What one of several adapters reached; see RunSummary."""
+    """The results of one of several adapters; see RunSummary."""
 
     path: str
     steps: int
@@ -67,7 +67,7 @@ class AdapterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a run reached."""
+    """The results of a run."""
 
     path: str
     """The run directory."""

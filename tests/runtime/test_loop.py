@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milescli.core.events import Event, EventBus, MemorySeen, WorkerMemory
-from milescli.runtime.loop import MemoryNews
+from milescli.runtime.loop import MemoryReports
 
 
 def rank(number: int, size: int) -> WorkerMemory:
@@ -11,7 +11,7 @@ def rank(number: int, size: int) -> WorkerMemory:
 
 
 def test_only_what_has_changed_is_told() -> None:
-    told, news = list[Event](), MemoryNews()
+    told, news = list[Event](), MemoryReports()
     bus = EventBus(listeners=[told.append])
     for step, sizes in enumerate(((1000, 1000), (1010, 1000), (1030, 1000), (1030, 900)), start=1):
         workers = tuple(rank(number, size) for number, size in enumerate(sizes))

@@ -28,8 +28,7 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang.inside import adapter, routing, verify
-    from milescli.backends.sglang.inside import corrections as halves
+    from milescli.backends.sglang.inside import adapter, corrections, routing, verify
     from milescli.backends.sglang.launch import key
 
     try:
@@ -41,7 +40,7 @@ def register() -> None:
         _listen_on_given_address()
         _meet_at_reserved_ports()
         verify.install()
-        halves.install()
+        corrections.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if os.environ.get(adapter.ADAPTER_VARIABLE) == "1":

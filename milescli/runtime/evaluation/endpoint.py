@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What prompts are read with: no tokenizer, and nothing that was trained on."""
+    """How prompts of an endpoint are read: without a tokenizer, and without rows that were trained
+    on."""
 
     tokenizer: NoTokens
     prompts: None = None
@@ -91,7 +92,7 @@ def checked_url(url: str) -> str:
 
 
 def _require_askable(recipe: Recipe) -> None:
-    """Raises RecipeError for what needs the tokens that are sampled, or an engine."""
+    """Raises RecipeError for a recipe that needs the tokens that are sampled, or an engine."""
     rollout, plain = recipe.rollout, Rollout()
     extra_fields(recipe.eval.endpoint)
     needs = [

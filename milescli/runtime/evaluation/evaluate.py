@@ -1,4 +1,6 @@
-"""`miles eval`: checkpoints of a run that is not running, measured with engines alone."""
+"""`miles eval` with engines alone: checkpoints of a run that is not running, a model that no run
+made, or a converted checkpoint. `miles env play --model` starts engines the same way to watch one
+episode."""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ Ask = Callable[..., Awaitable[Sequence[SetResult]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is evaluated by one start of engines."""
+    """The weights that one start of engines evaluates."""
 
     name: str
     """As the user would type it."""
@@ -163,14 +165,15 @@ def _roles_served(plan: Plan, recipe: Recipe) -> int:
 
 
 def _trained_on(recipe: Recipe) -> Recipe:
-    """What is read of the run beside the sets; nobody is taught or scored by it here, and who did
-    may be gone."""
+    """Return the recipe by which the run's data is read beside the sets; no teacher and no reward
+    model takes part here, and those of the run may be gone."""
     recipe = without_speculation(without_policies(unscored(untaught(recipe))))
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
 
 
 def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
-    """By step. Raises CheckpointError where one is not there, or `steps` is no list of steps."""
+    """Return the checkpoints that `steps` names, by step. Raises CheckpointError where one is not
+    there, or `steps` is no list of steps."""
     if steps is None or (steps == ALL and not store.steps()):
         return [store.find(None)]
     if steps == ALL:
@@ -213,7 +216,7 @@ def serve_and_evaluate(
     """Start engines on the spec's model folder, ask all sets, then the same with the weights of
     each further model, and stop them. `ask`: what is done instead."""
     from milescli.core.events import EventBus
-    from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, lost_told
+    from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, warn_of_losses
     from milescli.runtime.recovery.engines import Engines
     from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
     from milescli.runtime.recovery.supervise import StartWatch, StopSignals, run_watched
@@ -227,7 +230,7 @@ def serve_and_evaluate(
         async def work() -> None:
             await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
             probes.append(session.cluster.check_nodes)
-            bus = EventBus([lost_told(output.warn)])
+            bus = EventBus([warn_of_losses(output.warn)])
             repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
             again = partial(until_started, repairs=repairs)
             probes.append(
@@ -272,7 +275,7 @@ async def _all_sets(
     step: int,
     output: Output,
 ) -> list[SetResult]:
-    """One after the other, by the weights that the engines hold."""
+    """Evaluate the sets one after the other, by the weights that the engines hold."""
     results = []
     for one in asked:
         recipe = one.set.recipe
@@ -285,7 +288,7 @@ async def _all_sets(
 
 
 def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
-    """Of the recipe's agent, sampled as its `eval` says."""
+    """Return episodes of the recipe's agent, sampled as its `eval` says."""
     assert engines.fleet is not None, "engines serve"
     return evaluation_episodes(
         recipe,
@@ -300,8 +303,8 @@ def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Outp
 
 
 def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
-    """The same engines, the last `num_policies` for roles that other models play, with the
-    trainer's slots left out; nodes and devices are counted from 0 again."""
+    """Return the plan with the same engines, the last `num_policies` for roles that other models
+    play, and without the trainer's slots; nodes and devices are counted from 0 again."""
     kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
     nodes = sorted({slot.node for slot in kept})
     first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
@@ -313,8 +316,8 @@ def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
 
 
 def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
-    """The same engines, which hold the longest prompt and response of any set. Raises FitError
-    where the model has no positions for them."""
+    """Return the plan with engines that hold the longest prompt and response of any set. Raises
+    FitError where the model has no positions for them."""
     largest = max(sets, key=lambda one: longest_tokens(one.recipe))
     longest, positions = longest_tokens(largest.recipe), facts.max_position_embeddings
     if positions and longest > positions:
@@ -392,8 +395,10 @@ def evaluate_model(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
-    """The agent of the episode, and what is done with engines that serve it."""
+class WatchedEpisode:
+    """Plays one episode of an environment by a model that engines are started for (`miles env play
+    --model RUN`): the agent of the episode, and an `Ask` of the engines. Nothing is measured, kept
+    or learned."""
 
     settings: EnvironmentSettings
     prompt: Prompt
@@ -405,7 +410,7 @@ class Watched:
     """Told each turn: what the model said, and what came of it."""
 
     async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
-        """As an Agent. Raises AgentError where the environment fails."""
+        """Play as an Agent does. Raises AgentError where the environment fails."""
         game, step = Game(self.settings, prompt), Step()
         said, total = list[str](), 0.0
         try:
@@ -432,7 +437,7 @@ class Watched:
         step: int,
         output: Output,
     ) -> list[SetResult]:
-        """See `evaluate.Ask`: play it once. Raises AgentError, or what the engines raise."""
+        """Play the episode once (an `Ask`). Raises AgentError, or what the engines raise."""
         recipe = asked[0].set.recipe
         episodes = episodes_of(spec, recipe, engines, output=output)
         output.note(f"{name}, step {step}, plays {self.settings.name}")

@@ -73,7 +73,7 @@ class Evaluator:
         return (await self.measure(step))[0]
 
     async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
-        """The same, with what was sampled."""
+        """Same as `run`; also returns what was sampled."""
         began, settings = time.monotonic(), self.recipe.eval
         count = len(self.prompts) * settings.samples_per_prompt
         with self.watch(count) as progress:
@@ -100,7 +100,7 @@ class Evaluator:
         return done, groups
 
     async def _play(self, progress: Callable[[int], None]) -> list[Group]:
-        """One for each prompt, in order, all samples scored."""
+        """Play all prompts; returns one group for each, in order, all samples scored."""
         bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
         begun, done = list[int](), list[int]()
 
@@ -173,7 +173,8 @@ async def measure_set(
 def result_of(
     one: LoadedSet, done: EvalDone, groups: Sequence[Group], *, model: str, run: RunDir
 ) -> SetResult:
-    """What the samples come to; writes JSONL, parquet and JSON where `done.path` is."""
+    """Compute the result of a set from its samples; writes JSONL, parquet and JSON where
+    `done.path` is."""
     recipe, answer = one.set.recipe, answer_of(one.set.recipe.rollout)
     scores = scores_of(
         groups, ks=one.set.ks, answer=answer, domains=one.domains, seed=recipe.run.seed
@@ -200,8 +201,9 @@ def result_of(
     return result
 
 
-class EvaluationsBeside:
-    """One at a time. Belongs to one event loop."""
+class ConcurrentEvaluations:
+    """Runs evaluations on engines of their own, which are given the weights of a step and answer
+    while the run goes on; one at a time. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -248,7 +250,7 @@ class EvaluationsBeside:
             self._running = None
 
     async def probe(self) -> None:
-        """Raises what the running one raised: the run hears of it at once."""
+        """Raises what the running evaluation raised, so that the run hears of it at once."""
         running = self._running
         if running is not None and running.done() and not running.cancelled():
             running.result()

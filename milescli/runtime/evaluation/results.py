@@ -70,7 +70,8 @@ def rows_of(
     domains: Mapping[int, str] | None = None,
     answer: Answer | None = None,
 ) -> list[Row]:
-    """One for each sample. `answer` adds what it states, `domains` where its prompt belongs."""
+    """Return one row for each sample. `answer` adds what it states, `domains` where its prompt
+    belongs."""
     rows = []
     for group in groups:
         prompt = group.prompt
@@ -99,7 +100,7 @@ def rows_of(
 
 
 def write_lines(path: Path, groups: Sequence[Group]) -> None:
-    """As JSONL; makes the folder."""
+    """Write the samples as JSONL; makes the folder."""
     _write_lines(path, rows_of(groups))
 
 
@@ -109,7 +110,7 @@ def _write_lines(path: Path, rows: Sequence[Row]) -> None:
 
 
 def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> None:
-    """All three files. `folder`: what `result.path` is relative to."""
+    """Write all three files of a result. `folder`: what `result.path` is relative to."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -121,7 +122,7 @@ def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> Non
 
 
 def read_result(path: Path) -> SetResult:
-    """What `write_result` wrote. Raises DataError where the file is none of ours."""
+    """Read what `write_result` wrote. Raises DataError where the file is none of ours."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         assert kept.pop("schema") == SCHEMA, "it is of another version of miles"
@@ -141,19 +142,19 @@ def read_result(path: Path) -> SetResult:
 
 
 def folder_of(set_name: str) -> str:
-    """Of a set's files, in `eval/`."""
+    """Return the name of a set's folder in `eval/`."""
     return "" if set_name == HELDOUT else set_name
 
 
 def folder_of_endpoint(url: str, evaluations: Path) -> Path:
-    """Where the results of its models are, each in a folder of its own."""
+    """Return where the results of its models are, each in a folder of its own."""
     parts = urlsplit(url)
     return evaluations / "-".join(str(part) for part in (parts.hostname, parts.port) if part)
 
 
 def results_of(folder: Path, set_name: str) -> list[SetResult]:
-    """All that are kept of one set, by step; `folder`: the run's `eval/`. A file that cannot be
-    read is left out."""
+    """Return all kept results of one set, by step; `folder`: the run's `eval/`. A file that cannot
+    be read is left out."""
     results = []
     for path in (folder / set_name).glob("step_*.json"):
         try:
@@ -176,7 +177,7 @@ def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
 
 
 def settings_of(recipe: Recipe) -> dict[str, object]:
-    """What the figures depend on beside the model and the prompts, by the recipe's keys."""
+    """Return what the figures depend on beside the model and the prompts, by the recipe's keys."""
     rollout, evaluation = recipe.rollout, recipe.eval
     return {
         "rollout.agent": rollout.agent,
@@ -198,8 +199,8 @@ def settings_of(recipe: Recipe) -> dict[str, object]:
 
 
 def _reward_settings(rollout: Rollout) -> dict[str, object]:
-    """Of the sections of `rollout`, which are those of rewards, what is not as by default: another
-    judge gives other figures."""
+    """Return the settings of rewards in `rollout` that differ from the defaults: another judge
+    gives other figures."""
     return {
         f"rollout.{name}": changed
         for name, section in rollout
@@ -213,7 +214,7 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Of one set."""
+    """How two models differ on one set."""
 
     set: str
     a: str
@@ -252,7 +253,7 @@ def _compared(one: SetResult, other: SetResult) -> Comparison:
 
 
 def require_same(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
-    """Raises DataError where the other model was asked something else, or scored otherwise."""
+    """Raises DataError where the other model was given other prompts, or another reward."""
     if other.data_sha256 != data_sha256:
         raise DataError(
             f"`{other.model}` was asked other prompts than are in `{name}`",
@@ -273,8 +274,8 @@ def require_same(other: SetResult, name: str, data_sha256: str, settings: Settin
 
 
 def kept_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
-    """What `miles eval` kept below `folder` of the set `name`, of one step or the newest; None
-    where there is nothing."""
+    """Return what `miles eval` kept below `folder` of the set `name`, of one step or the newest;
+    None where there is nothing."""
     kept = results_of(folder / "eval", folder_of(name))
     found = [result for result in kept if step is None or result.step == step]
     return found[-1] if found else None

@@ -51,7 +51,7 @@ _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalWish:
-    """What the user asks for beside the model."""
+    """The user's options of an evaluation beside the model."""
 
     data: Sequence[str] = ()
     """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
@@ -83,13 +83,13 @@ class EvalSet:
 
     @property
     def folder(self) -> str:
-        """Of its files, in `eval/`."""
+        """Name of the set's folder in `eval/`."""
         return folder_of(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSet:
-    """The same with its prompts."""
+    """A set with its prompts loaded."""
 
     set: EvalSet
     prompts: list[Prompt]
@@ -98,13 +98,13 @@ class LoadedSet:
 
 
 def set_names(wish: EvalWish) -> list[str]:
-    """Of all sets that the wish names."""
+    """Return the names of all sets that the wish names."""
     return [name for name, _ in map(_named, wish.data)] or [HELDOUT]
 
 
 def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
-    """What the wish names. Raises DataError or RecipeError where two are called alike, a file is
-    not there, or more is asked of the samples than there are; opens no file."""
+    """Return the sets that the wish names. Raises DataError or RecipeError where two are called
+    alike, a file is not there, or more is asked of the samples than there are; opens no file."""
     named = [_named(text) for text in wish.data]
     if not named:
         named = [(HELDOUT, None)]
@@ -201,24 +201,25 @@ _ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "valida
 
 
 def _absolute(file: str) -> str:
-    """A path as it is from here; what is no path stays."""
+    """Return a path as seen from this folder; leaves what is no path as it is."""
     if file.startswith(("hf:", "task:")):
         return file
     return str(Path(file).expanduser().absolute())
 
 
 def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
-    """Of the set that a reward model scores, where one does; else of the first."""
+    """Return the recipe of the set that a reward model scores, where one does; else of the
+    first."""
     asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
     return next(asking, sets[0].recipe)
 
 
 class Readers(Protocol):
-    """Of RunInputs what a set is read with."""
+    """The parts of RunInputs that a set is read with."""
 
     @property
     def tokenizer(self) -> PromptEncoder:
-        """Of who is asked."""
+        """Tokenizer of the model that is evaluated."""
 
     @property
     def prompts(self) -> FilePrompts | MixedPrompts | None:
@@ -226,8 +227,8 @@ class Readers(Protocol):
 
 
 def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> LoadedSet:
-    """Its prompts, tokenised for the model of `inputs`. Raises DataError for a file, a column, a
-    label, or a prompt that was trained on."""
+    """Load a set's prompts, tokenised for the model of `inputs`. Raises DataError for a file, a
+    column, a label, or a prompt that was trained on."""
     recipe, tokenizer, prompts = one.recipe, inputs.tokenizer, inputs.prompts
     trained = [prompts] if isinstance(prompts, FilePrompts) else prompts.parts if prompts else []
     asked = recipe.data.model_copy(update=_ONLY_EVAL)
@@ -309,9 +310,9 @@ def with_settings_of(
 
 
 def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output | None) -> Path:
-    """Its questions as JSONL of prompt, label and domain. `given`: a local copy, a folder with the
-    files of the hub's data set, or the one file of its split; None: fetched. Raises DataError where
-    rows are not of the published form."""
+    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy, a
+    folder with the files of the hub's data set, or the one file of its split; None: fetched. Raises
+    DataError where rows are not of the published form."""
     benchmark = BENCHMARKS[name]
     folder = run.data_dir / "eval" / name
     file = _file_of(name, benchmark.hub, given, folder / "rows", output=output)

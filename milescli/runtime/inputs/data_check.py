@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Part:
-    """What one key of the recipe, or one source of its mix, names."""
+    """The files that one key of the recipe, or one source of its mix, names."""
 
     name: str
     """prompts, eval, demonstrations; or how the source of the mix is called."""
@@ -83,7 +83,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class DataCheck:
-    """What was found."""
+    """The findings of a check."""
 
     parts: list[Part]
     problems: list[MilesError] = field(default_factory=list)
@@ -99,8 +99,8 @@ def check_file_alone(
     model: Path | None,
     output: Output,
 ) -> DataCheck:
-    """A file, data set or task that no recipe names. `model`: a folder with a tokenizer; None:
-    lengths are in characters."""
+    """Check a file, data set or task that no recipe names. `model`: a folder with a tokenizer;
+    None: lengths are in characters."""
     data = Data(prompts=name, prompt_key=prompt_key, label_key=label_key)
     with _made_here() as run:
         data = with_local_files(data, run, 0, output=output)
@@ -115,8 +115,8 @@ def check_file_alone(
 
 
 def _kind_of(data: Data) -> Kind | None:
-    """Of the rows of a file that nobody says the use of, by the first: pairs, or a chat that ends
-    with an answer, are learned from."""
+    """Guess by the first rows what a file of unknown use holds: pairs, or a chat that ends with an
+    answer, are learned from."""
     file = file_named(names_in(data.prompts)[0], key="data.prompts")
     check_file(Path(file.name), field="prompts")
     records = (row for _, row in open_table(Path(file.name)).records() if isinstance(row, dict))
@@ -130,7 +130,8 @@ def _kind_of(data: Data) -> Kind | None:
 
 
 def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataCheck:
-    """All data of a recipe, with its reward and its model's tokenizer, or that in `model`."""
+    """Check all data of a recipe, with its reward and its model's tokenizer, or the tokenizer in
+    `model`."""
     require_files(recipe.data)
     with _made_here() as run:
         data = with_foreign_tasks(recipe.data, recipe.rollout, run)
@@ -266,7 +267,7 @@ def _check_rows(
     *,
     ends_at_turn: bool,
 ) -> None:
-    """Those of `data.train` or `data.validation`, as a run takes them."""
+    """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
         part.files = look_at_rows(part.data, key, kind=kind)

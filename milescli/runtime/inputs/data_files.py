@@ -132,7 +132,7 @@ def rollouts_of(recipe: Recipe) -> list[Rollout]:
 def sources_of(
     recipe: Recipe, prompts: FilePrompts | MixedPrompts
 ) -> list[tuple[FilePrompts, Rollout]]:
-    """What is trained on, source by source, each with how it is scored."""
+    """Return the rows that are trained on, source by source, each with its scorer."""
     if isinstance(prompts, MixedPrompts):
         return list(zip(prompts.parts, rollouts_of(recipe)[1:], strict=True))
     return [(prompts, recipe.rollout)]
@@ -182,7 +182,8 @@ def refuse_leak(
 
 
 def kind_of_rows(recipe: Recipe) -> Kind:
-    """What the recipe's objective takes of a file. Raises RecipeError where it takes groups."""
+    """Return what the recipe's objective takes of a file. Raises RecipeError where it takes
+    groups."""
     name = recipe.train.objective
     if name in OF_ROWS:
         return "pairs" if name in OF_PAIRS else "chats"
@@ -197,7 +198,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
 
 
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
-    """As `refuse_leak`, of rows that are learned: of a chat the tokens before its first answer."""
+    """Same as `refuse_leak`, for rows that are learned: of a chat the tokens before its first
+    answer."""
     asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
     sides = (
         (place, side)
@@ -228,9 +230,9 @@ def near_leaks_told(
     named: str | list[str] | None,
     output: Output,
 ) -> str | None:
-    """Which held-out prompts, of those that are graded, are nearly training prompts; None where
-    none is, and where they are (`named`, as `data.eval`) of a task of ours, whose rows may be alike
-    in all but what counts."""
+    """Return which held-out prompts, of those that are graded, are nearly training prompts; None
+    where none is, and where they are (`named`, as `data.eval`) of a task of ours, whose rows may be
+    alike in all but what counts."""
     if (names := names_in(named)) and all(map(is_held_out_by_us, names)):
         return None
     compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
@@ -284,9 +286,9 @@ def demonstrations_of(
 
 
 def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
-    """What a scratch model's vocabulary is made of: the lines of `model.scratch.vocabulary`, else
-    of the first file of `data`, those of a large one up to SCRATCH_BYTES; of a file that is not
-    text, its rows."""
+    """Return the texts that a scratch model's vocabulary is made of: the lines of
+    `model.scratch.vocabulary`, else of the first file of `data`, those of a large one up to
+    SCRATCH_BYTES; of a file that is not text, its rows."""
     mixed = data.mix[0].path if data.mix else None
     scratch, own = recipe.model.scratch, None
     if scratch is not None and scratch.vocabulary is not None:
@@ -315,8 +317,9 @@ TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
-    """The same, where tasks of another package are files of the run. Raises RecipeError or
-    MachineError where the package does not give them."""
+    """Return the same data, with tasks of another package written as files of the run. The recipe's
+    `rollout` says which tasks they are, so that they are written before other tasks are. Raises
+    RecipeError or MachineError where the package does not give them."""
     made: dict[str, str] = {}
     changes: dict[str, object] = {}
     for field in FIELDS:

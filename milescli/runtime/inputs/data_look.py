@@ -1,5 +1,5 @@
-"""One pass over each data file: columns, bad rows, repeated prompts, lengths; and prompts as the
-model would see them. Called by `data_check`."""
+"""One pass over each data file: columns, bad rows, repeated prompts, lengths; and prompts, or rows
+to learn from, as the model would see them. Called by `data_check`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NUM_MEASURED = 4096
 
 @dataclass(slots=True, kw_only=True)
 class FileLook:
-    """What is in one file, or in some rows of it."""
+    """What one file holds, or some rows of it."""
 
     path: str
     columns: list[str]
@@ -88,7 +88,7 @@ def look_at(
     folder: Path,
     output: Output,
 ) -> list[FileLook]:
-    """Of each file that `data.<field>` names. `folder`: for what is needed meanwhile. Raises
+    """Look at each file that `data.<field>` names. `folder`: for what is needed meanwhile. Raises
     DataError for what is no file of rows, or has not the columns; bad rows are told."""
     form = RowForm(
         field=field,  # type: ignore[arg-type]
@@ -164,8 +164,8 @@ def _rows(scan: Scan, table: Table, form: RowForm, *, start: int, spelled: str) 
 
 
 def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
-    """How many rows have a prompt that an earlier one has; and of the first, its line and that of
-    the earlier one."""
+    """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
+    that of the earlier one."""
     import numpy as np
 
     hashes = np.frombuffer(rows.scan.prompt_hashes, np.int64)
@@ -181,8 +181,8 @@ def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
 def rendered(
     prompt: Prompt, tokenizer: ChatTokenizer, *, field: str, roles: Mapping[str, Role]
 ) -> list[Rendered]:
-    """A prompt as text, token by token; a demonstration with its response. Of an episode of several
-    `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
+    """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
+    several `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
     lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
     worked = field == "demonstrations" and prompt.demonstration is not None
     if worked and roles:
@@ -216,8 +216,8 @@ def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, 
 
 
 def look_at_rows(data: Data, key: RowField, *, kind: Kind) -> list[FileLook]:
-    """Of each file that `data.<key>` names. Raises DataError for what is no file of such rows; bad
-    rows are told."""
+    """Look at each file of rows to learn from that `data.<key>` names. Raises DataError for a file
+    that holds no such rows; reports bad rows."""
     looks = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
@@ -248,8 +248,8 @@ def _learned(form: ExampleForm) -> str | None:
 
 
 def _duplicate_rows(read: ReadFile) -> tuple[int, list[tuple[int, int]]]:
-    """How many rows an earlier one is equal to; and of the first, its line and that of the earlier
-    one."""
+    """Return how many rows equal an earlier one; and the first of them, its line and that of the
+    earlier one."""
     first: dict[str, int] = {}
     again = []
     for row in read.rows:
@@ -262,7 +262,7 @@ def _duplicate_rows(read: ReadFile) -> tuple[int, list[tuple[int, int]]]:
 def rendered_rows(
     rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer
 ) -> Iterator[Rendered]:
-    """The first of those that are learned from, token by token; of a pair each side."""
+    """Render the first rows that are learned from, token by token; of a pair each side."""
     for place, row in enumerate(rows[:NUM_SHOWN]):
         sides = {"": row} if isinstance(row, Trajectory) else _sides(row)
         for name, side in sides.items():

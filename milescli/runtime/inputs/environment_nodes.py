@@ -50,14 +50,14 @@ def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> 
 
 
 def _lives_on_nodes(rollout: Rollout) -> bool:
-    """Whether its episodes are played in environments that may be on other nodes."""
+    """True if the rollout's episodes are played in environments that may be on other nodes."""
     plays = rollout.plays_environment and plays_here(rollout)
     return plays and rollout.environment.name not in BESIDE_THE_DRIVER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadEnvironments:
-    """What is held while they are spread."""
+    """The processes that hold environments on other nodes."""
 
     agent: EnvironmentAgent
     nodes: Sequence[NodeProcesses]

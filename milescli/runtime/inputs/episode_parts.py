@@ -31,7 +31,8 @@ _PARSERS: weakref.WeakValueDictionary[ReplyForm, SglangReplies] = weakref.WeakVa
 
 
 def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
-    """None: the agent `single_turn` gives token ids, and nobody chats."""
+    """Return how the recipe's agent chats; None for the agent `single_turn`, which gives token ids:
+    nobody chats."""
     rollout = recipe.rollout
     if rollout.agent == "single_turn":
         return None
@@ -73,18 +74,19 @@ def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
     return ByRole(episodes, roles) if roles else episodes
 
 
-NUM_TOLD = 3
+NUM_REPORTED = 3
 
 
 @dataclass(slots=True)
 class FirstFew:
-    """Hands on the first `NUM_TOLD` texts."""
+    """Passes on the first `NUM_REPORTED` warnings of failed episodes, which are played anew; the
+    figure `failed_episodes` counts all."""
 
     say: Callable[[str], None]
     num_heard: int = 0
 
     def __call__(self, text: str) -> None:
-        """One more."""
+        """Report one more."""
         self.num_heard += 1
-        if self.num_heard <= NUM_TOLD:
-            self.say(text + "; further ones are counted" * (self.num_heard == NUM_TOLD))
+        if self.num_heard <= NUM_REPORTED:
+            self.say(text + "; further ones are counted" * (self.num_heard == NUM_REPORTED))

@@ -40,7 +40,7 @@ NUM_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldModelPath:
+class GivenModel:
     """Where such a model lies, as the recipe says it."""
 
     what: str
@@ -53,9 +53,9 @@ class HeldModelPath:
     """Of a run; None: its newest checkpoint."""
 
     def facts(self, longest: int) -> ModelFacts:
-        """Without making or loading it. `longest`: tokens of a sequence that it will read. Raises
-        RecipeError where it is not there, or has no positions for them; CheckpointError where it is
-        no model."""
+        """Return the model's facts, without making or loading it. `longest`: tokens of a sequence
+        that it will read. Raises RecipeError where it is not there, or has no positions for them;
+        CheckpointError where it is no model."""
         facts = parse_facts(self.config())
         if 0 < facts.max_position_embeddings < longest:
             raise RecipeError(
@@ -67,7 +67,8 @@ class HeldModelPath:
         return facts
 
     def config(self) -> dict[str, object]:
-        """Its config.json, without making or loading it. Raises as `facts`."""
+        """Return the model's config.json, without making or loading the model. Raises as
+        `facts`."""
         folder = self._require()
         if is_checkpoint(folder):
             return read_config(checkpoint_of(folder, self.step).model_dir)
@@ -78,8 +79,8 @@ class HeldModelPath:
         return read_config(fetch_config(self.path, revision=self.revision, instead=self._copy))
 
     def folder(self, target: Path, *, output: Output | None) -> Path:
-        """The Hugging Face folder; a run's checkpoint is written to `target`, once: a run
-        keeps what it asks, whatever the other one learns later."""
+        """Return the model's Hugging Face folder; a run's checkpoint is written to `target`, once:
+        a run keeps the model that it was given, whatever the other run learns later."""
         folder = self._require()
         if is_checkpoint(folder):
             if not (target / CONFIG_NAME).exists():
@@ -96,8 +97,9 @@ class HeldModelPath:
     def refuse_other_tokens(
         self, folder: Path, *, tokenizer: ChatTokenizer, least: int
     ) -> ChatTokenizer:
-        """Its tokenizer. `tokenizer`: the policy's; `least`: tokens that its embedding must have.
-        Raises RecipeError where both do not give each text the same ids, naming what differs."""
+        """Return the model's tokenizer. `tokenizer`: the policy's; `least`: tokens that its
+        embedding must have. Raises RecipeError where both do not give each text the same ids,
+        naming what differs."""
         theirs = load_tokenizer(folder, chat_template=RAW)
         difference, num_tokens = _difference(tokenizer, theirs), load_facts(folder).vocab_size
         if difference is None and num_tokens < least:
@@ -116,7 +118,8 @@ class HeldModelPath:
 
     @property
     def is_on_hub(self) -> bool:
-        """It reads like a name there, and no folder of this disk could be meant."""
+        """True if the path reads like a name on the hub, and no folder of this disk could be
+        meant."""
         folder = Path(self.path).expanduser()
         return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
 
@@ -138,7 +141,8 @@ class HeldModelPath:
 
 
 def _command_that_makes(folder: Path) -> str:
-    """A run is called by its recipe and a number, unless it was given a name."""
+    """Return a command that makes the model of a missing folder. A run is called by its recipe and
+    a number, unless it was given a name."""
     of_run = re.fullmatch(r"(.+)-\d+", folder.name)
     if folder.parent.name == RunSettings().dir and of_run:
         return f"miles launch --recipe {of_run[1]} --name {folder.name}"
@@ -146,21 +150,23 @@ def _command_that_makes(folder: Path) -> str:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether it is a run, one of its checkpoints or a converted model: not yet a Hugging Face
-    folder."""
+    """True if the folder is a run, one of its checkpoints or a converted model: not yet a Hugging
+    Face folder."""
     run = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder
     return (run / RECIPE_FILE).is_file() or is_converted(folder)
 
 
 def checkpoint_of(folder: Path, step: int | None = None) -> CheckpointSource:
-    """Of such a folder; of a run the newest one, unless `step` is given. Raises CheckpointError."""
+    """Return the checkpoint of such a folder; of a run the newest one, unless `step` is given.
+    Raises CheckpointError."""
     from milescli.conversion.source import find_checkpoint  # imports torch
 
     return find_checkpoint(folder, model=None, step=step, model_option="--base")
 
 
 def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
-    """None where both give each text the same ids, as far as their vocabularies say."""
+    """Describe how two vocabularies differ; None where both give each text the same ids, as far as
+    they say."""
     ours, other = own.inner.get_vocab(), theirs.inner.get_vocab()
     apart = sorted((token for token in ours if ours[token] != other.get(token)), key=ours.get)
     apart += sorted((token for token in other if token not in ours), key=other.get)
@@ -177,13 +183,13 @@ def _named(number: int | None) -> str:
     return "missing" if number is None else f"id {number}"
 
 
-def draft_path(recipe: Recipe) -> HeldModelPath | None:
-    """Where it lies; None: no model of its own guesses."""
+def draft_path(recipe: Recipe) -> GivenModel | None:
+    """Return where the draft model lies; None: no model of its own guesses."""
     settings = recipe.rollout.speculative
     if settings.kind != "draft":
         return None
     assert settings.model is not None, "recipe.check lets no draft without a model pass"
-    return HeldModelPath(
+    return GivenModel(
         what="draft model",
         key="rollout.speculative.model",
         path=settings.model,
@@ -192,8 +198,8 @@ def draft_path(recipe: Recipe) -> HeldModelPath | None:
 
 
 def require_draft(recipe: Recipe) -> ModelFacts | None:
-    """Its facts, without loading it. Raises RecipeError where it is not there, or cannot read the
-    longest sequence; CheckpointError where it is no model."""
+    """Return the draft model's facts, without loading it. Raises RecipeError where it is not there,
+    or cannot read the longest sequence; CheckpointError where it is no model."""
     path = draft_path(recipe)
     return None if path is None else path.facts(longest_tokens(recipe))
 
@@ -233,8 +239,8 @@ def draft_folder(
     facts: ModelFacts,
     output: Output | None,
 ) -> Path | None:
-    """Its Hugging Face folder. Raises as `require_draft`, and RecipeError where it reads other
-    tokens than the policy, whose `facts` these are."""
+    """Return the draft model's Hugging Face folder. Raises as `require_draft`, and RecipeError
+    where it reads other tokens than the policy, whose `facts` these are."""
     path = draft_path(recipe)
     if path is None:
         return None
@@ -244,8 +250,8 @@ def draft_folder(
 
 
 def without_speculation(recipe: Recipe) -> Recipe:
-    """The same, one token a pass: for engines that load folders, which SGLang cannot while it
-    guesses."""
+    """Return the recipe with one token a pass: for engines that load folders, which SGLang cannot
+    do while it guesses."""
     plain = recipe.rollout.speculative.model_copy(
         update={"kind": "none", "model": None, "revision": None}
     )
@@ -254,13 +260,13 @@ def without_speculation(recipe: Recipe) -> Recipe:
     )
 
 
-def reward_path(recipe: Recipe) -> HeldModelPath | None:
-    """Where it lies; None: the recipe asks none."""
+def reward_path(recipe: Recipe) -> GivenModel | None:
+    """Return where the reward model lies; None: the recipe asks none."""
     if not recipe.asks_reward_model:
         return None
     asked = recipe.rollout.reward_model
     assert asked.path is not None, "recipe.check lets no reward model without a path pass"
-    return HeldModelPath(
+    return GivenModel(
         what="reward model",
         key="rollout.reward_model.path",
         path=asked.path,
@@ -269,8 +275,8 @@ def reward_path(recipe: Recipe) -> HeldModelPath | None:
 
 
 def reward_facts(recipe: Recipe) -> ModelFacts | None:
-    """Of the recipe's reward model, without loading it; None: it asks none. Raises RecipeError
-    where it gives no score."""
+    """Return the facts of the recipe's reward model, without loading it; None: it asks none. Raises
+    RecipeError where it gives no score."""
     path = reward_path(recipe)
     if path is None:
         return None
@@ -287,8 +293,8 @@ def reward_facts(recipe: Recipe) -> ModelFacts | None:
 def reward_model_folder(
     recipe: Recipe, run: RunDir, tokenizer: ChatTokenizer, *, output: Output | None
 ) -> Path | None:
-    """The Hugging Face folder of the recipe's reward model; None: it asks none. Raises RecipeError
-    where it reads other tokens than the policy."""
+    """Return the Hugging Face folder of the recipe's reward model; None: it asks none. Raises
+    RecipeError where it reads other tokens than the policy."""
     path = reward_path(recipe)
     if path is None:
         return None
@@ -297,21 +303,21 @@ def reward_model_folder(
     return folder
 
 
-def teacher_paths(recipe: Recipe) -> list[HeldModelPath]:
-    """Where each teacher lies that the trainer's ranks hold."""
+def teacher_paths(recipe: Recipe) -> list[GivenModel]:
+    """Return where each teacher lies that the trainer's ranks hold."""
     return [
-        HeldModelPath(what="teacher", key="train.distill.teachers", path=teacher.path or "")
+        GivenModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
         for teacher in recipe.held_teachers
     ]
 
 
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
-    """Of each such teacher, without making or loading it. Raises RecipeError for one that is not
-    there, CheckpointError for one that is no model."""
+    """Return the facts of each such teacher, without making or loading it. Raises RecipeError for
+    one that is not there, CheckpointError for one that is no model."""
     return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
 
 
-def _facts(teacher: HeldModelPath, longest: int) -> ModelFacts:
+def _facts(teacher: GivenModel, longest: int) -> ModelFacts:
     facts = teacher.facts(longest)
     if facts.scores:
         raise RecipeError(
@@ -331,8 +337,8 @@ def teacher_folders(
     facts: ModelFacts,
     output: Output | None,
 ) -> list[Path]:
-    """The Hugging Face folder of each teacher that the trainer's ranks hold. `facts`, `tokenizer`:
-    the policy's. Raises RecipeError where a teacher has another tokenizer."""
+    """Return the Hugging Face folder of each teacher that the trainer's ranks hold. `facts`,
+    `tokenizer`: the policy's. Raises RecipeError where a teacher has another tokenizer."""
     settings, folders = recipe.train.distill, []
     if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
         raise RecipeError(
@@ -351,8 +357,8 @@ def teacher_folders(
 
 
 def served_teachers(recipe: Recipe) -> ServedTeachers | None:
-    """Those that are asked by HTTP; None: there are none. Raises RecipeError where the environment
-    has no key."""
+    """Return the teachers that are asked by HTTP; None: there are none. Raises RecipeError where
+    the environment has no key."""
     if not recipe.train.distill.is_served:
         return None
     from milescli.backends.sglang.client.teacher import ServedTeachers
@@ -361,9 +367,9 @@ def served_teachers(recipe: Recipe) -> ServedTeachers | None:
 
 
 def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
-    """Of each served teacher its address and what is served there. `tokenizer`, `facts`: the
-    policy's. Raises RecipeError where one has another tokenizer, EndpointError where it does not
-    answer."""
+    """Return the address of each served teacher and the model that it serves. `tokenizer`, `facts`:
+    the policy's. Raises RecipeError where one has another tokenizer, EndpointError where it does
+    not answer."""
     served = served_teachers(recipe)
     return [] if served is None else asyncio.run(served.meet(tokenizer, facts.vocab_size))
 
@@ -371,12 +377,14 @@ def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) ->
 KEY = "rollout.roles"
 
 
-def policy_paths(recipe: Recipe) -> list[HeldModelPath]:
-    """Where each lies, in the order of `rollout.policies`."""
+def policy_paths(recipe: Recipe) -> list[GivenModel]:
+    """Return where each policy of `rollout.policies` lies, in their order. These are older versions
+    of the policy that play roles (`rollout.roles.NAME.policy`); an engine like the policy's serves
+    each."""
     return [_path(text, Path(recipe.run.dir)) for text in recipe.rollout.policies]
 
 
-def _path(text: str, runs: Path) -> HeldModelPath:
+def _path(text: str, runs: Path) -> GivenModel:
     """`runs`: the folder in which a run's bare name is looked for."""
     path, at, step = text.rpartition("@")
     has_step = bool(at) and step.isdecimal()
@@ -384,12 +392,13 @@ def _path(text: str, runs: Path) -> HeldModelPath:
     named = runs / name
     if re.fullmatch(r"[\w.-]+", name) and (named / RECIPE_FILE).is_file():
         name = str(named)
-    return HeldModelPath(what="policy", key=KEY, path=name, step=int(step) if has_step else None)
+    return GivenModel(what="policy", key=KEY, path=name, step=int(step) if has_step else None)
 
 
 def require_policies(recipe: Recipe, facts: ModelFacts) -> None:
-    """`facts`: of the policy that is trained. Raises RecipeError where one is not there, or has
-    another shape; CheckpointError where it is no model."""
+    """Check that each policy of a role is there and has the shape of the policy that is trained,
+    whose `facts` these are. Raises RecipeError where one is not there, or has another shape;
+    CheckpointError where it is no model."""
     for path in policy_paths(recipe):
         _require_same(path, path.facts(recipe.longest_sequence), facts)
 
@@ -402,7 +411,7 @@ def policy_folders(
     facts: ModelFacts,
     output: Output | None,
 ) -> tuple[Path, ...]:
-    """The Hugging Face folder of each, in the order of `rollout.policies`. Raises as
+    """Return the Hugging Face folder of each policy, in the order of `rollout.policies`. Raises as
     `require_policies`, and RecipeError where one has another tokenizer."""
     folders = []
     for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
@@ -414,7 +423,8 @@ def policy_folders(
 
 
 def without_policies(recipe: Recipe) -> Recipe:
-    """The same, its roles played by the policy: for who only reads its data."""
+    """Return the recipe with all roles played by the policy: for callers that only read its
+    data."""
     roles = {
         name: role.model_copy(update={"policy": None})
         for name, role in recipe.rollout.roles.items()
@@ -423,13 +433,14 @@ def without_policies(recipe: Recipe) -> Recipe:
 
 
 def by_role(recipe: Recipe, policies: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of each policy, by the roles that it plays."""
+    """Return the values of `policies` by the roles that each policy plays."""
     played = {name: role.policy for name, role in recipe.rollout.roles.items()}
     return {name: policies[path] for name, path in played.items() if path in policies}
 
 
-def _require_same(path: HeldModelPath, theirs: ModelFacts, ours: ModelFacts) -> None:
-    """Its engine is planned as the policy's are."""
+def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> None:
+    """Raises RecipeError where the policy of a role has another shape than the trained one: its
+    engine is planned like the policy's."""
     apart = [
         field.name
         for field in dataclasses.fields(ours)
@@ -451,8 +462,9 @@ _TOLERANCE = 1e-6
 
 
 def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
-    """The facts as they are. Raises CheckpointError where `model.adapter` is no PEFT folder,
-    RecipeError where it is not of the shape that `train.lora` trains over this model."""
+    """Return the facts as they are, where `model.adapter` is what the run trains. Raises
+    CheckpointError where `model.adapter` is no PEFT folder, RecipeError where it is not of the
+    shape that `train.lora` trains over this model."""
     if recipe.model.adapter is None:
         return facts
     from milescli.export.adapter import read_adapter  # with torch

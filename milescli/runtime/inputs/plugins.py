@@ -33,15 +33,15 @@ from milescli.weights.formats import FORMATS
 
 
 def load_plugins(recipe: Recipe) -> None:
-    """Raises RecipeError where one cannot be had, does not have the signature of its kind, or needs
-    a model that the run does not keep."""
+    """Load the recipe's plug-ins. Raises RecipeError where one cannot be had, does not have the
+    signature of its kind, or needs a model that the run does not keep."""
     check_at_once(recipe)
     load_train_plugins(recipe)
 
 
 def check_at_once(recipe: Recipe) -> None:
-    """What takes no time: those of the driver, and whether those of the trainer's ranks have a name
-    that is known. Raises as `load_plugins`."""
+    """Check what takes no time: the plug-ins of the driver, and whether those of the trainer's
+    ranks have a name that is known. Raises as `load_plugins`."""
     load_all_rewards(recipe.rollout)
     load_agent(recipe.rollout)
     tool_schemas(recipe.rollout)
@@ -69,7 +69,7 @@ def check_at_once(recipe: Recipe) -> None:
 
 
 def load_train_plugins(recipe: Recipe) -> None:
-    """Those of the trainer's ranks; torch is imported for them."""
+    """Load the plug-ins of the trainer's ranks; imports torch for them."""
     for registry, key, name in (
         (CHANNELS, "weights.channel", recipe.weights.channel),
         (FORMATS, "weights.format", recipe.weights.format),

@@ -27,7 +27,9 @@ CHUNK_TOKENS = 1 << 20
 
 
 class ReferenceCache:
-    """One file for each run; equal rows of equal tokens find their numbers again."""
+    """Log-probs of a run's pairs by the weights that it begins from: the trainer computes them
+    once, and the run directory keeps one number for each token. One file for each run; rows with
+    equal tokens share their numbers."""
 
     def __init__(self, folder: Path) -> None:
         """`folder`: made where it is not there."""
@@ -43,11 +45,11 @@ class ReferenceCache:
                 }
 
     def missing(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Those that are yet to be scored."""
+        """Return the rows that are yet to be scored."""
         return [pair for pair in pairs if any(n not in self._known for n in _names(pair))]
 
     def known(self, pair: Pair) -> Pair:
-        """The same with its log-probs, where all are there."""
+        """Return the row with its log-probs, where all are there."""
         names = _names(pair)
         if any(name not in self._known for name in names):
             return pair
@@ -86,7 +88,7 @@ class ReferenceCache:
 
 
 def fingerprint_of(row: Trajectory) -> str:
-    """Of its tokens; equal rows have equal ones."""
+    """Return a hash of the row's tokens; equal rows have equal ones."""
     return hashlib.blake2b(row.token_ids.tobytes(), digest_size=16).hexdigest()
 
 
@@ -125,7 +127,9 @@ Said = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
 
 
 class TeacherCache:
-    """One file for each run, teacher and number of tokens; equal rows find their numbers again."""
+    """What a teacher says of a run's rows, its likeliest tokens at each place: the trainer's ranks
+    compute it once, and the run directory keeps it. One file for each run, teacher and number of
+    tokens; equal rows share their numbers."""
 
     def __init__(
         self, folder: Path, *, marks: Sequence[str], topk: int, served: Said | None = None
@@ -141,11 +145,11 @@ class TeacherCache:
             self._read()
 
     def missing(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those that the teacher is yet to be asked about."""
+        """Return the rows that the teacher has not been asked about."""
         return [row for row in rows if fingerprint_of(row) not in self._known]
 
     def known(self, row: Trajectory) -> Trajectory:
-        """The same with what the teacher said, where that is there."""
+        """Return the row with the teacher's reply, where that is there."""
         return replace(row, teacher=self._known.get(fingerprint_of(row)))
 
     async def add(

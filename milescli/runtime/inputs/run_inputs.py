@@ -102,22 +102,23 @@ class RunInputs:
     """Held-out ones; empty without `data.validation`."""
 
     def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
-        """What an engine is started on, one of `num_engines`."""
+        """Return the folder that one of `num_engines` engines is started on."""
         place = engine - (num_engines - len(self.policy_dirs))
         return self.policy_dirs[place] if place >= 0 else self.model_dir
 
     @property
     def data_sha256(self) -> str:
-        """Of the file that the run learns from."""
+        """SHA-256 of the file that the run learns from."""
         return self.reports["train" if self.rows is not None else "prompts"].sha256
 
     def as_manifest(self) -> dict[str, object]:
-        """For manifest.json."""
+        """Return the inputs for manifest.json."""
         return {name: asdict(report) for name, report in self.reports.items()}
 
 
 def facts_of_recipe(model: Model) -> ModelFacts:
-    """Of the recipe's model, by `config_of_recipe`. `prepare` reads what was fetched in the end."""
+    """Return the facts of the recipe's model, by `config_of_recipe`. `prepare` reads what was
+    fetched in the end."""
     return parse_facts(config_of_recipe(model))
 
 
@@ -144,8 +145,8 @@ def require_model(model: Model) -> None:
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
-    """As `facts_of_recipe`, of the model that is trained: with a score head where the objective
-    wants one, with its MTP layer where that is trained."""
+    """Same as `facts_of_recipe`, for the model that is trained: with a score head where the
+    objective wants one, with its MTP layer where that is trained."""
     facts = facts_of_recipe(recipe.model)
     if recipe.train.mtp.is_on:
         return with_mtp(facts)
@@ -153,7 +154,8 @@ def planned_facts(recipe: Recipe) -> ModelFacts:
 
 
 def _require_what_rollout_asks(recipe: Recipe) -> None:
-    """Of this machine, where episodes are played and scored. Raises MilesError."""
+    """Check what rollout needs of this machine, where episodes are played and scored. Raises
+    MilesError."""
     for rollout in rollouts_of(recipe):
         load_all_rewards(rollout)
     require_agent(recipe.rollout)
@@ -245,7 +247,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
-    """Those of a model that is only asked; prompts are loaded apart. Raises as `prepare`."""
+    """Return the inputs of a model that is only evaluated; prompts are loaded apart. Raises as
+    `prepare`."""
     model_dir = model_dir_of(recipe.model, run, output=output)
     return RunInputs(
         model_dir=model_dir,
@@ -265,7 +268,7 @@ def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None
 def with_reward_model(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """The same with the reward model that `recipe` asks, where it asks one. Raises as
+    """Return the inputs with the reward model that `recipe` asks, where it asks one. Raises as
     `prepare`."""
     folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
     return dataclasses.replace(inputs, reward_model_dir=folder)
@@ -274,7 +277,7 @@ def with_reward_model(
 def with_policies(
     inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
 ) -> RunInputs:
-    """The same with the models that play roles of `recipe`. Raises as `prepare`."""
+    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare`."""
     folders = policy_folders(
         recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
     )
@@ -346,7 +349,7 @@ def _rows(
     *,
     output: Output | None,
 ) -> tuple[Examples[Any] | None, list[Any]]:
-    """What `data.train` and `data.validation` hold."""
+    """Return the rows of `data.train` and `data.validation`."""
     if data.train is None:
         return None, []
     kind: Kind = kind_of_rows(recipe)

@@ -39,7 +39,8 @@ END_S = 10.0
 
 
 class Judge:
-    """A listener of one attempt. The events file is written by a listener before it."""
+    """Judges while a run goes on whether it is learning, and emits the verdict where it has
+    changed. A listener of one attempt; a listener before it writes the events file."""
 
     def __init__(self, run: RunDir, bus: EventBus) -> None:
         self._run, self._bus = run, bus
@@ -76,8 +77,8 @@ class Judge:
         self._tell()
 
     def memory(self) -> list[DeviceMemory]:
-        """What processes or devices held at most, beside what the plan said; empty where what the
-        run wrote could not be read."""
+        """Return the most that processes or devices held, beside what the plan said; empty where
+        what the run wrote could not be read."""
         if self._facts is None:
             return []
         with suppress(OSError):

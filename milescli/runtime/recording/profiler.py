@@ -44,7 +44,7 @@ class _Active:
 
 
 class Profiler:
-    """Of one attempt. Belongs to one event loop."""
+    """Profiles one attempt where the user asks for it. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Profiler:
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
-        """A request that was left before is not taken: whoever waits for it learns that."""
+        """Refuse a request that an earlier attempt left: whoever waits for it learns that."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
         if files.is_asked(run) and (old := files.take(run)) is not None:

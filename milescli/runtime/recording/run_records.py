@@ -49,7 +49,7 @@ _LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
 
 
 def surroundings(machine: Machine) -> dict[str, object]:
-    """What a run's figures depend on beside its recipe, by name, for manifest.json."""
+    """Return what a run's figures depend on beside its recipe, by name, for manifest.json."""
     return {
         "miles": milescli.__version__,
         "commit": _commit(),
@@ -60,7 +60,8 @@ def surroundings(machine: Machine) -> dict[str, object]:
 
 
 def described(machine: Machine) -> str:
-    """In a few words: what sums depend on, and not how much memory is free today."""
+    """Describe a machine in a few words: what sums depend on, and not how much memory is free
+    today."""
     nodes, devices = len(machine.nodes), machine.nodes[0].devices
     what = f"{len(devices)} x {devices[0].name}" if devices else _processor()
     return what if nodes == 1 else f"{nodes} nodes, {what} each"
@@ -107,11 +108,11 @@ def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError
     )
 
 
-def told(
+def changes_since(
     before: Mapping[str, object], now: Mapping[str, object], *, plan: Plan, run: RunDir
 ) -> list[str]:
-    """What differs from the last attempt, a line each, and what it means; empty where nothing
-    does. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
+    """Return what differs from the last attempt, a line each, and what it means; empty where
+    nothing does. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
     lines = _differences(before, now)
     try:
         old = json.loads(run.plan_file.read_text(encoding="utf-8"))
@@ -138,7 +139,7 @@ def _differences(before: Mapping[str, object], now: Mapping[str, object]) -> lis
 
 
 def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
-    """What decides in which order a plan takes sums."""
+    """Return the parts of a plan that decide in which order it takes sums."""
     trainer, engines = plan["trainer"], plan["engines"]
     return {
         **{f"trainer {name}": trainer[name] for name in _LAYOUT},
@@ -159,8 +160,8 @@ def _short(value: object) -> str:
 
 @cache
 def _commit() -> str | None:
-    """Of the source tree that miles runs from; `-dirty` where it differs from that; None where it
-    is an installed package."""
+    """Return the commit of the source tree that miles runs from; `-dirty` where it differs from
+    that; None where it is an installed package."""
     root = Path(milescli.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -178,7 +179,7 @@ def _commit() -> str | None:
 
 
 def _processor() -> str:
-    """Which kernels a CPU runs depends on its model."""
+    """Return the processor's model, which decides which kernels a CPU runs."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

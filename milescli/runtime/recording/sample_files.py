@@ -27,8 +27,9 @@ TrainerLogprobs = Mapping[Place, Sequence[float]]
 NONE: TrainerLogprobs = {}
 
 
-class KeptSamples:
-    """Of one attempt. Belongs to one event loop."""
+class SampleFiles:
+    """Writes the samples of each step to the run's `rollouts/`. Of one attempt. Belongs to one
+    event loop."""
 
     def __init__(
         self, folder: Path, tokenizer: ChatTokenizer, *, side: SideFiles, num_groups: int
@@ -49,7 +50,7 @@ class KeptSamples:
             self._writing = asyncio.ensure_future(self._write(step, own, trainer))
 
     async def finish(self) -> None:
-        """Until all is written."""
+        """Wait until all is written."""
         if (writing := self._writing) is not None:
             self._writing = None
             await writing
@@ -64,7 +65,8 @@ class KeptSamples:
 
 
 def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
-    """What is told of token by token: whole samples, from the first on, within DETAILED_TOKENS."""
+    """Return the samples that are written token by token: whole samples, from the first on, within
+    DETAILED_TOKENS."""
     places, left = dict[Place, Trajectory](), DETAILED_TOKENS
     for group_index, group in enumerate(groups):
         for sample_index, sample in enumerate(group.samples):
@@ -77,8 +79,8 @@ def detailed(groups: Sequence[Group]) -> dict[Place, Trajectory]:
 
 
 def sequences_of(groups: Sequence[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
-    """Which of the sequences that an objective made of a step are the trajectories that are told of
-    token by token: those of the same tokens, in the same order."""
+    """Return which of the sequences that an objective made of a step are the trajectories that are
+    told of token by token: those of the same tokens, in the same order."""
     wanted: dict[bytes, list[Place]] = {}
     for place, line in detailed(groups).items():
         wanted.setdefault(line.token_ids.tobytes(), []).append(place)
@@ -136,7 +138,7 @@ def _record(group: Group, sample: Sample, shown: list[dict[str, object]]) -> dic
 
 
 def _line(trajectory: Trajectory, text: str) -> dict[str, object]:
-    """Of a trajectory without details."""
+    """Return the line of a trajectory without details."""
     return {**({"role": trajectory.role} if trajectory.role else {}), "text": text}
 
 
@@ -161,7 +163,8 @@ def _of_learned(values: array[float] | Sequence[float], mask: bytes) -> list[flo
 
 
 def run_lengths(mask: bytes) -> list[int]:
-    """How many tokens are not learned, then learned, then not, and so on; the first may be 0."""
+    """Return how many tokens are not learned, then learned, then not, and so on; the first may be
+    0."""
     runs, current = [0], 0
     for learned in mask:
         if bool(learned) != bool(current):

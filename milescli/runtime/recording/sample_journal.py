@@ -1,6 +1,7 @@
-"""The journal of a run: groups are written to journal/ as they are finished, in a thread, and a
-resumed run takes them from there. Whatever the disk does, the run goes on. Which of it may be taken
-is decided by `rollout.journal`."""
+"""The journal of a run: a thread writes groups to journal/ as they are finished, and a resumed run
+takes them from there. Whatever the disk does, the run goes on. `rollout.journal` decides which of
+it may be taken; `identity_of` says which run a journal belongs to: what decides what is sampled,
+and what decides the last bits of the weights."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
 from milescli.rollout.group_record import FIELDS, GroupHead, decoded, encoded, head_of
 from milescli.rollout.journal import BatchRecord, Usable, usable
-from milescli.runtime.recording import run_records as drift
+from milescli.runtime.recording import run_records
 from milescli.runtime.saving import version_of
 from milescli.runtime.spec import RunSpec
 
@@ -46,7 +47,8 @@ _BAD_RECORD = (OSError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Of what a journal is the journal; see `journal_identity`."""
+    """What decides whether a journal belongs to a run: the settings that decide what is sampled,
+    and those that decide the last bits of the weights."""
 
     past: str
     """Hash of what decides what is sampled: another, and nothing of it can be taken."""
@@ -66,7 +68,7 @@ class Kept:
 
 @dataclass(slots=True)
 class _Segment:
-    """One file: what was finished between two checkpoints."""
+    """One file: the groups that were finished between two checkpoints."""
 
     path: Path
     size: int = 0
@@ -76,7 +78,7 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Contents:
-    """What the files hold."""
+    """The groups that the files hold."""
 
     heads: dict[int, GroupHead] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
@@ -133,7 +135,8 @@ class SampleJournal:
     # ------------------------------------------------------------------ before the run
 
     def begin(self) -> None:
-        """Of a run that begins: whatever lies there is of none that can be resumed."""
+        """Begin the journal of a new run: whatever lies there belongs to no run that can be
+        resumed."""
         for path in self._files():
             path.unlink()
         self._segments.clear()
@@ -239,7 +242,7 @@ class SampleJournal:
             return None
 
     def _fits(self, step: int, position: int) -> bool:
-        """Whether the group is there, and neither too old for the step nor of the future."""
+        """True if the group is there, and neither too old for the step nor of the future."""
         if position not in self._places:
             return False
         head, version = self._heads[position], version_of(step - 1)
@@ -258,8 +261,8 @@ class SampleJournal:
         self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
 
     def checkpoint(self) -> None:
-        """A checkpoint is begun: what there is becomes durable, what no resume can need is
-        removed, and what was let go begins anew."""
+        """Begin a checkpoint: make what there is durable, remove what no resume can need, and begin
+        anew what was let go."""
         self._do(self._next_segment)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
@@ -286,7 +289,7 @@ class SampleJournal:
                 self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, why: str) -> None:
-        """Until the next checkpoint."""
+        """Write nothing until the next checkpoint."""
         self._let_go = True
         if not self._told:
             self._told = True
@@ -402,7 +405,8 @@ async def open_journal(
 
 
 def _oldest_kept(store: CheckpointStore) -> Kept | None:
-    """None while none is complete but those that stay for ever."""
+    """Return the oldest checkpoint that may be resumed from; None while none is complete but those
+    that stay for ever."""
     if not (steps := [step for step in store.steps() if step not in store.protect]):
         return None
     record = json.loads((store.path(steps[0]) / MANIFEST_NAME).read_text(encoding="utf-8"))
@@ -410,7 +414,7 @@ def _oldest_kept(store: CheckpointStore) -> Kept | None:
 
 
 def identity_of(spec: RunSpec) -> Identity:
-    """Of this attempt."""
+    """Return the identity of this attempt."""
     recipe = spec.recipe.model_dump(mode="json")
     changing = {name: recipe[name] for name in _OF_WEIGHTS}
     return Identity(
@@ -419,15 +423,15 @@ def identity_of(spec: RunSpec) -> Identity:
                 "records": FIELDS,
                 "byteorder": sys.byteorder,
                 "data": spec.inputs.data_sha256,
-                "recipe": _without(recipe, drift.MAY_CHANGE),
+                "recipe": _without(recipe, run_records.MAY_CHANGE),
             }
         ),
         line=_hash(
             {
                 "steps": spec.recipe.train.steps,
                 "recipe": changing,
-                "surroundings": drift.surroundings(spec.nodes.machine),
-                "layout": drift.layout_of(asdict(spec.plan)),
+                "surroundings": run_records.surroundings(spec.nodes.machine),
+                "layout": run_records.layout_of(asdict(spec.plan)),
             }
         ),
     )

@@ -16,7 +16,8 @@ from milescli.core.units import format_bytes
 
 
 class SideFiles:
-    """Of one attempt; knows what the user was told."""
+    """Writes files that a run can do without: where the disk fails, it warns the user once. Of one
+    attempt."""
 
     def __init__(self, bus: EventBus) -> None:
         self._bus = bus
@@ -34,14 +35,14 @@ class SideFiles:
                 raise
 
     def warn_once(self, text: str) -> None:
-        """What goes wrong with all of them alike."""
+        """Warn once of what goes wrong with all of them alike."""
         if text not in self._told:
             self._told.add(text)
             self._bus.emit(Notice(text=text, level="warning"))
 
     @contextmanager
     def writing(self, path: Path) -> Iterator[None]:
-        """What is written to `path` within may fail: one warning for each folder."""
+        """Let what is written to `path` inside fail, with one warning for each folder."""
         try:
             yield
         except OSError as error:

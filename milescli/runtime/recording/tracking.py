@@ -34,8 +34,8 @@ FAILED = "failed"
 
 
 def require_tracking(settings: RunSettings) -> None:
-    """Before anything starts. Raises RecipeError where a tracker cannot be had, MachineError where
-    nobody can listen at the address."""
+    """Check the trackers before anything starts. Raises RecipeError where a tracker cannot be had,
+    MachineError where nobody can listen at the address."""
     load_trackers(settings)
     if (address := metrics_address(settings)) is not None:
         require_free(*address)
@@ -57,9 +57,10 @@ def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Trackin
 
 
 class Tracking:
-    """A listener. Of several adapters each has trackers of its own, which are told of what happens
-    to the whole run, too. On the way out of it they are closed: while the session of the run is
-    open, since the helpers of some of them count as processes of the run, and end with it."""
+    """Sends events to the run's trackers. A listener. Of several adapters each has trackers of its
+    own, which are told of what happens to the whole run, too. On the way out of it they are closed:
+    while the session of the run is open, since the helpers of some of them count as processes of
+    the run, and end with it."""
 
     def __init__(self, spec: RunSpec, *, bus: EventBus, output: Output) -> None:
         self._bus, self._output = bus, output
@@ -101,7 +102,7 @@ class Tracking:
         self.close()
 
     def close(self) -> None:
-        """All are closed, or the bound is over. Only the first call counts."""
+        """Close all trackers, within the bound. Only the first call counts."""
         deadline = time.monotonic() + CLOSE_S
         for tracker in self.trackers:
             tracker.close(FAILED)
@@ -118,12 +119,12 @@ class Tracking:
         self.trackers = []
 
     def _news(self) -> list[str]:
-        """Of several adapters, each thing once."""
+        """Pass on each event once, of several adapters."""
         return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
 
 
 def tracked_run(spec: RunSpec) -> TrackedRun:
-    """What trackers know of it."""
+    """Return what trackers know of the run."""
     run = spec.run
     return TrackedRun(
         name=run.full_name,

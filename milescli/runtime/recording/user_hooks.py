@@ -33,7 +33,7 @@ of a complete checkpoint; tracker: the scalars of a step, a warm-up step or an e
 
 
 class UserHooks:
-    """Those that a recipe names. Belongs to one event loop."""
+    """The hooks that a recipe names. Belongs to one event loop."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises RecipeError where one cannot be had or does not take what it is given."""

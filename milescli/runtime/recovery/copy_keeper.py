@@ -1,5 +1,6 @@
 """The process that holds copies of trainer ranks' state in its memory, on another node than theirs
-where there is one. It knows bytes alone; `copies` says which count. Imports nothing heavy."""
+where there is one. It knows bytes alone; `peer_copies` says which of them count. Imports nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 
 class CopyKeeper:
-    """Of each rank at most two copies: the one that counts, and the one that is coming in."""
+    """Holds at most two copies of each rank: the one that counts, and the one that is coming in."""
 
     def __init__(self) -> None:
         """Holds nothing yet."""

@@ -61,7 +61,7 @@ PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
 
 @dataclass(slots=True, kw_only=True)
 class Parent:
-    """Of the drivers of one run, one after the other."""
+    """Runs the drivers of one run, one after the other."""
 
     output: Output
     again: str
@@ -137,8 +137,8 @@ class Parent:
         )
 
     def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
-        """What ended it, told to the user or not yet; None where it did what it should, or the user
-        ended it."""
+        """Return what ended the driver, reported to the user or not yet; None where it finished, or
+        the user ended it."""
         said = ended.said
         if "max_restarts" in said:
             self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
@@ -171,13 +171,13 @@ def _code_of(ended: Ended) -> int:
 
 
 def _as_error(fields: dict[str, Any]) -> MilesError:
-    """Of the same kind, where it is one of the house's."""
+    """Return an error of the same kind, where it is one of ours."""
     kind = getattr(errors, fields["kind"], MilesError)
     return kind(fields["error"], why=fields["why"], fix=fields["fix"])
 
 
 def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
-    """Of a death without a word."""
+    """Find the cause of a death without a word."""
     if "cause" in ended.said:
         return _as_error(ended.said["cause"])
     of_run = f" of run {run.name}" if run is not None else ""

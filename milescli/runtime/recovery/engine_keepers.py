@@ -44,7 +44,7 @@ was seen to do 2e10."""
 
 
 class WatchedFleet(Protocol):
-    """Who asks the engines, as those that keep them alive see it; see SglangFleet."""
+    """The client of the engines, as those that keep them alive see it; see SglangFleet."""
 
     on_death: Callable[[EngineDied], None] | None
 
@@ -65,12 +65,12 @@ class WatchedFleet(Protocol):
         ...
 
     async def answers(self, url: str) -> bool:
-        """Whether it speaks."""
+        """True if the engine answers."""
         ...
 
 
 class EngineWatch:
-    """Of one engine, from its start to its death. Belongs to one event loop."""
+    """Watches one engine, from its start to its death. Belongs to one event loop."""
 
     def __init__(
         self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
@@ -90,7 +90,7 @@ class EngineWatch:
         """By the last reply to a question, or by none."""
 
     async def look(self) -> None:
-        """Raises WorkerDied where it has ended."""
+        """Look once. Raises WorkerDied where it has ended."""
         look = await self.engine.look()
         is_busy = look.stopped is None and self._clock.is_busy(look.cpu_s)
         unheard = self._unheard()
@@ -106,8 +106,8 @@ class EngineWatch:
             self._question.cancel()
 
     def _unexplained(self, unheard: str | None, *, is_busy: bool) -> str | None:
-        """The same, unless it may still be at its work: on a CPU it computes then, on a device
-        nothing is seen of that."""
+        """Return the same, unless it may still be at its work: on a CPU it computes then, on a
+        device nothing is seen of that."""
         if unheard is None:
             self._unheard_since = None
             return None
@@ -117,7 +117,7 @@ class EngineWatch:
         return None if is_at_work else unheard
 
     def _work_s(self) -> float:
-        """What one pass over what it was asked may take."""
+        """Return the seconds that one pass over its requests may take."""
         spec, waiting = self.engine.specs[0], self._fleet.num_waiting(self.engine.url)
         tokens = min(waiting * spec.context_length, PASS_TOKENS)
         each = spec.cpu_threads if spec.device_kind == "cpu" else 1
@@ -241,7 +241,7 @@ class EngineKeeper:
             self._lost(engine, await watch.death())
 
     def _hear(self, error: EngineDied) -> None:
-        """Of the fleet: an engine does not answer."""
+        """Hear from the fleet that an engine does not answer."""
         for index in self._indices:
             engine = self._engines.actors[index]
             if engine.url == error.url:
@@ -261,7 +261,7 @@ class EngineKeeper:
             self.on_empty()
 
     def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
-        """Whether another is started; else the run ends with this error. On a node that is gone
+        """True if another is started; else the run ends with this error. On a node that is gone
         nothing is started."""
         if isinstance(error, NodeDied):
             self._failure = error
@@ -272,7 +272,7 @@ class EngineKeeper:
         return True
 
     async def _heal(self, engine: EngineActors) -> None:
-        """Until another is there, or bounds are met."""
+        """Start engines in its place until one is there, or bounds are met."""
         began = time.monotonic()
         try:
             while True:
@@ -329,7 +329,7 @@ class RouterKeeper:
         self._repairs.done(router.name, began=began)
 
     async def _loss(self, router: RouterServer) -> WorkerDied | None:
-        """Why another is needed; None: it lives, and speaks."""
+        """Return why another is needed; None: the router lives, and answers."""
         look = router.look()
         if look.ended is not None:
             return router.death(f"on its own: {look.ended}")
@@ -350,8 +350,8 @@ class RouterKeeper:
         """Nothing runs between two probes."""
 
 
-def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
-    """A listener that warns the user of what hangs and of what is lost."""
+def warn_of_losses(tell: Callable[[str], None]) -> Callable[[Event], None]:
+    """Return a listener that warns the user of what hangs and of what is lost."""
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
@@ -365,8 +365,8 @@ def lost_told(tell: Callable[[str], None]) -> Callable[[Event], None]:
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Of engines that no trainer sends weights to: a new one loads those that the others hold.
-    `name`: of the fleet."""
+    """Keep engines alive that no trainer sends weights to: a new one loads those that the others
+    hold. `name`: of the fleet."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
@@ -384,8 +384,8 @@ def keep_frozen(
 
 
 def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:
-    """Of the reward model, where there is one: it learns nothing, so a new one is as it was, and
-    reads again what the dead one had not scored."""
+    """Keep the reward model alive, where there is one: it learns nothing, so a new one is as it
+    was, and scores again what the dead one had not scored."""
     if engines.scorer is None:
         return
     ranks = HealingTrainer(

@@ -1,5 +1,5 @@
 """The rollout side of a run: actors that hold engine processes, the router before them, and the
-clients that ask them. Started by `build`, watched by `healing`."""
+clients of engines and reward model. Started by `build`, kept alive by `engine_keepers`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class EngineActors:
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """Name of the engine, as errors call it."""
         return self.specs[0].name
 
     @property
     def url(self) -> str:
-        """Of its HTTP server."""
+        """URL of its HTTP server."""
         return self.specs[0].url
 
     async def start(self, *, timeout_s: float) -> None:
@@ -59,12 +59,12 @@ class EngineActors:
         self.groups = await run_all(self.handles, "group", timeout_s=timeout_s)
 
     async def wait_ready(self, *, timeout_s: float) -> None:
-        """Until it answers. Raises WorkerDied or WaitTimeout."""
+        """Wait until it answers. Raises WorkerDied or WaitTimeout."""
         await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
 
     async def look(self) -> ProcessLook:
-        """At its processes on all nodes. `stopped`: also, that an actor does not answer. Raises
-        WorkerDied where a process of it, or an actor, has ended."""
+        """Look at its processes on all nodes. `stopped`: also, that an actor does not answer.
+        Raises WorkerDied where a process of it, or an actor, has ended."""
         pairs = zip(self.handles, self.specs, strict=True)
         looks = await asyncio.gather(*(_look(handle, spec) for handle, spec in pairs))
         stopped = next((look.stopped for look in looks if look.stopped), None)
@@ -91,7 +91,7 @@ class EngineActors:
 
 
 class Keeper(Protocol):
-    """Starts an engine in the place of one that died; see `healing`."""
+    """Starts an engine in the place of one that died; see `engine_keepers`."""
 
     async def probe(self) -> None:
         """Look at the engines. Raises WorkerDied where one is not replaced any more."""
@@ -104,7 +104,7 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Engines:
-    """All of a run."""
+    """All engines of a run, with router and clients."""
 
     actors: dict[int, EngineActors] = field(default_factory=dict)
     """By their place in the plan."""
@@ -155,7 +155,7 @@ class Engines:
 
 
 async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
-    """At one engine process through the actor that holds it."""
+    """Look at one engine process through the actor that holds it."""
     look: ProcessLook | None = await handle.look("look")
     if look is None:
         return ProcessLook(stopped=f"the actor that holds {spec.name} does not answer")
@@ -174,7 +174,9 @@ _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 
 
 class ScoreClient:
-    """Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event loop."""
+    """The driver's side of a reward model: requests that arrive while it reads are read together
+    next. Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event
+    loop."""
 
     def __init__(self, ranks: Trainer) -> None:
         """`ranks`: of the model."""
@@ -183,7 +185,8 @@ class ScoreClient:
         self._work: asyncio.Task[None] | None = None
 
     async def score(self, token_ids: Sequence[int]) -> float:
-        """See ScoreServer. Raises what the call of the ranks raises."""
+        """Return the reward model's score of a sequence. Raises what the call of the ranks
+        raises."""
         reply: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((token_ids, reply))
         if self._work is None or self._work.done():
@@ -205,7 +208,7 @@ class ScoreClient:
                     reply.set_result(score)
 
     def _taken(self) -> list[_Waiting]:
-        """Who comes first, up to the bound; one at least."""
+        """Take the requests that came first, up to the bound; one at least."""
         tokens = count = 0
         while count < len(self._waiting) and (not count or tokens < CALL_TOKENS):
             tokens += len(self._waiting[count][0])

@@ -20,12 +20,19 @@ from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
 from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup
 from milescli.runtime.recovery.rank_watch import RankWatch
-from milescli.runtime.recovery.replay import Asking, Call, KeptCalls, Numbered, num_steps
+from milescli.runtime.recovery.replay import (
+    Call,
+    Numbered,
+    RecordedCalls,
+    ReplayedTrainer,
+    num_steps,
+)
 from milescli.runtime.recovery.restarts import Repairs, beyond
 
 
-class HealingTrainer(Asking):
-    """One call at a time; belongs to one event loop."""
+class HealingTrainer(ReplayedTrainer):
+    """Makes the calls of a trainer on ranks that live: where ranks die, it starts new ones and
+    repeats what the old ones had done. One call at a time; belongs to one event loop."""
 
     def __init__(
         self,
@@ -48,7 +55,7 @@ class HealingTrainer(Asking):
         self._name = name
         self._restart, self._repairs = restart, repairs
         self._turn = asyncio.Lock()
-        self._kept = KeptCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
+        self._kept = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
         self._copies = copies
         self._is_warned = False
         """That a death would end the run, as too much would have to be kept."""
@@ -59,7 +66,7 @@ class HealingTrainer(Asking):
         """Why new ranks could not write that folder."""
         self._lasting = list[Call]()
         """What no checkpoint keeps."""
-        self._room, self._posture = room, Call("wake")
+        self._room, self._memory_state = room, Call("wake")
         """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
@@ -73,8 +80,8 @@ class HealingTrainer(Asking):
         return AdapterTrainer(self, name)
 
     def is_saved(self, adapter: str | None = None) -> None:
-        """The checkpoint that was written last is complete, or the ranks hold one that is: what was
-        done before it need never be done again."""
+        """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
+        was done before it need never be repeated."""
         _, mark = self._saving.pop(adapter, (None, self._kept.done))
         self._kept.set_saved(mark, adapter)
 
@@ -86,7 +93,7 @@ class HealingTrainer(Asking):
 
     @property
     def _is_whole(self) -> bool:
-        """All is there that new ranks would have to do again."""
+        """True if all calls are recorded that new ranks would have to repeat."""
         copy = self._copies.mark if self._copies is not None else None
         return self._kept.reaches_checkpoints or self._kept.reaches(copy)
 
@@ -122,7 +129,7 @@ class HealingTrainer(Asking):
             await self._copies.close()
 
     async def _heal_idle(self, error: WorkerDied) -> None:
-        """Where nobody asks the ranks just now, who would find it."""
+        """Replace dead ranks where no call is under way that would find them."""
         dead = self._ranks
         async with self._turn:
             if self._ranks is dead:
@@ -201,8 +208,8 @@ class HealingTrainer(Asking):
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
                     source = await self._begin_again(error)
-                    if self._posture.method != "wake":  # as new ranks are
-                        await self._posture.of(self._ranks)
+                    if self._memory_state.method != "wake":  # as new ranks are
+                        await self._memory_state.of(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
                 if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
                     raise
@@ -236,7 +243,8 @@ class HealingTrainer(Asking):
         return f"from {begun}, {_told_again(calls)}"
 
     async def _do_again(self, calls: Numbered) -> None:
-        """What was done since; a checkpoint that was being written is written where it was."""
+        """Repeat what was done since; a checkpoint that was being written is written where it
+        was."""
         for call in self._lasting:
             await call.of(self._ranks)
         due = dict(self._saving)
@@ -265,10 +273,10 @@ class HealingTrainer(Asking):
         elif call.method == "save":
             self._saving[call.adapter] = call.args[0], self._kept.done
         else:
-            self._posture = call
+            self._memory_state = call
 
     async def is_written_of(self, adapter: str | None) -> bool:
-        """See Asking. Of dead ranks: not yet."""
+        """False where the ranks are dead."""
         async with self._turn:
             try:
                 return await Call("is_written", adapter=adapter).of(self._ranks)
@@ -279,7 +287,7 @@ class HealingTrainer(Asking):
         return self._failed_saves.get(adapter)
 
 
-class AdapterTrainer(Asking):
+class AdapterTrainer(ReplayedTrainer):
     """The trainer of one of several adapters: every call is made in its turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:

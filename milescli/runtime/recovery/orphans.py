@@ -1,5 +1,5 @@
-"""What is left where a driver, its parent and its watchdog were killed, or held: nobody ended the
-processes of the run. Whoever works on the run next does."""
+"""Processes that outlive a run whose driver, parent and watchdog were killed or held, so that
+nobody ended them. Whoever works on the run next ends them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SCRATCH = re.compile(r"/tmp/miles-\w+")
 
 
 def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
-    """Of a session that begins: by which its processes are known, and where it writes beside the
-    run."""
+    """Write the note of a session that begins: by which its processes are known, and where it
+    writes beside the run."""
     note = {"token": token, "scratch_dir": str(scratch_dir)}
     with suppress(OSError):  # a full disk is told of by what a run cannot do without
         (log_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")

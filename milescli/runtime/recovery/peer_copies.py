@@ -1,6 +1,7 @@
 """Copies of the trainer's state in the memory of other processes: taken after every so many steps,
-sent beside what comes next, and given to new ranks. Driven by `healing_trainer`, which knows what
-was done since; who holds the bytes is a `copy_keeper`."""
+sent beside what comes next, and given to new ranks. The copies of a rank lie with a process on the
+next node of the plan, or beside the ranks where there is one node alone (`copy_keeper`).
+`healing_trainer`, which knows what was done since, drives this."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ NAME = "copy keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """One that is whole: of every rank, all bytes are there."""
+    """A whole copy: all bytes of every rank are there."""
 
     number: int
     """Counted from 1."""
     mark: int
-    """See KeptCalls."""
+    """See RecordedCalls."""
     sizes: Sequence[list[int]]
     """[ranks][sections] bytes."""
 
@@ -45,13 +46,13 @@ class Copies:
         every: int,
         start_keepers: Callable[[], Awaitable[RankGroup]],
         start_ranks: Callable[[], Awaitable[RankGroup]],
-        buddies: Sequence[int],
+        keeper_of_rank: Sequence[int],
         repairs: Repairs,
         silence_s: float,
     ) -> None:
-        """`every`: steps; `start_ranks`: new ones, with any weights; `buddies`: [ranks] which
-        keeper holds the copies of each."""
-        self._every, self._buddies = every, buddies
+        """`every`: steps; `start_ranks`: new ones, with any weights; `keeper_of_rank`: [ranks]
+        which keeper holds the copies of each."""
+        self._every, self._keeper_of_rank = every, keeper_of_rank
         self._start_keepers, self.start_ranks = start_keepers, start_ranks
         self._repairs = repairs
         self._watch = RankWatch(NAME, silence_s, bus=repairs.bus, step=repairs.step)
@@ -75,7 +76,7 @@ class Copies:
 
     @property
     def mark(self) -> int | None:
-        """Of the copy that counts."""
+        """Mark of the copy that counts."""
         return self._copy.mark if self._copy is not None else None
 
     def count_step(self) -> None:
@@ -101,7 +102,7 @@ class Copies:
         counts = self._copy.number if self._copy is not None else 0
 
         async def part(rank: int) -> None:
-            keeper, sizes = keepers.ranks[self._buddies[rank]], copy.sizes[rank]
+            keeper, sizes = keepers.ranks[self._keeper_of_rank[rank]], copy.sizes[rank]
             timeout_s = keepers.step_timeout_s
             await keeper.run("begin", copy.number, rank, sizes, keep=counts, timeout_s=timeout_s)
             for section, size in enumerate(sizes):
@@ -149,7 +150,7 @@ class Copies:
         for section, size in enumerate(copy.sizes[number]):
             await move(
                 size,
-                source=keepers.ranks[self._buddies[number]],
+                source=keepers.ranks[self._keeper_of_rank[number]],
                 read=("read", copy.number, number, section),
                 sink=rank,
                 write=("write_copy", section),
@@ -206,14 +207,14 @@ class Copies:
 KEEPER_TARGET = "milescli.runtime.recovery.copy_keeper:CopyKeeper"
 
 
-def buddies(plan: Plan) -> list[int]:
+def keepers_of_ranks(plan: Plan) -> list[int]:
     """[ranks] the keeper of each rank's copies, by its number."""
     nodes = _keeper_nodes(plan)
     return [nodes.index(_after(slot.node, plan)) for slot in trainer_slots(plan)]
 
 
 async def start_keepers(builder: Builder) -> RankGroup:
-    """A process on each node that follows one with ranks."""
+    """Start a process that keeps copies on each node that follows one with ranks."""
     settings, keepers = builder.recipe.machine, list[ActorHandle]()
     for number, node in enumerate(_keeper_nodes(builder.plan)):
         keepers.append(

@@ -32,7 +32,7 @@ DEATH_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What was seen of a rank that does not speak."""
+    """What was seen of a rank that does not answer."""
 
     why: str
     is_sure: bool
@@ -106,7 +106,7 @@ class RankGroup:
             return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
 
     async def take_turn(self, adapter: str) -> None:
-        """What follows is of this one of several adapters."""
+        """Switch to this one of several adapters."""
         await self._all("take_turn", adapter)
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
@@ -157,7 +157,7 @@ class RankGroup:
         await self._all("dismiss_teachers")
 
     def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
-        """What ranks say of the sequences of their shards, sequence by sequence."""
+        """Join what ranks return for the sequences of their shards, sequence by sequence."""
         whole: list[Any] = [None] * batch.num_sequences
         for rank, sequences in enumerate(results):
             if sequences is not None:

@@ -23,7 +23,7 @@ LONGER = 5.0
 
 
 class RankWatch:
-    """Of one trainer, over all its generations of ranks. Belongs to one event loop."""
+    """Watches the ranks of one trainer, over all their generations. Belongs to one event loop."""
 
     def __init__(
         self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
@@ -60,7 +60,7 @@ class RankWatch:
         )
 
     async def loss(self, ranks: RankGroup) -> WorkerDied | None:
-        """Why other ranks are needed; None: these are well, so far."""
+        """Return why other ranks are needed; None: these are well, so far."""
         if ranks is not self._ranks:
             names = [rank.name for rank in ranks.ranks]
             self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]
@@ -79,7 +79,7 @@ class RankWatch:
         return await self._overdue(ranks)
 
     async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
-        """Where all ranks speak, and what they do takes much longer than ever before."""
+        """Return why ranks that all answer take much longer than ever before; None: they do not."""
         if self._doing is None:
             return None
         method, silence = self._doing

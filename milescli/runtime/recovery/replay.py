@@ -1,5 +1,5 @@
 """Calls of a trainer that new ranks can repeat: `ReplayedTrainer` turns each method of a Trainer
-into a `Call`, and `KeptCalls` records those that changed the ranks. `healing_trainer` makes the
+into a `Call`, and `RecordedCalls` records those that changed the ranks. `healing_trainer` makes the
 calls, and repeats them on the ranks that it starts in the place of dead ones."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from milescli.train.base import Stepped, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Something that the ranks were asked."""
+    """One call of the trainer's ranks."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -30,12 +30,12 @@ class Call:
 
     @property
     def size_bytes(self) -> int:
-        """Of its batch, where it has one."""
+        """Size of its batch, where it has one."""
         batches = [value for value in self.args if isinstance(value, TrainBatch)]
         return sum(shard.size_bytes for batch in batches for shard in batch.shards)
 
     async def of(self, ranks: Any) -> Any:
-        """Ask it. `ranks`: a RankGroup."""
+        """Make the call. `ranks`: a RankGroup."""
         if self.adapter is not None:
             await ranks.take_turn(self.adapter)
         return await getattr(ranks, self.method)(*self.args, **self.kwargs)
@@ -46,7 +46,7 @@ Numbered = list[tuple[int, Call]]
 
 
 @dataclass(slots=True, kw_only=True)
-class KeptCalls:
+class RecordedCalls:
     """The last calls that changed the ranks. A *mark* is a number of such calls since the run
     began: new ranks that are as the old ones were at a mark do again what follows. Adapters change
     apart from each other, and each has a checkpoint of its own."""
@@ -63,7 +63,7 @@ class KeptCalls:
     _calls: Numbered = field(default_factory=list)
 
     def add(self, call: Call) -> None:
-        """It was done."""
+        """Record a call that was made."""
         self._calls.append((self.done, call))
         self.done += 1
         self.size_bytes += call.size_bytes
@@ -79,37 +79,38 @@ class KeptCalls:
 
     @property
     def has_saved(self) -> bool:
-        """Whether anything was, since the beginning."""
+        """True if any checkpoint was completed since the beginning."""
         return any(self._saved.values())
 
     def set_saved(self, mark: int, adapter: str | None = None) -> None:
-        """A checkpoint of that mark is complete: what was done before it will not be asked for."""
+        """Record that the checkpoint of that mark is complete: earlier calls will not be
+        repeated."""
         self._saved[adapter] = mark
         self._drop(lambda number, call: number < mark and call.adapter == adapter)
 
     def reaches(self, mark: int | None) -> bool:
-        """Whether all that was done since is there."""
+        """True if all calls since `mark` are recorded."""
         return mark is not None and all(lost <= mark for lost in self._lost.values())
 
     @property
     def reaches_checkpoints(self) -> bool:
-        """Whether all is there that was done since the checkpoint, of each adapter since its
-        own."""
+        """True if all calls are recorded since the checkpoint, of each adapter since its own."""
         return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
 
     def since(self, mark: int) -> Numbered:
-        """What must be done again by ranks that are as these were then."""
+        """Return the calls that ranks must repeat which are as these were at `mark`."""
         assert self.reaches(mark), f"calls since {mark} are asked for, kept since {self._lost}"
         return [(number, call) for number, call in self._calls if number >= mark]
 
     @property
     def since_checkpoints(self) -> Numbered:
-        """What must be done again by ranks that are as the checkpoints."""
+        """Return the calls that ranks must repeat which are as the checkpoints."""
         assert self.reaches_checkpoints, f"kept since {self._lost}, saved at {self._saved}"
         return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
 
     def let_go(self, mark: int) -> None:
-        """What was done before will not be asked for, or not be there."""
+        """Forget the calls before `mark`, which no longer need to be repeated, or no longer can
+        be."""
         self._drop(lambda number, call: number < mark)
 
     def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
@@ -128,27 +129,28 @@ def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
     return sum(call.method == "step" for _, call in calls)
 
 
-class Asking:
-    """Implements milescli.train.base.Trainer."""
+class ReplayedTrainer:
+    """Turns each method of milescli.train.base.Trainer, which it implements, into a `Call`. The
+    subclass makes the calls."""
 
     adapter: str | None = None
     """Whose calls they are; None: the ranks train one policy."""
 
     async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """Make it, of ranks that live. `changes`: the ranks are others afterwards."""
+        """Make a call on ranks that live. `changes`: the ranks are others afterwards."""
         raise NotImplementedError
 
     def note(self, call: Call) -> None:
-        """It was made, and new ranks must be as it left the old ones: a posture, open channels, a
-        save that goes on."""
+        """Record a call that was made, so that new ranks can be brought to where it left the old
+        ones: their memory state, open channels, a save under way."""
         raise NotImplementedError
 
     async def is_written_of(self, adapter: str | None) -> bool:
-        """As `is_written`."""
+        """Same as `is_written`, for one adapter."""
         raise NotImplementedError
 
     def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        """Why new ranks could not write what the dead ones had begun to."""
+        """Return why new ranks could not write what the dead ones had begun to."""
         raise NotImplementedError
 
     def _call(self, method: str, *args: Any, fleet: str | None = None, **kwargs: Any) -> Call:

@@ -21,7 +21,7 @@ SAME_STEP_LIMIT = 3
 
 @dataclass(slots=True, kw_only=True)
 class Restarts:
-    """How often something was started again, and whether it may be once more."""
+    """Counts restarts, and says whether one more is allowed."""
 
     limits: Fault
     total: int = 0
@@ -48,7 +48,7 @@ class Restarts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repairs:
-    """Of one run: what every keeper needs to replace what died."""
+    """What every keeper of a run needs to replace what died."""
 
     bus: EventBus
     restarts: Restarts
@@ -81,12 +81,12 @@ class Repairs:
 
 
 def beyond(error: E, refusal: str) -> E:
-    """What ends the run where nothing may be started again."""
+    """Return the error that ends the run where nothing may be started again."""
     return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
 
 
 async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
-    """What `start` gives; it is called again where a process is killed while it starts. Raises
+    """Return the result of `start`; call it again where a process is killed while it starts. Raises
     WorkerKilled where bounds are met, and at once what else `start` raises: that would come
     again."""
     began: float | None = None

@@ -193,7 +193,9 @@ run starts has bounds of its own."""
 
 
 class StartWatch:
-    """Of one attempt, until all has started."""
+    """Ends processes that somebody stops (SIGSTOP) while a run starts, so that they are started
+    again like killed ones. Afterwards `EngineWatch` and `RankWatch` see them. Sees this computer
+    alone. Of one attempt, until all has started."""
 
     def __init__(
         self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
@@ -223,7 +225,7 @@ class StartWatch:
                     os.kill(pid, signal.SIGKILL)
 
     def _held(self) -> dict[int, str]:
-        """Id -> command, of those that are stopped."""
+        """Return id -> command of the stopped processes."""
         stopped = [pid for pid in processes_of(self._token) if is_stopped_process(pid)]
         commands = {pid: _command_of(pid) for pid in stopped}
         return {
@@ -234,7 +236,7 @@ class StartWatch:
 
 
 def _command_of(pid: int) -> str:
-    """As people read it: a process's title, or the module that it runs."""
+    """Return a process's name as people read it: its title, or the module that it runs."""
     try:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:  # it has just ended

@@ -9,7 +9,7 @@ import pytest
 from milescli.core.types import Prompt
 from milescli.recipe.environments import EnvironmentSettings
 from milescli.rollout.base import Outcome
-from milescli.runtime.evaluation.evaluate import Watched
+from milescli.runtime.evaluation.evaluate import WatchedEpisode
 from tests.agents.scripted import Engine, session_of
 
 PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
@@ -17,7 +17,7 @@ PROMPT = Prompt(index=4, token_ids=[], text="", label="4")
 
 def _watch(texts: list[str], *, max_turns: int = 8) -> tuple[Outcome, list[str]]:
     shown = list[str]()
-    watched = Watched(
+    watched = WatchedEpisode(
         settings=EnvironmentSettings(name="tests.agents.user_environments:Count"),
         prompt=PROMPT,
         max_turns=max_turns,

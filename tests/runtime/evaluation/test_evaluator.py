@@ -14,7 +14,7 @@ from milescli.core.errors import RecipeError, RewardError, WaitTimeout
 from milescli.core.types import EVALUATION, Prompt, WeightVersion
 from milescli.rollout.base import Agent, Outcome, Session
 from milescli.runtime.devices import Devices
-from milescli.runtime.evaluation.evaluator import EvaluationsBeside, Evaluator
+from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source
 from tests.runtime.recording.recorder import Recorder
 
@@ -108,7 +108,7 @@ def test_one_that_ends_its_process_is_named(tmp_path: Path) -> None:
     assert "exit code 3" in refused.value.why
 
 
-def _beside(told: list[str], *, fails_at: int | None = None) -> EvaluationsBeside:
+def _beside(told: list[str], *, fails_at: int | None = None) -> ConcurrentEvaluations:
     async def measure(step: int) -> None:
         told.append(f"asked {step}")
         await asyncio.sleep(0.01)
@@ -122,10 +122,10 @@ def _beside(told: list[str], *, fails_at: int | None = None) -> EvaluationsBesid
         engines=Recorder("engines", told),
         fleet=EVALUATION,
     )
-    return EvaluationsBeside(devices, measure, tell=told.append)
+    return ConcurrentEvaluations(devices, measure, tell=told.append)
 
 
-async def _begin(beside: EvaluationsBeside, step: int) -> None:
+async def _begin(beside: ConcurrentEvaluations, step: int) -> None:
     await beside.begin(step, WeightVersion(step), verify=False)
 
 

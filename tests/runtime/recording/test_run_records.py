@@ -13,7 +13,7 @@ from milescli.core.errors import CheckpointError
 from milescli.platform.machine import read_machine
 from milescli.recipe.load import load, values_of
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.runtime.recording import run_records as drift
+from milescli.runtime.recording import run_records
 from milescli.runtime.recording.run_records import MAY_CHANGE
 from tests.plans import PLAN
 
@@ -33,7 +33,7 @@ def _edit(run: RunDir, old: str, new: str) -> list[str]:
     text = run.recipe_file.read_text()
     assert text.count(old) == 1
     run.recipe_file.write_text(text.replace(old, new))
-    return drift.edited_keys(run, load_resolved(run.recipe_file), may_change=MAY_CHANGE)
+    return run_records.edited_keys(run, load_resolved(run.recipe_file), may_change=MAY_CHANGE)
 
 
 def test_an_edited_learning_rate_is_refused_with_both_values_and_the_way_to_a_new_run(
@@ -41,7 +41,7 @@ def test_an_edited_learning_rate_is_refused_with_both_values_and_the_way_to_a_ne
 ) -> None:
     run = _begun(tmp_path)
     kept = load_resolved(run.recipe_file)
-    assert drift.edited_keys(run, kept, may_change=MAY_CHANGE) == []
+    assert run_records.edited_keys(run, kept, may_change=MAY_CHANGE) == []
     with pytest.raises(CheckpointError, match="was edited") as caught:
         _edit(run, "    lr: 0.0003", "    lr: 0.5")
     assert "train.optimizer.lr: 0.0003 -> 0.5" in caught.value.why
@@ -70,19 +70,19 @@ def test_a_recipe_edited_under_an_older_version_is_refused_too(tmp_path: Path) -
         _edit(run, "    lr: 0.0003", "    lr: 0.5")
     run.manifest_file.unlink()
     kept = load_resolved(run.recipe_file)
-    assert drift.edited_keys(run, kept, may_change=MAY_CHANGE) == []
+    assert run_records.edited_keys(run, kept, may_change=MAY_CHANGE) == []
 
 
 def test_other_packages_another_machine_and_another_layout_are_told(tmp_path: Path) -> None:
     run = _begun(tmp_path)
-    before = drift.surroundings(read_machine("8xH200"))
-    assert drift.told(before, before, plan=PLAN, run=run) == []
+    before = run_records.surroundings(read_machine("8xH200"))
+    assert run_records.changes_since(before, before, plan=PLAN, run=run) == []
     now = before | {
         "packages": {**before["packages"], "torch": "0.0"},  # type: ignore[dict-item]
-        "machine": drift.described(read_machine("2x8xH200")),
+        "machine": run_records.described(read_machine("2x8xH200")),
     }
     wide = replace(PLAN, trainer=replace(PLAN.trainer, dp=2 * PLAN.trainer.dp))
-    lines = drift.told(before, now, plan=wide, run=run)
+    lines = run_records.changes_since(before, now, plan=wide, run=run)
     assert [line.partition(":")[0] for line in lines[:-1]] == ["torch", "machine", "trainer dp"]
     assert "-> 0.0" in lines[0] and "2 nodes" in lines[1] and f"-> {wide.trainer.dp}" in lines[2]
     assert "last bit" in lines[-1]
@@ -90,5 +90,5 @@ def test_other_packages_another_machine_and_another_layout_are_told(tmp_path: Pa
 
 def test_a_record_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    now = drift.surroundings(read_machine("8xH200"))
-    assert drift.told(drift.read_record(run), now, plan=PLAN, run=run) == []
+    now = run_records.surroundings(read_machine("8xH200"))
+    assert run_records.changes_since(run_records.read_record(run), now, plan=PLAN, run=run) == []

@@ -17,7 +17,7 @@ from milescli.rollout.token_texts import TokenTexts
 from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.recording.sample_files import (
     DETAILED_TOKENS,
-    KeptSamples,
+    SampleFiles,
     lines_of,
     run_lengths,
 )
@@ -85,7 +85,7 @@ def test_files_are_written_beside_the_loop_and_in_order(
     tokenizer: ChatTokenizer, tmp_path: Path
 ) -> None:
     async def steps() -> None:
-        kept = KeptSamples(tmp_path, tokenizer, side=SideFiles(EventBus()), num_groups=1)
+        kept = SampleFiles(tmp_path, tokenizer, side=SideFiles(EventBus()), num_groups=1)
         for step in (1, 2, 3):
             await kept.keep(step, [_group(tokenizer), _group(tokenizer)])
         await kept.finish()
@@ -105,7 +105,7 @@ def test_a_fault_of_what_is_kept_ends_no_run(
     monkeypatch.setattr("milescli.runtime.recording.sample_files.lines_of", broken)
     told = list[str]()
     bus = EventBus(listeners=[lambda event: told.append(event.text)])
-    kept = KeptSamples(tmp_path, tokenizer, side=SideFiles(bus), num_groups=1)
+    kept = SampleFiles(tmp_path, tokenizer, side=SideFiles(bus), num_groups=1)
 
     async def keep() -> None:
         for step in (1, 2):

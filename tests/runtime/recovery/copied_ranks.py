@@ -138,7 +138,7 @@ class CopiedRig(Rig):
             every=self.every,
             start_keepers=self.start_keepers,  # type: ignore[arg-type]
             start_ranks=self.start_bare,  # type: ignore[arg-type]
-            buddies=[1, 0],
+            keeper_of_rank=[1, 0],
             repairs=repairs,
             silence_s=30.0,
         )

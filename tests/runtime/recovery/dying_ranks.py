@@ -100,19 +100,19 @@ class Ranks:
         self.published.append(list(self.weights))
 
     async def shed(self) -> None:
-        self._posture("shed")
+        self._memory_state("shed")
 
     async def sleep(self) -> None:
-        self._posture("sleep")
+        self._memory_state("sleep")
 
     async def wake(self) -> None:
-        self._posture("wake")
+        self._memory_state("wake")
 
     async def is_written(self) -> bool:
         self._called("is_written")
         return True
 
-    def _posture(self, which: str) -> None:
+    def _memory_state(self, which: str) -> None:
         self._called(which)
         self.postures.append(which)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.runtime.recovery.replay import Call, KeptCalls
+from milescli.runtime.recovery.replay import Call, RecordedCalls
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, read, run
 
 
@@ -69,7 +69,7 @@ def test_each_is_done_again_from_its_own_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_one_lost_is_not_lost_by_another() -> None:
-    kept = KeptCalls(limit_bytes=1e9)
+    kept = RecordedCalls(limit_bytes=1e9)
     for adapter in "aabb":
         kept.add(Call("step", adapter=adapter))
     kept.let_go(3)  # too much: the first of `b` goes, too

@@ -28,10 +28,10 @@ PROGRAM = textwrap.dedent(
     from milescli.core.errors import (
         MilesError, NodeDied, NodesJoined, RecipeError, WaitTimeout, WorkerDied
     )
-    from milescli.runtime.recovery import driver_process as parent
+    from milescli.runtime.recovery import driver_process
 
     run, kind, num_deaths = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    parent.PAUSE_S = 0.0
+    driver_process.PAUSE_S = 0.0
 
     def attempt(path):
         log_dir = path / "logs" / f"attempt_{len(list(path.glob('logs/*'))) + 1}"
@@ -80,8 +80,8 @@ PROGRAM = textwrap.dedent(
 
     output = Output(Mode.JSON)
     unasked = kind in ("lost-alone", "joined")
-    mends = parent.MENDABLE if num_deaths and not unasked else parent.OTHER_NODES
-    of_run = parent.Parent(
+    mends = driver_process.MENDABLE if num_deaths and not unasked else driver_process.OTHER_NODES
+    of_run = driver_process.Parent(
         output=output, again="miles launch again", resume=attempt, mends=mends
     )
     try:

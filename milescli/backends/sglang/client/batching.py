@@ -33,7 +33,7 @@ Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """One of a call."""
+    """One request of a call."""
 
     body: dict[str, Any]
     deadline: float
@@ -43,7 +43,7 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Engine:
-    """One that can be asked."""
+    """One engine that can be asked."""
 
     url: str
     stream: Stream
@@ -117,9 +117,10 @@ class RequestBatcher:
         return None
 
     def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
-        """Who is asked what. The next turn of a conversation goes where its beginning is kept,
-        unless that engine is busier than another by a whole call; the rest in equal shares to who
-        has the fewest. Each share counts as open before the next is asked for."""
+        """Choose which engine is asked what. The next turn of a conversation goes where its
+        beginning is kept, unless that engine is busier than another by a whole call; the rest in
+        equal shares to who has the fewest. Each share counts as open before the next is asked
+        for."""
         least = min(engine.num_open for engine in self._engines.values())
         at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
         for request in waiting:
@@ -145,8 +146,8 @@ class RequestBatcher:
                 del self._homes[next(iter(self._homes))]
 
     async def _call(self, requests: list[_Request], engine: _Engine) -> None:
-        """Until each has its reply or its error. What a broken connection left is asked again:
-        nothing is lost by that, for equal seeds give equal tokens."""
+        """Send the requests until each has its reply or its error. What a broken connection left is
+        asked again: nothing is lost by that, for equal seeds give equal tokens."""
         try:
             for wait_s in (*RETRY_WAITS_S, None):
                 left = [request for request in requests if not request.reply.done()]
@@ -194,7 +195,8 @@ def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
 
 
 def _joined(requests: list[_Request]) -> dict[str, Any]:
-    """One body with lists where each request has its own; what is left is equal in all."""
+    """Join requests into one body with lists where each request has its own values; what is left is
+    equal in all."""
     first = requests[0].body
     named = any("rid" in request.body for request in requests)
     return first | {

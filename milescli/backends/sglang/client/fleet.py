@@ -112,7 +112,7 @@ class SglangFleet:
         return self.http.silent_s(url)
 
     async def answers(self, url: str) -> bool:
-        """Whether the engine at this URL speaks, to be asked while it has something to do."""
+        """True if the engine at this URL speaks, to be asked while it has something to do."""
         asked = [engine for engine in self.http.engines if engine.url == url]
         return not asked or await self.http.is_alive(asked[0])
 
@@ -125,8 +125,8 @@ class SglangFleet:
         await self.http.close()
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """One response. Raises WaitTimeout after `response_timeout_s` (pauses count), EngineDied
-        where an engine is dead and nobody replaces it."""
+        """Return one response. Raises WaitTimeout after `response_timeout_s` (pauses count),
+        EngineDied where an engine is dead and nobody replaces it."""
         response = PartialResponse(request=request)
         deadline = time.monotonic() + self._response_timeout_s
         try:
@@ -199,8 +199,8 @@ class SglangFleet:
                 return prompt_logprobs(reply)
 
     def _remove_dead(self, error: EngineDied) -> None:
-        """Its requests are made to the others from now on, or wait for a new one. Raises the error
-        where nobody replaces it."""
+        """Ask the dead engine no more: its requests go to the others from now on, or wait for a new
+        one. Raises the error where nobody replaces it."""
         if self.on_death is None:
             raise error
         self.remove(error)
@@ -275,7 +275,7 @@ class SglangFleet:
         )
 
     async def pause(self) -> PublishStats:
-        """See RolloutEngine. Raises WaitTimeout where requests do not end: aborted ones after
+        """Pause all engines. Raises WaitTimeout where requests do not end: aborted ones after
         `order_timeout_s`, those that are waited for after `response_timeout_s`. What others ask of
         the same engines stands still until `resume`, and then goes on as if nothing had been."""
         num_running, began = self._in_flight, time.monotonic()
@@ -404,7 +404,8 @@ POLL_S = 0.1
 
 
 class RouterWorkers:
-    """Of the router that `http` asks."""
+    """The engines that the router sends requests to, changed while it runs, as engines die and
+    come. Asks the router through `http`."""
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
@@ -435,13 +436,15 @@ class RouterWorkers:
             ) from None
 
     async def _worker(self, url: str) -> dict[str, Any] | None:
-        """What the router says of an engine; None: it does not know it, or does not answer."""
+        """Return what the router says of an engine; None: it does not know it, or does not
+        answer."""
         listed = await self._ask("GET", "/workers", None)
         workers = listed.get("workers", [])
         return next((worker for worker in workers if worker["url"] == url), None)
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        """Empty where the router does not answer: it may be about to be replaced."""
+        """Return the router's reply; empty where it does not answer: it may be about to be
+        replaced."""
         url = f"{self._http.router_url}{path}"
         try:
             async with (

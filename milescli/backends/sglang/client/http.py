@@ -42,7 +42,7 @@ MAX_CONNECTIONS = 1024
 
 
 class EngineRefused(MilesError):
-    """An engine answered that it could not (4xx)."""
+    """An engine replied that it could not (4xx)."""
 
 
 class EngineDied(WorkerDied):
@@ -244,7 +244,7 @@ class EngineHttp:
         return None
 
     async def is_alive(self, engine: EngineAddress, *, within_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """Whether it answers /health with 200 in this time."""
+        """True if it answers /health with 200 in this time."""
         try:
             async with (
                 asyncio.timeout(within_s),
@@ -296,7 +296,7 @@ Reply = Future[dict[str, Any]]
 
 
 class Orders:
-    """The engines of one channel, all at work at once."""
+    """Sends orders from a trainer rank to the engines of one channel, all at once."""
 
     def __init__(self, engines: list[EngineAddress], *, timeout_s: float) -> None:
         """`timeout_s` bounds each order."""
@@ -331,8 +331,8 @@ class Orders:
         return [reply.result() for reply in replies]
 
     def _first_cause(self, error: BaseException) -> BaseException:
-        """An engine that says that it lost a peer is not the one that died: that one refuses
-        within moments."""
+        """Return the first cause: an engine that says that it lost a peer is not the one that died;
+        that one refuses within moments."""
         if not isinstance(error, EngineRefused) or not sounds_like_lost_peer(error.why):
             return error
         deadline = time.monotonic() + GRACE_S

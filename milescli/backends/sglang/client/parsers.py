@@ -44,7 +44,7 @@ class ReplyForm:
     """Special tokens."""
 
     def get_vocab(self) -> dict[str, int]:
-        """As SGLang's detection asks a tokenizer; it looks for special tokens alone."""
+        """Return the special tokens, all that SGLang's detection asks a tokenizer for."""
         return dict.fromkeys(self.special_texts, 0)
 
 
@@ -54,7 +54,8 @@ async def parse_there(
     prompt_end: str,
     tools: Sequence[Mapping[str, Any]],
 ) -> Parsed:
-    """Raises RecipeError for a name that SGLang does not know."""
+    """Parse a response with SGLang's parsers. Raises RecipeError for a name that SGLang does not
+    know."""
     tool_parser, reasoning_parser = _parsers(form)
     reasoning, content = None, text
     try:
@@ -179,13 +180,13 @@ class SglangReplies:
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
-        """See ReplyParser. A process that has ended, or does not reply, is replaced, once for a
+        """Parse a response. A process that has ended, or does not reply, is replaced, once for a
         response. Raises WorkerDied."""
         asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
         return await self._asked(asked) or await self._asked(asked, is_last=True)
 
     async def _asked(self, asked: tuple[Any, ...], *, is_last: bool = False) -> Any:
-        """What comes of it; None where nothing does, but for the last time."""
+        """Return the parsed response; None where the process fails, unless it is the last try."""
         num_ended = self._num_ended
         bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
         try:
@@ -211,7 +212,7 @@ class SglangReplies:
 
 
 async def _nothing(*asked: object) -> None:
-    """The parsers ask for nothing."""
+    """Answer nothing: the parsers ask for nothing."""
 
 
 AUTO, NONE = "auto", "none"
@@ -232,7 +233,8 @@ def check_parsers(rollout: Rollout) -> None:
 
 
 def names_of(key: str) -> list[str]:
-    """Empty where SGLang has them elsewhere than we know of; it says itself then."""
+    """Return the names of SGLang's parsers; empty where SGLang has them elsewhere than we know of:
+    it says itself then."""
     file, table = _TABLES[key]
     spec = find_spec("sglang")
     roots = spec.submodule_search_locations if spec is not None else None
@@ -249,7 +251,7 @@ def names_of(key: str) -> list[str]:
 
 
 def no_parser(name: str, *, key: str, known: Iterable[str]) -> RecipeError:
-    """Of a name that SGLang does not have."""
+    """Return the error for a name that SGLang does not have."""
     names = sorted(known)
     return RecipeError(
         f"SGLang knows no parser `{name}`",

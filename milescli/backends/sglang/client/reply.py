@@ -23,7 +23,7 @@ from milescli.rollout.base import Completion, GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one engine said to one request."""
+    """What one engine replied to one request."""
 
     token_ids: list[int]
     """[num_tokens] new tokens."""
@@ -37,7 +37,7 @@ class Reply:
     guesses: Guesses = NO_GUESSES
 
     def all_of(self, version: WeightVersion) -> Reply:
-        """The same, every token of it made by this version."""
+        """Return the same reply, every token of it made by this version."""
         whole = [VersionSpan(start=0, end=len(self.token_ids), version=version)]
         return replace(self, spans=whole if self.token_ids else [])
 
@@ -90,7 +90,7 @@ def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
 
 @dataclass(slots=True, kw_only=True)
 class PartialResponse:
-    """What there is of one response so far; grows by one Reply at a time."""
+    """The part of one response that there is so far; grows by one Reply at a time."""
 
     request: GenerateRequest
     token_ids: list[int] = field(default_factory=list)
@@ -157,7 +157,7 @@ class PartialResponse:
 
     @property
     def is_full(self) -> bool:
-        """Whether the budget is used up."""
+        """True if the budget is used up."""
         return len(self.token_ids) >= self.request.max_new_tokens
 
     def completion(

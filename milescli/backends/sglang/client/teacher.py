@@ -49,8 +49,8 @@ class SglangTeacher:
         )
 
     async def say(self, token_ids: Sequence[int]) -> TeacherTokens:
-        """What it would have said in the place of each token, from one prefill at temperature 1.
-        Raises EndpointError."""
+        """Return the teacher's log-probs of each token, from one prefill at temperature 1. Raises
+        EndpointError."""
         reply = await self._read(token_ids, top_logprobs_num=self._topk)
         try:
             if not self._topk:
@@ -67,7 +67,7 @@ class SglangTeacher:
         return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
     async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
-        """Of each. Raises EndpointError."""
+        """Return those of each sequence. Raises EndpointError."""
         return await all_or_first_error([self.say(row.token_ids) for row in rows])
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
@@ -99,7 +99,7 @@ class SglangTeacher:
             )
 
     async def model(self) -> str:
-        """As the server calls what it has: equal names are taken for equal weights."""
+        """Name of the served model: equal names are taken for equal weights."""
         reply = await self._server.get("/get_model_info")
         return str(reply.get("model_path") if isinstance(reply, dict) else reply)
 
@@ -131,14 +131,14 @@ class ServedTeachers:
         self._by_source = teachers_by_source(settings)
 
     async def meet(self, tokenizer: ChatTokenizer, num_tokens: int) -> list[str]:
-        """Of each its address and its model. `tokenizer`: the policy's, whose model knows
-        `num_tokens`. Raises RecipeError or EndpointError."""
+        """Return the address and model of each teacher. `tokenizer`: the policy's, whose model
+        knows `num_tokens`. Raises RecipeError or EndpointError."""
         for teacher in self.teachers:
             await teacher.require_same_tokens(tokenizer, num_tokens=num_tokens)
         return await self.models()
 
     async def models(self) -> list[str]:
-        """Of each its address and its model. Raises EndpointError."""
+        """Return the address and model of each teacher. Raises EndpointError."""
         return [f"{teacher.url} {await teacher.model()}" for teacher in self.teachers]
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

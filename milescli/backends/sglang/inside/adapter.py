@@ -73,8 +73,8 @@ def _ref_of(manager: Any, name: str) -> Any:
 
 
 def _slot_of(manager: Any, name: str) -> int:
-    """Its place in the buffers that the layers compute with; it is put there where no request has
-    asked for it yet."""
+    """Return the adapter's place in the buffers that the layers compute with; puts it there where
+    no request has asked for it yet."""
     ref = _ref_of(manager, name)
     if ref.lora_id not in manager.memory_pool.uid_to_buffer_id:
         manager.fetch_new_loras({ref.lora_id})

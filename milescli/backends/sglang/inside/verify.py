@@ -99,7 +99,7 @@ def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
 
 @torch.no_grad()
 def end(held: Held, *, is_mtp: bool = False) -> str | None:
-    """What differs first, or None. Puts the copies back in any case."""
+    """Return what differs first, or None. Puts the copies back in any case."""
     finding = None
     copies = _kept.pop(is_mtp)
     del _pointers[is_mtp]

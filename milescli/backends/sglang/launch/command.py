@@ -47,7 +47,7 @@ CPU_ARGUMENTS: dict[str, object] = {
     "device": "cpu",
     "attention-backend": "torch_native",
     "sampling-backend": "pytorch",
-    # else SGLang ends itself where one pass takes 300 s; `engine_watch` knows slow from hung
+    # else SGLang ends itself where one pass takes 300 s; `EngineWatch` knows slow from hung
     "watchdog-timeout": 86_400,
 }
 
@@ -58,7 +58,7 @@ def engine_command(spec: EngineSpec) -> list[str]:
 
 
 def engine_arguments(spec: EngineSpec) -> list[str]:
-    """Those of `sglang.launch_server`. Pure."""
+    """Return the arguments of `sglang.launch_server`. Pure."""
     arguments: dict[str, object] = {
         "model-path": spec.model_dir,
         "host": spec.host,
@@ -151,7 +151,8 @@ def _of_nodes(spec: EngineSpec) -> dict[str, object]:
 
 
 def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
-    """With room for the model without any adapter, which nobody asks for."""
+    """Return the arguments of adapters, with room for the model without any adapter, which nobody
+    asks for."""
     paths = [f"{name}={spec.adapter_dir}" for name in spec.adapter_names]
     return {
         "lora-paths": paths,
@@ -161,9 +162,9 @@ def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
 
 
 def _attention_backend(spec: EngineSpec) -> str | None:
-    """None: SGLang chooses by the device's architecture. Not on ROCm, where it would take CUDA's
-    `fa3` for deterministic inference, and refuses AITER there; nor where `fa3` is left out of the
-    kernels."""
+    """Return the attention backend; None: SGLang chooses by the device's architecture. Not on ROCm,
+    where it would take CUDA's `fa3` for deterministic inference, and refuses AITER there; nor where
+    `fa3` is left out of the kernels."""
     if spec.attention_backend is not None:
         return spec.attention_backend
     needs_triton = spec.device_kind == "rocm" or not has_flash_attention()
@@ -177,8 +178,8 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
 
 
 def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
-    """What an engine needs beyond what it inherits. `family`: of its model on a CPU, where the
-    folder is not there yet; None: as the folder says."""
+    """Return the variables that an engine needs beyond what it inherits. `family`: of its model on
+    a CPU, where the folder is not there yet; None: as the folder says."""
     env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
     env["SPT_NOENV"] = "1"

@@ -19,7 +19,7 @@ SKIP_CHECK = "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """What is installed, and what belongs there."""
+    """SGLang's CUDA kernels that are installed, and those that belong to the installed torch."""
 
     torch: str | None
     """`2.11.0`; None: not installed."""
@@ -29,12 +29,12 @@ class Kernels:
 
     @property
     def fit(self) -> bool:
-        """They were tested with this torch."""
+        """True if they were tested with this torch."""
         return self.installed is not None and self.installed == self.tested
 
 
 def kernels(version_of: Callable[[str], str] = importlib.metadata.version) -> Kernels:
-    """Of this environment."""
+    """Return the kernels of this environment."""
     torch = _version("torch", version_of)
     tested = None
     if torch is not None:
@@ -44,7 +44,7 @@ def kernels(version_of: Callable[[str], str] = importlib.metadata.version) -> Ke
 
 
 def has_flash_attention() -> bool:
-    """Whether the installed kernels have FlashAttention-3, nine tenths of their size, which a small
+    """True if the installed kernels have FlashAttention-3, nine tenths of their size, which a small
     installation leaves out. True where there are none at all: that is somebody else's error."""
     spec = importlib.util.find_spec("sgl_kernel")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or []]
@@ -52,8 +52,8 @@ def has_flash_attention() -> bool:
 
 
 def kernel_environment() -> dict[str, str]:
-    """For an engine on CUDA: the kernels that were tested with an older torch are older than SGLang
-    asks for."""
+    """Return variables for an engine on CUDA: the kernels that were tested with an older torch are
+    older than SGLang asks for."""
     return {SKIP_CHECK: "1"} if kernels().fit else {}
 
 

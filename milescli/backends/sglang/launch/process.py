@@ -36,7 +36,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
-    """What GET says. Raises OSError where nobody answers."""
+    """Return the status of a GET. Raises OSError where nobody answers."""
     try:
         with DIRECT.open(
             urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
@@ -49,7 +49,7 @@ def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None)
 
 
 class Child(Protocol):
-    """What is asked of a process that was started: `subprocess.Popen`, or one like it."""
+    """The methods used of a process that was started: `subprocess.Popen`, or one like it."""
 
     pid: int
     """Also the id of its process group."""
@@ -61,12 +61,12 @@ class Child(Protocol):
         """Exit code. Raises subprocess.TimeoutExpired."""
 
     def send_signal(self, number: int) -> None:
-        """To the process alone."""
+        """Send a signal to the process alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLook:
-    """At a process and at those without which it is none."""
+    """The state of a process and of those without which it cannot work."""
 
     ended: str | None = None
     """How one of them ended; None: all run."""
@@ -115,7 +115,7 @@ class ManagedProcess:
         return self._process.poll()
 
     def ended(self) -> str | None:
-        """How it ended, for people; None while it runs."""
+        """Return how it ended, for people; None while it runs."""
         code = self.poll()
         if code is None:
             return None
@@ -123,12 +123,12 @@ class ManagedProcess:
         return f"its process ended {how}"
 
     def look(self) -> ProcessLook:
-        """What the system says of it now."""
+        """Return what the system says of it now."""
         cpu_s = sum(map(cpu_seconds, self._computing_pids()))
         return ProcessLook(ended=self.ended(), stopped=self._stopped(), cpu_s=cpu_s)
 
     def _computing_pids(self) -> list[int]:
-        """Which of its processes do its work."""
+        """Return which of its processes do its work."""
         return [self.pid] if self.pid is not None else []
 
     def _stopped(self) -> str | None:
@@ -188,7 +188,7 @@ class ManagedProcess:
             sleep(POLL_S)
 
     def speaks(self) -> bool:
-        """Whether it says anything, ready or not; waits 2 s at most."""
+        """True if it says anything, ready or not; waits 2 s at most."""
         try:
             return bool(status(f"{self.url}/health", timeout_s=2))
         except OSError:
@@ -201,11 +201,11 @@ class ManagedProcess:
             return False
 
     def _ended_in_start(self) -> str | None:
-        """As `ended`, while it is not ready."""
+        """Same as `ended`, while it is not ready."""
         return self.ended()
 
     def _was_killed(self) -> bool:
-        """Whether its end came from outside."""
+        """True if its end came from outside."""
         return (self.poll() or 0) < 0
 
     def last_words(self) -> str:
@@ -246,7 +246,7 @@ class ManagedProcess:
             shutil.rmtree(self._temp_dir, ignore_errors=True)
 
     def _group_lives(self) -> bool:
-        """Whether any process of the group is left; reaps the leader, which would count as alive
+        """True if any process of the group is left; reaps the leader, which would count as alive
         while it is a zombie."""
         assert self._process is not None
         self._process.poll()

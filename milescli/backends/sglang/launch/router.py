@@ -35,7 +35,7 @@ class RouterSpec:
 
 
 class RouterServer(ManagedProcess):
-    """One sglang-router."""
+    """Runs one sglang-router."""
 
     def __init__(self, spec: RouterSpec) -> None:
         """Starts nothing. Its workers should be ready before it starts: it is then ready at

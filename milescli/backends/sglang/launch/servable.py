@@ -40,7 +40,7 @@ class CpuFamily:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its layers attend to all before them, by pieces that every engine has."""
+        """True if its layers attend to all before them, by pieces that every engine has."""
         return not (self.pieces or self.windows)
 
 
@@ -115,7 +115,7 @@ responses, before and after new weights were sent (tests/backends/sglang/test_fa
 
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
-    """Whether SGLang serves this model rightly on a CPU, and why (not)."""
+    """True if SGLang serves this model rightly on a CPU, and why (not)."""
     if cpu_family(facts) is None:
         return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
     fault = fault_of_sglang(facts)
@@ -123,14 +123,14 @@ def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
 
 
 def cpu_family(facts: ModelFacts) -> CpuFamily | None:
-    """How a model is served on a CPU; None: not at all. Text models of families that have
+    """Return how a model is served on a CPU; None: not at all. Text models of families that have
     multimodal releases go by a `model_type` of their own."""
     text = f"{facts.family}_text"
     return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
 
 
 def is_served_on_cpu(family: str) -> bool:
-    """Whether at least the text models of a family are served on a CPU."""
+    """True if at least the text models of a family are served on a CPU."""
     return not CPU_FAMILIES.keys().isdisjoint((family, f"{family}_text"))
 
 
@@ -190,7 +190,7 @@ of them is served on a CPU."""
 
 
 def fault_of_record(facts: ModelFacts) -> str | None:
-    """Why no engine says which experts it chose; None where nothing is known against it."""
+    """Return why no engine says which experts it chose; None where nothing is known against it."""
     if not facts.num_moe_layers:
         return "no layer of the model has experts"
     return _UNRECORDED.get(facts.family)
@@ -242,7 +242,7 @@ not padded."""
 
 
 def fault_of_adapter(facts: ModelFacts) -> str | None:
-    """Why an engine on a CPU cannot serve an adapter over this model; None: it can."""
+    """Return why an engine on a CPU cannot serve an adapter over this model; None: it can."""
     if facts.family not in ADAPTER_FAMILIES:
         return f"only {', '.join(ADAPTER_FAMILIES)} were compared with merged models there"
     sizes = (facts.ffn_hidden_size, facts.moe_ffn_hidden_size, facts.shared_expert_ffn_hidden_size)
@@ -301,7 +301,7 @@ def architectures() -> frozenset[str]:
 
 
 def _entry_classes(source: str) -> list[str]:
-    """What a module's `EntryClass = ...` names."""
+    """Return what a module's `EntryClass = ...` names."""
     if "EntryClass" not in source:
         return []
     names = []

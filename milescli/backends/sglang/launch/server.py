@@ -43,7 +43,7 @@ _FAILED_PART = re.compile("sigquit", re.IGNORECASE)
 
 
 class EngineServer(ManagedProcess):
-    """One SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
+    """Runs one SGLang engine: HTTP server, scheduler ranks and detokenizer in one process group."""
 
     stop_signal = signal.SIGINT
     """On TERM SGLang waits 5 s for requests to drain, even where there is none."""
@@ -75,13 +75,13 @@ class EngineServer(ManagedProcess):
         )
 
     def start(self) -> None:
-        """As ManagedProcess, with nothing left of its predecessor."""
+        """Same as ManagedProcess, with nothing left of its predecessor."""
         if self.spec.ends_group:
             end_group_of_run(self.spec.ends_group)
         super().start()
 
     def _spawn(self, env: dict[str, str]) -> Child:
-        """From the warm process, where there is one that fits."""
+        """Fork the engine from the warm process, where there is one that fits."""
         if self.spec.warm is None:
             return super()._spawn(env)
         wanted = own_environment(self.spec) | {"TMPDIR": env["TMPDIR"]}
@@ -98,9 +98,10 @@ class EngineServer(ManagedProcess):
             return super()._spawn(env)
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """As ManagedProcess; and an engine that was given a key has been seen to refuse a stranger.
-        What it has built by now is left alone by Python's garbage collector: to go through it takes
-        0.4 s, in the middle of a rollout and in every flush of a cache on a CPU."""
+        """Same as ManagedProcess; checks also that an engine that was given a key refuses a
+        stranger. What it has built by now is left alone by Python's garbage collector: to go
+        through it takes 0.4 s, in the middle of a rollout and in every flush of a cache on a
+        CPU."""
         seconds = super().wait_ready(timeout_s, sleep=sleep)
         if self.spec.node_rank == 0:
             if self.spec.api_key is not None:
@@ -121,7 +122,8 @@ class EngineServer(ManagedProcess):
         return seconds
 
     def _ended_in_start(self) -> str | None:
-        """Its log says when a process of it is killed, after which it may go on for a minute."""
+        """Return how the engine ended while it started. Its log says when a process of it is
+        killed, after which it may go on for a minute."""
         if (how := self.ended()) is not None or time.monotonic() < self._log_read_at + LOG_EVERY_S:
             return how
         self._log_read_at = time.monotonic()
@@ -135,8 +137,8 @@ class EngineServer(ManagedProcess):
         return was_killed or _KILLED_PART.search(words) is not None
 
     def ended(self) -> str | None:
-        """How it ended, or a process of it without which it is none; None while all of it runs.
-        SGLang itself may not notice: without its detokenizer requests wait forever."""
+        """Return how it ended, or a process of it without which it is none; None while all of it
+        runs. SGLang itself may not notice: without its detokenizer requests wait forever."""
         if (how := super().ended()) is not None:
             return how
         gone = [name for name, part in self._parts.items() if not _lives(part)]
@@ -194,10 +196,11 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Recorder:
-    """One record that is being taken."""
+    """Records by py-spy where an engine's scheduler spends its time, from outside. Reports what
+    goes wrong and never raises after its start."""
 
     def __init__(self, pid: int, file: Path) -> None:
-        """Of the process `pid`; begins at once. Raises OSError where it cannot."""
+        """Begin to record the process `pid`. Raises OSError where it cannot."""
         self.file = file
         tool = py_spy()
         if tool is None:

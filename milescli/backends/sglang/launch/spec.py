@@ -23,7 +23,7 @@ from milescli.models.base import CONFIG_NAME, quantization_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One engine: what it serves, where it lives."""
+    """One engine: what it serves, and where it lives."""
 
     model_dir: Path
     tokenizer_dir: Path | None
@@ -165,7 +165,7 @@ def check_speculates(spec: EngineSpec) -> None:
 
 
 def draft_config(spec: EngineSpec) -> dict[str, object] | None:
-    """Of the model that guesses, where its folder is there."""
+    """Return the config of the model that guesses, where its folder is there."""
     folder = spec.speculation.draft_dir if spec.speculation is not None else None
     return read_config(folder) if folder is not None and folder.is_dir() else None
 

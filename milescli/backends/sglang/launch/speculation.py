@@ -52,7 +52,7 @@ OFF = "--set rollout.speculative.kind=none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Who guesses, and how much."""
+    """How engines guess ahead: by what, and how much."""
 
     kind: Literal["ngram", "draft", "mtp"]
     """ngram: what followed the same tokens before; draft: a smaller model; mtp: the model's own
@@ -68,17 +68,17 @@ class Speculation:
 
     @property
     def has_own_weights(self) -> bool:
-        """Whether what guesses is no part of the model whose weights are published."""
+        """True if what guesses is no part of the model whose weights are published."""
         return self.kind == "draft"
 
     @property
     def has_weights(self) -> bool:
-        """Whether what guesses is a model."""
+        """True if what guesses is a model."""
         return self.kind != "ngram"
 
 
 def speculation_arguments(wanted: Speculation) -> dict[str, object]:
-    """Of `sglang.launch_server`."""
+    """Return arguments of `sglang.launch_server`."""
     verified = wanted.num_guesses + 1  # the token that they are guessed behind, too
     if wanted.kind == "ngram":
         return {

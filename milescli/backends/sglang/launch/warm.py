@@ -62,9 +62,9 @@ class WarmProcess:
         its_end.close()
 
     def listen(self, folder: Path) -> Path:
-        """Where engines are asked for from now on, in a folder that is ours alone: the path of a
-        socket. Who asks before the imports are done waits for them, and learns it at once where the
-        process ends instead."""
+        """Listen for requests for engines from now on, in a folder that is ours alone; returns the
+        path of a socket. Who asks before the imports are done waits for them, and learns it at once
+        where the process ends instead."""
         assert self._pipe is not None, "listen before start"
         path = folder / "warm"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -78,7 +78,7 @@ class WarmProcess:
         return path
 
     def stop(self) -> None:
-        """At once; engines that came of it live on. Idempotent."""
+        """End it at once; engines that came of it live on. Idempotent."""
         if self._process is not None and self._pipe is not None:
             self._process.kill()
             self._process.wait()
@@ -91,7 +91,8 @@ class NotForked(Exception):
 
 
 class ForkedEngine:
-    """A process that is a child of the warm process, not of ours; as `subprocess.Popen` has it."""
+    """A process that is a child of the warm process, not of ours; has the interface of
+    `subprocess.Popen`."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
         """`connection` tells the exit code when it has one."""
@@ -148,8 +149,8 @@ class ForkedEngine:
 def fork_engine(
     address: Path, *, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ForkedEngine:
-    """An engine with these arguments of `sglang.launch_server`. `environment`: what the engine must
-    have beyond what the warm process inherited. Raises NotForked."""
+    """Fork an engine with these arguments of `sglang.launch_server`. `environment`: what the engine
+    must have beyond what the warm process inherited. Raises NotForked."""
     request = {
         "arguments": list(arguments),
         "environment": dict(environment),

@@ -66,8 +66,9 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """In the order of an engine: our plug-in wants to be there before SGLang's HTTP server. What
-    they make is frozen: it is not looked through for garbage, and so not copied, in any engine."""
+    """Import everything in the order of an engine: our plug-in must be there before SGLang's HTTP
+    server. What they make is frozen: it is not looked through for garbage, and so not copied, in
+    any engine."""
     with without_garbage_search():
         compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
         for name in BEFORE_PLUGINS:
@@ -92,7 +93,7 @@ class _Server:
         self.forked = False
 
     def serve(self) -> None:
-        """Until the end of this process; returns in every engine that was forked."""
+        """Serve until the end of this process; returns in every engine that was forked."""
         while not self.forked:
             for key, _ in self.selector.select():
                 key.data()
@@ -151,7 +152,7 @@ class _Server:
             os.kill(pid, signal.SIGKILL)
 
     def _refusal(self, wanted: dict[str, str]) -> str | None:
-        """Why no engine with these variables can come of this process; None: it can."""
+        """Return why no engine with these variables can come of this process; None: it can."""
         unlike = [
             name
             for name, value in wanted.items()
@@ -164,7 +165,7 @@ class _Server:
         return None
 
     def _forget_everything(self, connection: socket.socket) -> None:
-        """In an engine: the ends of this process are not its own."""
+        """Forget the duties of the warm process in an engine that it forked."""
         for key in list(self.selector.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -175,7 +176,8 @@ class _Server:
 
 
 def become(request: dict) -> None:
-    """What `exec` does for a process: session, descriptors, signals, environment and arguments."""
+    """Do what `exec` does for a process: session, descriptors, signals, environment and
+    arguments."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # an engine is stopped by it; a run in the background of a shell begins with it ignored
@@ -192,9 +194,9 @@ def become(request: dict) -> None:
 
 
 def run_engine() -> None:
-    """Until its end, which is that of the process: to take the interpreter apart, with all that it
-    has imported, takes two seconds, and an engine leaves nothing that its server does not remove.
-    Ends as `python -m` would: by SIGINT after a KeyboardInterrupt, else with a code."""
+    """Run the engine until its end, which is that of the process: to take the interpreter apart,
+    with all that it has imported, takes two seconds. Ends as `python -m` would: by SIGINT after a
+    KeyboardInterrupt, else with a code."""
     code = 0
     try:
         runpy.run_module(ENGINE_MODULE, run_name="__main__", alter_sys=True)

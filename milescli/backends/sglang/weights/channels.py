@@ -28,8 +28,8 @@ READ_WITHIN_S = 30.0
 
 
 class _Channel:
-    """What both have in common: every rank goes through the buckets, a failure is raised on all of
-    them, and what arrived is verified."""
+    """The common part of both channels: every rank goes through the buckets, a failure is raised on
+    all of them, and what arrived is verified."""
 
     def __init__(
         self,
@@ -119,13 +119,13 @@ class _Channel:
         return _caught(self._finish_loading) or failure
 
     def _flatten(self, bucket: Bucket, index: int) -> Any:
-        """What this rank adds to the sending of a bucket. The engines may still read the one
-        before."""
+        """Prepare what this rank adds to the sending of a bucket. The engines may still read the
+        one before."""
         raise NotImplementedError
 
     def _collect(self, own: Any) -> Any:
-        """What rank 0 needs of all ranks. They leave it after rank 0 has come: what the engines
-        read before is then free."""
+        """Collect on rank 0 what it needs of all ranks. They leave it after rank 0 has come: what
+        the engines read before is then free."""
         return own
 
     def _begin_loading(self, whole: Any) -> None:
@@ -172,7 +172,8 @@ class TensorChannel(_Channel):
             self._for_draft = False
 
     def _flatten(self, bucket: Bucket, index: int) -> list[str] | MilesError:
-        """A handle for each reader of this rank; or why there is none, which rank 0 raises."""
+        """Return a handle for each reader of this rank; or why there is none, which rank 0
+        raises."""
         mine = self._readers[_rank()]
         if not mine:
             return []

@@ -88,9 +88,7 @@ class WeightGroup:
         return forming.result()
 
     def _join(self, backend: str) -> dist.ProcessGroup:
-        """The same group beside the default one. torch has no public call for a group with
-        strangers; SGLang joins by this one too, and both sides must use the same keys in the
-        store."""
+        """Make the group beside the default one."""
         group, _ = c10d._new_process_group_helper(
             self.world_size,
             0,
@@ -104,9 +102,9 @@ class WeightGroup:
         return group
 
     def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
-        """All engines load one bucket: they are sent what comes, and it is broadcast as one run of
-        bytes. Returns when it has left; an engine replies when it has put the tensors into place.
-        Raises WorkerDied or WaitTimeout."""
+        """Let all engines load one bucket: they are sent what comes, and it is broadcast as one run
+        of bytes. Returns when it has left; an engine replies when it has put the tensors into
+        place. Raises WorkerDied or WaitTimeout."""
         body = {
             "names": [piece.name for piece in slices],
             "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],

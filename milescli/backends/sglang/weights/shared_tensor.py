@@ -51,7 +51,7 @@ class SharedBuffer:
             self.flat = torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
     def payload(self, slices: list[Slice]) -> str:
-        """What /update_weights_from_tensor takes for one engine rank with
+        """Return what /update_weights_from_tensor takes for one engine rank with
         load_format=flattened_bucket. Handles of device memory count their readers: each reader
         takes one of its own."""
         metadata = [
@@ -70,7 +70,7 @@ class SharedBuffer:
         return _encoded(ForkingPickler.dumps({"flattened_tensor": handle, "metadata": metadata}))
 
     def free(self) -> None:
-        """Its name leaves /dev/shm, its memory goes when the last reader lets go of it."""
+        """Remove its name from /dev/shm; its memory goes when the last reader lets go of it."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
@@ -100,8 +100,8 @@ class _DeviceHandle:
 
 
 def _new_file(size_bytes: int) -> Path:
-    """Of zeros, with all its memory: a write into a file with holes ends the process by SIGBUS
-    where there is no more."""
+    """Make a file of zeros, with all its memory: a write into a file with holes ends the process by
+    SIGBUS where there is no more."""
     path = FOLDER / f"miles_{os.getpid()}_{secrets.token_hex(8)}"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     deadline = time.monotonic() + ROOM_WITHIN_S
@@ -142,7 +142,7 @@ def _no_room(size_bytes: int) -> MachineError:
 
 
 def plain_payload(value: object) -> str:
-    """A value without tensors, in the same envelope."""
+    """Pack a value without tensors in the same envelope."""
     return _encoded(pickle.dumps(value))
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from milescli.backends.sglang.inside import corrections as halves
+from milescli.backends.sglang.inside import corrections
 from milescli.backends.sglang.weights import shared_tensor
 from milescli.core.errors import MachineError
 from milescli.weights.buckets import layout
@@ -103,5 +103,5 @@ def test_an_engine_answers_when_its_device_is_done(monkeypatch):
         happened.append(f"copies of {names} are queued")
         return True, "Success"
 
-    assert halves._then_wait(load)(SimpleNamespace(device="cpu"), "w") == (True, "Success")
+    assert corrections._then_wait(load)(SimpleNamespace(device="cpu"), "w") == (True, "Success")
     assert happened == ["copies of w are queued", "the device is done"]

@@ -15,8 +15,8 @@ def install(pieces: tuple[str, ...] = ()) -> None:
     """Put every piece in place, and the named modules of this package, which some families need.
     Order does not matter; each patches its own names."""
     for name in (
-        "whole",
-        "elementwise",
+        "serving",
+        "layers",
         "attention",
         "prompts",
         "sampling",

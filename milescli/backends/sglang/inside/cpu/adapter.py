@@ -65,8 +65,8 @@ def _first_product(of_segments: Callable[..., torch.Tensor]) -> Callable[..., to
 
 
 def _second_product(of_segments: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What `_first_product` gave -> that times B.T of each slice, added to `base_output` [tokens,
-    out] where it is given."""
+    """Return what `_first_product` gave -> that times B.T of each slice, added to `base_output`
+    [tokens, out] where it is given."""
 
     def second(inputs, weights, batch_info, slice_offsets, base_output=None):
         if (sole := _sole(batch_info)) is None or base_output is None:

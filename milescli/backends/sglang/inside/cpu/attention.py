@@ -74,7 +74,7 @@ class Batched:
         return super().forward_extend(*arguments, **settings)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **more):
-        """By a kernel where there is one; else the stock method, which takes no sinks."""
+        """Decode by a kernel where there is one; else by the stock method, which takes no sinks."""
         if self._by_kernel and k is not None and sinks is None and _is_plain(layer):
             self._store(layer, forward_batch, k, v)
             window = layer.sliding_window_size
@@ -113,7 +113,7 @@ class Batched:
             self._plan_slots(forward_batch)
 
     def _plan_guesses(self, guesses) -> None:
-        """What is verified are guesses behind the context, as many of each request."""
+        """Plan the verification of guesses behind the context, as many of each request."""
         num_new = guesses.draft_token_num
         self._prefix, self._new = self._lens, torch.full_like(self._lens, num_new)
         self._lens = self._lens + num_new
@@ -201,7 +201,8 @@ class Batched:
         )
 
     def _with_sinks(self, query, key, value, mask, *, grouped: bool):
-        """One more key of zeros, whose logit is thus the mask's, and one more value of zeros."""
+        """Append one more key of zeros, whose logit is thus the mask's, and one more value of
+        zeros."""
         batch, heads, positions, _ = query.shape
         shape = (1, heads, positions, 1) if grouped else (1, heads, 1, 1)
         sinks = self._sinks.to(mask.dtype).view(shape).expand(batch, heads, positions, 1)
@@ -271,7 +272,7 @@ class Batched:
 
 
 def _is_plain(layer) -> bool:
-    """Whether its heads are what the kernel takes."""
+    """True if its heads are what the kernel takes."""
     size = layer.qk_head_dim
     fits = size == layer.v_head_dim and size % cpu_kernels.LANES == 0
     return fits and not layer.is_cross_attention

@@ -60,7 +60,7 @@ def gated_norm(self, x: Tensor, z: Tensor | None = None) -> Tensor:
 def fused_gated_norm(
     self, x: Tensor, g: Tensor, residual=None, prenorm: bool = False, residual_in_fp32: bool = False
 ) -> Tensor:
-    """The same in Qwen3-Next's module."""
+    """Same as `fused_gated_norm_cpu`, in Qwen3-Next's module."""
     assert residual is None and not prenorm and self.activation in ("silu", "swish"), (
         self.activation
     )
@@ -176,8 +176,8 @@ def causal_conv1d_update_cpu(
     retrieve_parent_token=None,
     **_,
 ) -> Tensor:
-    """One new token per request: x [B, dim] -> [B, dim]; the states move on by one. Or the guesses
-    of each, x [B, dim, N]: see `states.convolve`."""
+    """Convolve one new token per request: x [B, dim] -> [B, dim]; the states move on by one. Or the
+    guesses of each, x [B, dim, N]: see `states.convolve`."""
     slots = conv_state_indices.long()
     if x.dim() == 3:
         mixed = convolve(

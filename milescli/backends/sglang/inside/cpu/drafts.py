@@ -82,7 +82,7 @@ def _with_records(allocator) -> SimpleNamespace:
 
 
 def _nothing(*arguments: object) -> None:
-    """There is no GPU."""
+    """Do nothing: there is no GPU."""
 
 
 def choose(logits: torch.Tensor, info, positions: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from milescli.backends.sglang.inside.routing import ROUTING_VARIABLE
 
 
 def install() -> None:
-    """Around the forward pass of a batch of new requests. Not where each token's routing is
-    recorded, which SGLang keeps by cache slot."""
+    """Wrap the forward pass of a batch of new requests. Not where each token's routing is recorded,
+    which SGLang keeps by cache slot."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -68,7 +68,7 @@ def is_plain(forward_batch) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What is computed, and whose it is too."""
+    """Which prompts are computed, and which share their results."""
 
     batch: object
     """The first request of each prompt."""
@@ -81,7 +81,7 @@ class Shared:
 
 
 def find_shared(forward_batch) -> Shared | None:
-    """None where every prompt is another."""
+    """Find prompts that occur more than once; None where every prompt is another."""
     ids, slots = forward_batch.input_ids.tolist(), forward_batch.out_cache_loc
     ends = itertools.accumulate(forward_batch.extend_seq_lens_cpu, initial=0)
     spans = list(itertools.pairwise(ends))
@@ -115,7 +115,7 @@ _BY_TOKEN = ("input_ids", "out_cache_loc", "positions")
 
 
 def _only(forward_batch, kept: list[int], spans: list[tuple[int, int]]):
-    """The same batch with these requests alone."""
+    """Return the batch with these requests alone."""
     batch, chosen = copy.copy(forward_batch), torch.tensor(kept)
     tokens = torch.cat([torch.arange(*spans[request]) for request in kept])
     for names, index, places in ((_BY_REQUEST, chosen, kept), (_BY_TOKEN, tokens, None)):

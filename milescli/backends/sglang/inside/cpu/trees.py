@@ -30,9 +30,9 @@ def build_tree_kernel_efficient_cpu(
     num_nodes: int,
     mask_mode: int,
 ) -> None:
-    """Of a draft model's guesses. `selected_index`: [B, N - 1] which of all were kept, by level;
-    `parent_list`: [B, ...] those that `topk` guesses each go on from, the first of them from node
-    0. The next five are written."""
+    """Build the tree of a draft model's guesses. `selected_index`: [B, N - 1] which of all were
+    kept, by level; `parent_list`: [B, ...] those that `topk` guesses each go on from, the first of
+    them from node 0. The next five are written."""
     assert int(mask_mode) == QUERIES_ONLY, f"a tree mask of mode {mask_mode}"
     mask_BNN = tree_mask.view(-1, num_nodes, num_nodes)
     _number(retrieve_index)
@@ -58,8 +58,8 @@ def reconstruct_indices_from_tree_mask(
     num_requests: int,
     num_nodes: int,
 ) -> None:
-    """Of n-grams, whose `tree_mask` [B * N * N] is there already; all that follows from it is
-    written."""
+    """Write all that follows from `tree_mask` [B * N * N] of guessed n-grams, which is there
+    already."""
     mask_BNN = tree_mask.view(num_requests, num_nodes, num_nodes)
     _number(retrieve_index)
     positions.view(num_requests, num_nodes).copy_(seq_lens[:, None] + mask_BNN.sum(-1) - 1)

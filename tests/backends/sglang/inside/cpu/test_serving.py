@@ -21,7 +21,7 @@ PROGRAM = """\
 import json
 from types import SimpleNamespace
 from sglang.srt.mem_cache import kv_cache_configurator as stock
-from milescli.backends.sglang.inside.cpu import whole
+from milescli.backends.sglang.inside.cpu import serving
 
 answers = {
     "get_available_gpu_memory": 4.0,
@@ -48,7 +48,7 @@ def found(has_states):
         return "refused"
 
 before = found(False)
-whole.install_cache_size()
+serving.install_cache_size()
 print(json.dumps([before, found(False), found(True)]))
 """
 
