@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from milescli.backends.hub.push import Hub
 from milescli.checkpoint.base import CRITIC_PART, METADATA_NAME, TRACKER_NAME, is_converted
@@ -17,6 +17,7 @@ from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
@@ -33,9 +34,6 @@ from milescli.models.base import CONFIG_NAME
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
 from milescli.rollout.tokenizer import own_template
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import RunDir, create
 from milescli.checkpoint.run_lock import lock
 from milescli.cluster.nodes import find_nodes
+from milescli.console.output import Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import MilesError
 from milescli.platform.torch_wheel import require_wheel
@@ -29,7 +30,6 @@ from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
-    from milescli.console.output import Output
     from milescli.runtime.train import RunSummary
 
 

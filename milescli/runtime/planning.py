@@ -4,13 +4,13 @@ each engine. Nothing is started. Called by launch, resume, the dry run, doctor a
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.launch.servable import fault_of_record
 from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, require_served
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
+from milescli.console.output import Output
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
@@ -33,9 +33,6 @@ from milescli.runtime.inputs.given_models import (
 )
 from milescli.runtime.inputs.plugins import load_plugins
 from milescli.runtime.inputs.run_inputs import config_of_recipe, planned_facts
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 def plan_only(

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create
 from milescli.checkpoint.run_lock import lock
+from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.nodes import RunNodes
+from milescli.console.output import Output
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
@@ -24,11 +25,6 @@ from milescli.runtime.planning import as_fetched
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.spec import RunSpec
-
-if TYPE_CHECKING:
-    from milescli.checkpoint.store import StoredCheckpoint
-    from milescli.console.output import Output
-
 
 ITSELF = ""
 """What learns in a run that has no adapters by name."""

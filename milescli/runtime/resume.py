@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.console.output import Output
 from milescli.conversion.watching import store_of
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
@@ -18,6 +21,7 @@ from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
+from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.plugins import load_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, planned_facts
 from milescli.runtime.planning import plan_without_plugins
@@ -30,10 +34,6 @@ from milescli.runtime.recovery.orphans import taken_over
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
-    from milescli.checkpoint.base import CheckpointManifest
-    from milescli.checkpoint.store import StoredCheckpoint
-    from milescli.console.output import Output
-    from milescli.recipe.schema import Recipe
     from milescli.runtime.train import RunSummary
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir, resume_command
 from milescli.console.live import LiveRun
+from milescli.console.output import Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import (
     DISK_FULL,
@@ -48,9 +48,6 @@ from milescli.runtime.reinforce_attempt import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

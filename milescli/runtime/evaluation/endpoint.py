@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
 from milescli.recipe.check_url import doubt_about_key
 from milescli.recipe.schema import Recipe, Rollout
@@ -28,10 +29,6 @@ from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult, folder_of_endpoint
 from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of_model
 from milescli.runtime.inputs.episode_parts import scorer_of
-
-if TYPE_CHECKING:
-    from milescli.checkpoint.run_dir import RunDir
-    from milescli.console.output import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,6 @@ def evaluate_endpoint(
     `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
     they come: who is stopped goes on where they end. Raises MilesError.
     """
-    from milescli.checkpoint.run_dir import RunDir
     from milescli.checkpoint.run_lock import lock
 
     url = checked_url(url)

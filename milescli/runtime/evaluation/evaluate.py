@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 
 from milescli.agents.play import Game
 from milescli.agents.replying import next_reply
+from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.cluster.nodes import find_nodes
+from milescli.console.output import Output
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import CheckpointError, FitError
+from milescli.core.events import EventBus
 from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
+from milescli.recipe.check_rows import check_rows
 from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.load import override
 from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Outcome, Session
@@ -45,15 +52,19 @@ from milescli.runtime.inputs.given_models import (
     without_policies,
     without_speculation,
 )
+from milescli.runtime.inputs.run_inputs import (
+    facts_of_recipe,
+    inputs_of_model,
+    planned_facts,
+    prepare,
+    with_policies,
+    with_reward_model,
+)
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
-    from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
-    from milescli.console.output import Output
-    from milescli.runtime.evaluation.sets import LoadedSet
     from milescli.runtime.prestart import Prestarted
     from milescli.runtime.recovery.engines import Engines
-    from milescli.runtime.spec import RunSpec
 
 
 ALL = "all"
@@ -92,19 +103,9 @@ def evaluate_run(
     `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
     measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
-    from milescli.checkpoint.run_dir import open_run
-    from milescli.cluster.nodes import find_nodes
     from milescli.conversion.watching import store_of
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.recipe.check_rows import check_rows
-    from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.runtime.inputs.run_inputs import (
-        planned_facts,
-        prepare,
-        with_policies,
-        with_reward_model,
-    )
     from milescli.runtime.planning import plan_without_plugins
     from milescli.runtime.prestart import prestart_engines, prestart_ray
     from milescli.runtime.recovery.orphans import taken_over
@@ -215,7 +216,6 @@ def serve_and_evaluate(
 ) -> list[SetResult]:
     """Start engines on the spec's model folder, ask all sets, then the same with the weights of
     each further model, and stop them. `ask`: what is done instead."""
-    from milescli.core.events import EventBus
     from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, warn_of_losses
     from milescli.runtime.recovery.engines import Engines
     from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
@@ -350,21 +350,11 @@ def evaluate_model(
     """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
     `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
     One result for each set. Raises MilesError."""
-    from milescli.checkpoint.run_dir import RunDir
     from milescli.checkpoint.run_lock import lock
-    from milescli.cluster.nodes import find_nodes
     from milescli.plan.engines_alone import plan_engines
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.runtime.inputs.given_models import reward_facts
-    from milescli.runtime.inputs.run_inputs import (
-        facts_of_recipe,
-        inputs_of_model,
-        with_policies,
-        with_reward_model,
-    )
     from milescli.runtime.planning import require_served_by
     from milescli.runtime.prestart import prestart_engines, prestart_ray
-    from milescli.runtime.spec import RunSpec
 
     loaded, sets = sets_of_model(model, wish, environ=environ)
     recipe = without_speculation(max((one.recipe for one in sets), key=longest_tokens))

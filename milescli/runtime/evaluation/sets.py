@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from milescli.backends.hub.datasets import CARD, fetch_data, join_files
 from milescli.backends.hub.splits import choose_files
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.nearest import nearest
 from milescli.core.types import Prompt
@@ -40,7 +41,6 @@ from milescli.runtime.inputs.data_files import require_files, with_foreign_tasks
 from milescli.runtime.inputs.run_inputs import load_heldout
 
 if TYPE_CHECKING:
-    from milescli.console.output import Output
     from milescli.recipe.load import LoadedRecipe
 
 

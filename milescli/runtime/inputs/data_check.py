@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.agents import Role
@@ -50,9 +50,6 @@ from milescli.runtime.inputs.data_look import (
     rendered_rows,
 )
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milescli.agents.harbor import tasks as tasks_of_harbor
 from milescli.agents.verifiers import tasks as tasks_of_verifiers
 from milescli.backends.hub.datasets import fetch_data
 from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
@@ -40,10 +41,6 @@ from milescli.rollout.tasks import TASK_PREFIX, is_held_out_by_us, is_task, writ
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.train.objectives import load_objective
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
-
 
 NUM_LEAKS_SHOWN = 5
 SCRATCH_BYTES = 8 * 2**20

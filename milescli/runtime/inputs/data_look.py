@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Prompt, Trajectory
@@ -27,10 +27,6 @@ from milescli.rollout.tables import Table, check_file, open_table
 from milescli.rollout.tables.base import LINE_SUFFIXES
 from milescli.rollout.tokenizer import ChatTokenizer
 from milescli.rollout.trajectories import unsampled
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
-
 
 NUM_SHOWN = 5
 NUM_MEASURED = 4096

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
@@ -17,6 +17,7 @@ from milescli.checkpoint.mtp_layer import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
 from milescli.checkpoint.weight_files import require_weights
+from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
@@ -62,9 +63,6 @@ from milescli.runtime.inputs.given_models import (
     reward_model_folder,
     teacher_folders,
 )
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

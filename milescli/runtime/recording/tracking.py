@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import milescli
+from milescli.console.output import Output
 from milescli.core.events import Event, EventBus, Notice, RunEnded, stamped
 from milescli.core.log_tail import last_records
 from milescli.platform import memory_record
@@ -22,9 +22,6 @@ from milescli.trackers.background import BackgroundTracker
 from milescli.trackers.base import TrackedRun, load_trackers
 from milescli.trackers.metrics_server import MetricsServer, require_free
 from milescli.trackers.prometheus import Exposition
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 CLOSE_S = 20.0
 """For all trackers to take in what is left when the run has ended."""

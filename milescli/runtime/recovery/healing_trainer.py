@@ -18,8 +18,7 @@ from milescli.core.events import Notice
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
-from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup
-from milescli.runtime.recovery.rank_watch import RankWatch
+from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
 from milescli.runtime.recovery.replay import (
     Call,
     Numbered,

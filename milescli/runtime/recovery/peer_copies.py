@@ -17,8 +17,7 @@ from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
 from milescli.plan.types import Plan, TrainerLayout
 from milescli.runtime.build import Builder, trainer_slots
-from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup
-from milescli.runtime.recovery.rank_watch import RankWatch
+from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
 from milescli.runtime.recovery.restarts import Repairs
 
 NAME = "copy keeper"
