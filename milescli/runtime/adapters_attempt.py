@@ -185,8 +185,9 @@ class AdapterAttempt(ReinforceAttempt):
 
 @dataclass(slots=True, kw_only=True)
 class AdapterDevices(Devices):
-    """Of one of several adapters. Its turn with the trainer is from a step to the publish of what
-    was learned in it: otherwise the next samples would wait for the steps of others."""
+    """The turns of one of several adapters on the devices. Its turn with the trainer is from a step
+    to the publish of what was learned in it: otherwise the next samples would wait for the steps of
+    others."""
 
     turn: asyncio.Lock
     """Held by the adapter whose turn it is."""

@@ -177,8 +177,8 @@ def _first(figures: dict[int, float]) -> float | None:
 
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
-    """A full disk, wherever a run comes upon it, is no fault of ours; a Ctrl-C while it ends is
-    told as one; anything else is itself."""
+    """Return the error as the user is told of it: a full disk, wherever a run meets it, is no fault
+    of ours; a Ctrl-C while it ends is one; anything else is itself."""
     if isinstance(error, KeyboardInterrupt):
         return ended_now(signal.SIGINT, fix=f"miles resume {run.shown}")
     if not isinstance(error, OSError) or error.errno not in DISK_FULL:

@@ -41,7 +41,7 @@ NUM_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenModel:
-    """Where such a model lies, as the recipe says it."""
+    """The place of such a model, as the recipe names it."""
 
     what: str
     """`teacher`, `reward model`."""

@@ -140,7 +140,7 @@ class Profiler:
         self._tell(f"profile {number} is in {files.folder_of(self._run, number)}")
 
     async def _ask(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
-        """Of these trainer ranks, what each says that there is."""
+        """Return what each of these trainer ranks says that there is."""
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}

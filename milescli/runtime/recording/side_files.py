@@ -60,8 +60,8 @@ class SideFiles:
 
 
 class LineFile:
-    """A file that lines are appended to, none of which is held back. One that was torn by a full
-    disk, or by the death of whoever wrote before, spoils no line after it."""
+    """A file that lines are appended to, each written at once. One that was torn by a full disk, or
+    by the death of whoever wrote before, spoils no line after it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -175,8 +175,8 @@ class HealingTrainer(ReplayedTrainer):
         return dead
 
     def _keep(self, call: Call) -> None:
-        """It changed the ranks. Where too much is kept, what no copy needs is let go, then all of
-        it: until the next checkpoint or copy a rank's death ends the run."""
+        """Record a call that changed the ranks. Where too much is kept, what no copy needs is let
+        go, then all of it: until the next checkpoint or copy a rank's death ends the run."""
         kept = self._kept
         kept.add(call)
         if kept.is_too_much and self._copies is not None and kept.reaches(self._copies.mark):
@@ -305,7 +305,7 @@ class AdapterTrainer(ReplayedTrainer):
         return self._trainer.failed_save(adapter)
 
     def is_saved(self) -> None:
-        """Its newest checkpoint is complete; see HealingTrainer."""
+        """Record that its newest checkpoint is complete; see HealingTrainer."""
         self._trainer.is_saved(self.adapter)
 
     def is_given_up(self) -> None:

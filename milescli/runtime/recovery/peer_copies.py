@@ -36,8 +36,8 @@ class _Copy:
 
 
 class Copies:
-    """At most one copy counts, and at most one is on its way. A copy counts when the keepers have
-    all of it, and until the next one does."""
+    """Keeps copies of the ranks' state: at most one counts, and at most one is on its way. A copy
+    counts when the keepers have all of it, and until the next one does."""
 
     def __init__(
         self,

@@ -130,11 +130,11 @@ class RankGroup:
     async def start_profile(
         self, ranks: Sequence[int], folder: str, with_memory: bool
     ) -> dict[int, str | None]:
-        """Of these ranks, those that there are begin a trace: why one does not."""
+        """Begin a trace on those of these ranks that there are; returns why one does not begin."""
         return await self._some(ranks, "start_profile", folder, with_memory)
 
     async def stop_profile(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """They end it, and write it into that folder."""
+        """End the trace; the ranks write it into that folder."""
         return await self._some(ranks, "stop_profile")
 
     async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> dict[int, Any]:

@@ -68,8 +68,8 @@ class _Channel:
             self._free()
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
-        """See WeightChannel. Sends everything once more, by the same way, into engines whose
-        weights were overwritten with NaN."""
+        """Send everything once more, in the same way, into engines whose weights were overwritten
+        with NaN."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
         try:
             failure = self._send_all(buckets) or failure
