@@ -85,11 +85,10 @@ class SeveralAttempt(Attempt):
             await one.settle()
 
     async def begin_with(self, trainer: Any) -> None:
-        """Do nothing: each adapter begins in its own loop. Each adapter does in its loop."""
+        """Do nothing: each adapter begins in its own loop."""
 
     async def save_and_stop(self, stopped: Stopped) -> None:
-        """Do nothing: each adapter saves what it has learned. Each adapter saves what it has
-        learned."""
+        """Do nothing: each adapter saves what it has learned."""
         for one in self.adapters.values():
             try:
                 await one.save_and_stop(stopped)
@@ -195,7 +194,7 @@ class AdapterDevices(Devices):
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """As in Devices; `publish` follows, or this raises. `publish` follows, or it raises."""
+        """As in Devices; `publish` follows, or this raises."""
         await self.turn.acquire()
         self._is_ours = True
         try:

@@ -200,7 +200,8 @@ class Builder:
         serves_policy: bool = True,
         adapter: str | None = None,
     ) -> SglangFleet:
-        """`adapter`: the one of several that it asks for."""
+        """Return the client of a fleet's engines. `adapter`: the one of several that it asks
+        for."""
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
@@ -219,8 +220,8 @@ class Builder:
         engines.scorer = await self.start_scorer()
 
     async def start_scorer(self) -> RankGroup:
-        """The process that holds the recipe's reward model: on the first device, which it shares
-        with whoever else is there."""
+        """Return the process that holds the recipe's reward model: on the first device, which it
+        shares with whoever else is there."""
         folder, settings = self.spec.inputs.reward_model_dir, self.recipe.machine
         port = (await self.resources.free_ports(1, node=0))[0]
         first = [slot for slot in self.plan.slots if slot.node == 0][:1]

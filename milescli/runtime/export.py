@@ -264,7 +264,7 @@ def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: O
 
 
 def _critic_of(weights: _Weights, subject: Path) -> _Weights:
-    """The critic that was saved beside a policy."""
+    """Return the critic that was saved beside a policy."""
     tensors = weights.checkpoint / CRITIC_PART if weights.checkpoint else None
     if tensors is None or not tensors.is_dir():
         raise CheckpointError(

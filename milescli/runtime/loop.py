@@ -225,8 +225,8 @@ def _observe(run: Run, report: StepReport) -> None:
 
 
 def _lrs_of(run: Run, step: int) -> tuple[float | None, float | None]:
-    """The learning rates of `step`: of the policy (None: the critic learns alone), and of the
-    critic (None: there is none)."""
+    """Return the learning rates of `step`: of the policy (None: the critic learns alone), and of
+    the critic (None: there is none)."""
     train = run.recipe.train
     lr = schedule.lr_at(train.optimizer, step - 1, train.steps)
     if not run.recipe.has_critic:

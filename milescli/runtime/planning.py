@@ -142,8 +142,8 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 def as_fetched(
     plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
 ) -> Plan:
-    """The plan for the model that is there: the shape that ships with a recipe may be older than
-    the model on the hub."""
+    """Return the plan for the model that is there: the shape that ships with a recipe may be older
+    than the model on the hub."""
     fresh = _made(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
         return plan

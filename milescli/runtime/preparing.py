@@ -39,7 +39,8 @@ class Recipes:
 
     @classmethod
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
-        """`steps`: of all adapters, whatever they say themselves. Raises RecipeError."""
+        """Return the recipes of a run. `steps`: of all adapters, whatever they say themselves.
+        Raises RecipeError."""
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
     def but(self, names: Collection[str]) -> Recipes:
@@ -73,7 +74,7 @@ class Recipes:
 
 @contextmanager
 def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
-    """The directory of each adapter, made where it is not there, and locked."""
+    """Return the directory of each adapter, made where it is not there, and locked."""
     runs = {}
     with ExitStack() as held:
         for name in recipes.each:
@@ -149,7 +150,7 @@ def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
 
 
 def _plan_of(recipe: Recipe, plan: Plan) -> Plan:
-    """The run's, with this adapter's numbers."""
+    """Return the run's, with this adapter's numbers."""
     batch = replace(
         plan.batch,
         prompts_per_step=recipe.rollout.prompts_per_step,

@@ -133,8 +133,8 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
-    """The newest one that is whole; None where none was ever complete. Raises CheckpointError where
-    none is whole any more."""
+    """Return the newest one that is whole; None where none was ever complete. Raises
+    CheckpointError where none is whole any more."""
     store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:

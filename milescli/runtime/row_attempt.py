@@ -81,7 +81,7 @@ class RowAttempt(Attempt):
         await learn(run)
 
     def _assemble(self, trainer: Trainer, fleet: SglangFleet | None) -> RowRun:
-        """The run in memory."""
+        """Return the run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         objective = load_in_driver(recipe.train.objective, recipe)

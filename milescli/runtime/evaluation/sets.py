@@ -125,7 +125,7 @@ def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
 def sets_of_model(
     model: str, wish: EvalWish, *, environ: Mapping[str, str]
 ) -> tuple[LoadedRecipe, list[EvalSet]]:
-    """The recipe of a model that no run made, and what it is asked. Raises MilesError."""
+    """Return the recipe of a model that no run made, and what it is asked. Raises MilesError."""
     from milescli.recipe.load import load_model
 
     loaded = load_model(
@@ -293,7 +293,7 @@ _KEY = "eval"
 def with_settings_of(
     recipe: Recipe, name: str, *, sets: Sequence[str], flags: Mapping[str, str]
 ) -> Recipe:
-    """The recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
+    """Return the recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
     `load` takes them. Raises RecipeError."""
     mine = set(from_command_line(sets, flags))
     wanted = {**OF_ALL, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
@@ -375,7 +375,7 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
 
 
 def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
-    """(place, row) of each."""
+    """Return (place, row) of each."""
     for line, row in open_table(file).records():
         if not isinstance(row, Mapping):
             raise _not_of_it(name, file, f"row {line}: {row}")

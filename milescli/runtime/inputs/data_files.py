@@ -118,8 +118,8 @@ def _local(
 
 
 def rollouts_of(recipe: Recipe) -> list[Rollout]:
-    """The recipe's `rollout`, then that of each source of its mix: with the reward of the source,
-    where it has one."""
+    """Return the recipe's `rollout`, then that of each source of its mix: with the reward of the
+    source, where it has one."""
     return [
         recipe.rollout,
         *(rollout_of_source(recipe, source) for source in recipe.data.mix or []),
@@ -256,7 +256,8 @@ def near_leaks_told(
 def demonstrations_of(
     recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
 ) -> list[Trajectory]:
-    """The worked responses on their loss masks; of large files as many as the warm-up takes."""
+    """Return the worked responses on their loss masks; of large files as many as the warm-up
+    takes."""
     most = recipe.warmup.steps * recipe.warmup.batch_size
     roles = roles_of(recipe.rollout)
     trajectories = list[Trajectory]()

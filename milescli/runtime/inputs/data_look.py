@@ -202,7 +202,7 @@ def rendered(
 
 
 def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:
-    """(from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
+    """Return (from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
     least = lengths[0]
     width = (lengths[-1] - least) // most + 1
     counts = Counter((length - least) // width for length in lengths)

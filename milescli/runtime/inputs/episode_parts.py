@@ -54,15 +54,15 @@ def chat_form_of(recipe: Recipe, tokenizer: ChatTokenizer) -> ChatForm | None:
 
 
 def rollout_of_source(recipe: Recipe, source: MixSource) -> Rollout:
-    """The recipe's `rollout`, with the reward of the source where it has one."""
+    """Return the recipe's `rollout`, with the reward of the source where it has one."""
     reward = source.reward or recipe.rollout.reward
     return recipe.rollout.model_copy(update={"reward": reward})
 
 
 def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
-    """The recipe's reward, bounded and retried as the recipe says; those of its mix, each for the
-    prompts of its source; and those of its roles. `server`: who holds the reward model; None: the
-    recipe names none."""
+    """Return the recipe's reward, bounded and retried as the recipe says; those of its mix, each
+    for the prompts of its source; and those of its roles. `server`: who holds the reward model;
+    None: the recipe names none."""
     usual = rewards.scorer_of(recipe.rollout, server)
     own = {
         source.called: rewards.scorer_of(rollout_of_source(recipe, source), server)

@@ -385,7 +385,8 @@ def policy_paths(recipe: Recipe) -> list[GivenModel]:
 
 
 def _path(text: str, runs: Path) -> GivenModel:
-    """`runs`: the folder in which a run's bare name is looked for."""
+    """Return where the policy of a role lies. `runs`: the folder in which a run's bare name is
+    looked for."""
     path, at, step = text.rpartition("@")
     has_step = bool(at) and step.isdecimal()
     name = path if has_step else text

@@ -97,7 +97,7 @@ def _names(pair: Pair) -> list[str]:
 
 
 def chunks_of(rows: Sequence[Row], sides: Callable[[Row], Sequence[Trajectory]]) -> list[list[Row]]:
-    """The rows in parts of about CHUNK_TOKENS tokens."""
+    """Return the rows in parts of about CHUNK_TOKENS tokens."""
     chunks: list[list[Row]] = [[]]
     tokens = 0
     for row in rows:

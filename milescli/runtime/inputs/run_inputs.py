@@ -121,8 +121,8 @@ def facts_of_recipe(model: Model) -> ModelFacts:
 
 
 def config_of_recipe(model: Model) -> dict[str, object]:
-    """The config.json of the recipe's model without making or loading it: of a name on the hub, the
-    shape that ships with the recipes, else that file alone."""
+    """Return the config.json of the recipe's model without making or loading it: of a name on the
+    hub, the shape that ships with the recipes, else that file alone."""
     if model.scratch is not None:
         return scratch.config_of(model.scratch)
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
@@ -291,9 +291,9 @@ def load_heldout(
     base_dir: Path,
     output: Output | None,
 ) -> tuple[FilePrompts, SourceReport]:
-    """The prompts of `data.eval`, whose files are here, of which the first `eval.num_prompts` will
-    be asked: with labels that the recipe's reward can grade, and none that was `trained` on. Raises
-    DataError, or warns of one that nearly was."""
+    """Return the prompts of `data.eval`, whose files are here, of which the first
+    `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
+    was `trained` on. Raises DataError, or warns of one that nearly was."""
     source, report = load_source(
         data,
         "eval",
@@ -321,8 +321,8 @@ def _critic_folder(
     *,
     output: Output | None,
 ) -> Path | None:
-    """The critic's model, made of the policy's folder or of `train.critic.path`. Raises RecipeError
-    where it reads other tokens than the policy."""
+    """Return the critic's model, made of the policy's folder or of `train.critic.path`. Raises
+    RecipeError where it reads other tokens than the policy."""
     if not recipe.has_critic:
         return None
     source = model_dir
@@ -365,8 +365,8 @@ def _rows(
 
 
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
-    """The Hugging Face folder of a run's model, fetched where it is on the hub. The trainer and the
-    engines read it as it is: nothing is converted."""
+    """Return the Hugging Face folder of a run's model, fetched where it is on the hub. The trainer
+    and the engines read it as it is: nothing is converted."""
     if model.scratch is not None:
         return run.own_model_dir
     folder = Path(model.path or "").expanduser()

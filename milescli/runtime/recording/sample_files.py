@@ -99,12 +99,13 @@ def sequences_of(groups: Sequence[Group], sequences: Sequence[TrainSequence]) ->
 def trainer_logprobs(
     shown: Mapping[Place, int], logprobs: Mapping[int, np.ndarray]
 ) -> TrainerLogprobs:
-    """`logprobs`: as `Stepped.logprobs`."""
+    """Return the trainer's log-probs of the samples that are written. `logprobs`: as
+    `Stepped.logprobs`."""
     return {p: logprobs[n].tolist() for p, n in shown.items() if n in logprobs}
 
 
 def lines_of(groups: Sequence[Group], *, texts: TokenTexts, trainer: TrainerLogprobs = NONE) -> str:
-    """The whole file: one JSON object for each sample."""
+    """Return the whole file: one JSON object for each sample."""
     lines, whole = list[str](), detailed(groups)
     for group_index, group in enumerate(groups):
         for sample_index, sample in enumerate(group.samples):
@@ -158,7 +159,7 @@ def _detailed(
 
 
 def _of_learned(values: array[float] | Sequence[float], mask: bytes) -> list[float]:
-    """[num learned tokens] rounded to 4 decimals."""
+    """Return [num learned tokens] rounded to 4 decimals."""
     return [round(float(v), 4) for v, learned in zip(values, mask, strict=True) if learned]
 
 

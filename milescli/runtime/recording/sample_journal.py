@@ -362,8 +362,9 @@ _OF_WEIGHTS = ("engines", "weights", "parallel")
 async def open_journal(
     spec: RunSpec, store: CheckpointStore, *, bus: EventBus
 ) -> SampleJournal | None:
-    """The journal of an attempt; None where `fault.journal_gib` is 0. A resumed run is told what it
-    finds in it. Raises MachineError where what lies there of another past cannot be removed."""
+    """Return the journal of an attempt; None where `fault.journal_gib` is 0. A resumed run is told
+    what it finds in it. Raises MachineError where what lies there of another past cannot be
+    removed."""
     loop, checkpoint = asyncio.get_running_loop(), spec.checkpoint
 
     def tell(text: str, level: str) -> None:

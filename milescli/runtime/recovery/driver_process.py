@@ -342,7 +342,7 @@ def _wait(
     in_foreground: bool,
     on_hold: Callable[[int], None],
 ) -> tuple[int, int | None]:
-    """(exit code, first signal that asked for the end)"""
+    """Return (exit code, first signal that asked for the end)"""
     stopped_by: int | None = None
     while True:
         came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})

@@ -160,7 +160,7 @@ class EngineWatch:
             self._has_replied |= not self._is_unwell
 
     async def death(self) -> WorkerDied:
-        """The error of an engine that hangs. Writes down where, first."""
+        """Return the error of an engine that hangs. Writes down where, first."""
         spec, silence = self.engine.specs[0], self.silence
         stacks = await self.engine.dump_stacks()
         where = "".join(f"\nits stacks: {file}" for file in stacks)

@@ -75,7 +75,7 @@ class HealingTrainer(ReplayedTrainer):
         """Of the first rank that died, where that was seen."""
 
     def of_adapter(self, name: str) -> AdapterTrainer:
-        """The trainer as one of several adapters has it: in its turn."""
+        """Return the trainer as one of several adapters has it: in its turn."""
         return AdapterTrainer(self, name)
 
     def is_saved(self, adapter: str | None = None) -> None:
@@ -166,7 +166,7 @@ class HealingTrainer(ReplayedTrainer):
             return await call.of(self._ranks)
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
-        """The death of a rank that explains it. Raises the error where none has died."""
+        """Return the death of a rank that explains it. Raises the error where none has died."""
         dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
         if isinstance(dead, NodeDied):
             raise dead

@@ -63,7 +63,7 @@ def _end_left_behind(run: RunDir, *, output: Output) -> None:
 
 
 def _read(note: Path) -> tuple[str, list[Path]]:
-    """The token, and folders of ours that are there; a note that is torn says nothing."""
+    """Return the token, and folders of ours that are there; a note that is torn says nothing."""
     try:
         said = json.loads(note.read_text(encoding="utf-8"))
         token, folder = str(said["token"]), Path(str(said["scratch_dir"]))

@@ -207,7 +207,7 @@ KEEPER_TARGET = "milescli.runtime.recovery.copy_keeper:CopyKeeper"
 
 
 def keepers_of_ranks(plan: Plan) -> list[int]:
-    """[ranks] the keeper of each rank's copies, by its number."""
+    """Return [ranks] the keeper of each rank's copies, by its number."""
     nodes = _keeper_nodes(plan)
     return [nodes.index(_after(slot.node, plan)) for slot in trainer_slots(plan)]
 
@@ -241,6 +241,6 @@ def _keeper_nodes(plan: Plan) -> list[int]:
 
 
 def _after(node: int, plan: Plan) -> int:
-    """The next node of the plan; after the last one the first."""
+    """Return the next node of the plan; after the last one the first."""
     nodes = sorted({slot.node for slot in plan.slots})
     return nodes[(nodes.index(node) + 1) % len(nodes)]

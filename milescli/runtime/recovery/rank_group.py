@@ -63,7 +63,8 @@ class RankGroup:
     """By process id."""
 
     async def look(self) -> list[Hang | None]:
-        """[ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has ended."""
+        """Return [ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has
+        ended."""
         looks = await asyncio.gather(*(rank.look() for rank in self.ranks), return_exceptions=True)
         for died in looks:
             if isinstance(died, BaseException):
@@ -83,8 +84,8 @@ class RankGroup:
         return Hang("it does not answer", is_sure=False)
 
     async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
-        """The error for a rank whose process has ended, looked for until one has or the time is
-        over. A busy rank is not dead, and nor is one that hangs."""
+        """Return the error for a rank whose process has ended, looked for until one has or the time
+        is over. A busy rank is not dead, and nor is one that hangs."""
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -312,7 +313,7 @@ class RankWatch:
             self._bus.emit(news)
 
     async def _hung(self, ranks: RankGroup, silence: Silence, number: int) -> WorkerDied:
-        """The error of rank `number`, or of all. Writes down where they are, first."""
+        """Return the error of rank `number`, or of all. Writes down where they are, first."""
         doing = f", in `{self._doing[0]}`" if self._doing is not None else ""
         stacks = await in_thread(ranks.dump_stacks)
         log = ranks.ranks[number].log_path

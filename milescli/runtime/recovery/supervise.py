@@ -32,8 +32,8 @@ CAUSE_GRACE_S = 5.0
 
 
 def ended_now(number: int | None, *, fix: str) -> MilesError:
-    """The error of work that a signal ended with nothing saved. `fix`: the command that begins
-    again."""
+    """Return the error of work that a signal ended with nothing saved. `fix`: the command that
+    begins again."""
     kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
     return kind(
         "ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix
@@ -173,8 +173,8 @@ class StopFlag:
             raise self._joined
 
     async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which changes nothing that must be saved; cancelled, with Stopped,
-        where the flag is set meanwhile."""
+        """Return the result of `work`, which changes nothing that must be saved; cancelled, with
+        Stopped, where the flag is set meanwhile."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

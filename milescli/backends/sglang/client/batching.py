@@ -83,8 +83,8 @@ class RequestBatcher:
     async def ask(
         self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
     ) -> dict[str, Any]:
-        """The whole reply to one /generate with `input_ids` and `sampling_params`. `conversation`:
-        whose next turn it is. Raises what the stream raises."""
+        """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
+        `conversation`: whose next turn it is. Raises what the stream raises."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send_all)

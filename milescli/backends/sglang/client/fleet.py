@@ -177,7 +177,7 @@ class SglangFleet:
         return await self.http.ask_any("/generate", body, timeout_s=timeout_s)
 
     async def score(self, token_ids: list[int]) -> array[float]:
-        """[len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
+        """Return [len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
         body = {
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},

@@ -165,8 +165,8 @@ class EngineHttp:
     async def _open(
         self, call: _Call, body: dict[str, Any]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The response to a POST, of which nothing is read; what goes wrong while it is read is
-        named, too."""
+        """Return the response to a POST, of which nothing is read; what goes wrong while it is read
+        is named, too."""
         try:
             async with (
                 asyncio.timeout(call.timeout_s) as bound,
@@ -182,7 +182,7 @@ class EngineHttp:
             raise await self._broken(call, detail) from error
 
     async def _check(self, call: _Call, response: aiohttp.ClientResponse) -> str:
-        """The text of a response that is well."""
+        """Return the text of a response that is well."""
         text = await response.text()
         if response.status >= 500:
             raise await self._broken(call, f"HTTP {response.status}: {text[:2000]}")
@@ -220,13 +220,12 @@ class EngineHttp:
         *,
         within_s: float = HEALTH_TIMEOUT_S,
     ) -> EngineDied | None:
-        """The error for the first of them that is known to be dead, or None. `detail`: what made
-        the caller ask.
+        """Return the error for the first of them that is known to be dead, or None. `detail`: what
+        made the caller ask.
 
         One that is dead refuses /health at once. One that computes may take long to answer, and is
         waited for, `within_s` at most. Who watches its processes (`runtime.engine_watch`) tells it
-        from one that hangs, and ends that one: then it refuses, too.
-        """
+        from one that hangs, and ends that one: then it refuses, too."""
         asked = {
             asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
             for engine in engines
@@ -269,7 +268,7 @@ def _refused(call: _Call, why: str) -> EngineRefused:
 
 
 def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
-    """The error that says so, with its last words."""
+    """Return the error that says so, with its last words."""
     words = f"its log ends:\n{last_log_lines(engine.log_path)}"
     error = EngineDied(
         f"{engine.name} is dead: {engine.url} does not answer",
@@ -322,8 +321,8 @@ class Orders:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def finish(self, replies: list[Reply]) -> list[dict[str, Any]]:
-        """The replies; or the first failure, at once: a dead engine can keep the others waiting for
-        it. Each order is bounded by itself."""
+        """Return the replies; or the first failure, at once: a dead engine can keep the others
+        waiting for it. Each order is bounded by itself."""
         done, _ = wait(replies, return_when=FIRST_EXCEPTION)
         for reply in replies:
             if reply in done and (error := reply.exception()):

@@ -112,7 +112,8 @@ def _make_importable() -> None:
 
 
 def _reasoning(name: str, text: str, prompt_end: str) -> tuple[str | None, str]:
-    """(reasoning, the rest). A template may have opened the reasoning already, in the prompt."""
+    """Return (reasoning, the rest). A template may have opened the reasoning already, in the
+    prompt."""
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
     opening = getattr(ReasoningParser(name).detector, "think_start_token", None)

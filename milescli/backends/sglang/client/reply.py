@@ -43,7 +43,7 @@ class Reply:
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:
-    """The JSON of /generate (with return_logprob) as a Reply."""
+    """Return the JSON of /generate (with return_logprob) as a Reply."""
     meta = raw["meta_info"]
     token_ids = list(raw.get("output_ids") or [])
     chosen = meta.get("output_token_logprobs") or []
@@ -66,8 +66,8 @@ def read_reply(raw: dict[str, Any]) -> Reply:
 
 
 def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
-    """The engine's own record of which weights made which token; one version for all where it kept
-    none."""
+    """Return the engine's own record of which weights made which token; one version for all where
+    it kept none."""
     if num_tokens == 0:
         return []
     recorded = meta.get("weight_versions") or [
@@ -82,8 +82,8 @@ def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
 
 
 def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
-    """[num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first token
-    has none."""
+    """Return [num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first
+    token has none."""
     entries = raw["meta_info"]["input_token_logprobs"][1:]
     return array("f", (entry[0] for entry in entries))
 
@@ -163,7 +163,8 @@ class PartialResponse:
     def completion(
         self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None
     ) -> Completion:
-        """The whole. `routing_shape`: (layers, topk) of the model, for the routing record."""
+        """Return the whole. `routing_shape`: (layers, topk) of the model, for the routing
+        record."""
         return Completion(
             response_ids=self.token_ids,
             logprobs=self.logprobs,

@@ -82,7 +82,7 @@ def _slot_of(manager: Any, name: str) -> int:
 
 
 def adapter_tensors(manager: Any, name: str) -> Sequence[tuple[str, torch.Tensor]]:
-    """(name, tensor) of all that the layers compute this adapter with on this rank."""
+    """Return (name, tensor) of all that the layers compute this adapter with on this rank."""
     slot, pool = _slot_of(manager, name), manager.memory_pool
     return [
         (f"{which} of {module} in layer {layer}", buffer[slot])

@@ -26,12 +26,12 @@ NINE_BIT_EXPERTS = 512
 
 
 def request_id(known_rows: int) -> str:
-    """The `rid` of a request whose record is wanted, without its first `known_rows` rows."""
+    """Return the `rid` of a request whose record is wanted, without its first `known_rows` rows."""
     return f"{_WANTED}{known_rows}"
 
 
 def wanted_from(rid: str | None) -> int | None:
-    """The first row that is wanted; None: no record is."""
+    """Return the first row that is wanted; None: no record is."""
     head, _, _ = (rid or "").partition("/")
     return int(head.removeprefix(_WANTED)) if head.startswith(_WANTED) else None
 
@@ -86,8 +86,8 @@ def _unique(rid: str) -> str:
 
 
 def packed(rows: torch.Tensor, *, num_experts: int) -> torch.Tensor:
-    """[rows, layers, topk] -> [rows, ...], which `unpacked` reads. Of nine bits, the lower eight of
-    a row come first, one byte each, then the ninth of each, eight to a byte."""
+    """Return [rows, layers, topk] -> [rows, ...], which `unpacked` reads. Of nine bits, the lower
+    eight of a row come first, one byte each, then the ninth of each, eight to a byte."""
     import numpy as np  # on one thread: torch's would wait for the cores that engines compute on
     import torch
 

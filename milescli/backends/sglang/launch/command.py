@@ -53,7 +53,7 @@ CPU_ARGUMENTS: dict[str, object] = {
 
 
 def engine_command(spec: EngineSpec) -> list[str]:
-    """The whole command line. Pure."""
+    """Return the whole command line. Pure."""
     return [sys.executable, "-m", "sglang.launch_server", *engine_arguments(spec)]
 
 
@@ -172,8 +172,8 @@ def _attention_backend(spec: EngineSpec) -> str | None:
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
-    """The whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and what the
-    device needs."""
+    """Return the whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and
+    what the device needs."""
     return without_secrets(os.environ) | own_environment(spec)
 
 
@@ -244,8 +244,8 @@ def _other_model_modules(needed: set[str]) -> list[str]:
 
 
 def _core_shares(tp: int) -> list[str]:
-    """[tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them where
-    ranks outnumber NUMA nodes."""
+    """Return [tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them
+    where ranks outnumber NUMA nodes."""
     cores = sorted(os.sched_getaffinity(0))
     return [
         ",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1])

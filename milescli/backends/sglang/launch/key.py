@@ -21,8 +21,8 @@ def bearer(api_key: str | None) -> dict[str, str]:
 
 
 def take() -> str | None:
-    """The key that this process was given. Children do not inherit it afterwards, and no report of
-    the environment shows it."""
+    """Return the key that this process was given. Children do not inherit it afterwards, and no
+    report of the environment shows it."""
     return os.environ.pop(KEY_VARIABLE, None)
 
 

@@ -209,11 +209,11 @@ class ManagedProcess:
         return (self.poll() or 0) < 0
 
     def last_words(self) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         return last_log_lines(self.log_path, since=self._log_begins)
 
     def death(self, when: str) -> WorkerDied:
-        """The error that says that it ended, with its last words."""
+        """Return the error that says that it ended, with its last words."""
         return WorkerDied(
             f"{self.name} ended {when}",
             why=f"its log ends:\n{self.last_words()}",

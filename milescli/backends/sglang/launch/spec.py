@@ -98,8 +98,8 @@ class EngineSpec:
 
 
 def check_servable(spec: EngineSpec) -> str:
-    """The model's `model_type`. Raises where the folder is no model, or the model is not served
-    rightly on this device."""
+    """Return the model's `model_type`. Raises where the folder is no model, or the model is not
+    served rightly on this device."""
     config, on_cpu = read_config(spec.model_dir), spec.device_kind == "cpu"
     model_type = str(config["model_type"])
     if model_type not in CPU_FAMILIES:

@@ -301,8 +301,8 @@ def _rank() -> int:
 
 
 def _caught(action, *arguments: object) -> MilesError | None:
-    """The error that it raised, to be agreed upon before it is raised; anything but a MilesError is
-    a fault of ours and flies."""
+    """Return the error that it raised, to be agreed upon before it is raised; anything but a
+    MilesError is a fault of ours and flies."""
     try:
         action(*arguments)
     except MilesError as error:

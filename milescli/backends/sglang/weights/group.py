@@ -68,8 +68,8 @@ class WeightGroup:
         return bodies
 
     def _meet(self, backend: str, joining: list[Reply]) -> dist.ProcessGroup:
-        """The group, once every engine has joined. One that cannot is an error at once: joining
-        itself would wait for it to the last."""
+        """Return the group, once every engine has joined. One that cannot is an error at once:
+        joining itself would wait for it to the last."""
         forming: Future[dist.ProcessGroup] = Future()
         Thread(
             target=_resolve,

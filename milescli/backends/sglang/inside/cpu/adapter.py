@@ -81,8 +81,8 @@ def _second_product(of_segments: Callable[..., torch.Tensor]) -> Callable[..., t
 
 
 def _sole(batch: Any) -> tuple[int, int, float] | None:
-    """(slot, rank, scaling) of the adapter of all tokens of a batch; None: there are several, or
-    there is none. Found once for all layers."""
+    """Return (slot, rank, scaling) of the adapter of all tokens of a batch; None: there are
+    several, or there is none. Found once for all layers."""
     if not hasattr(batch, "sole_adapter"):
         batch.sole_adapter = None
         if not batch.use_cuda_graph and len(batch.weight_indices_cpu) == 1:

@@ -153,8 +153,8 @@ class Batched:
         self._query_positions = prefix_B[:, None] + offset_Q[None]
 
     def _mask(self, dtype: torch.dtype, window: int | None) -> torch.Tensor:
-        """[B, 1, Q, N] additive; a padded query sees the first slot, so that no row is empty. Made
-        once per forward."""
+        """Return [B, 1, Q, N] additive; a padded query sees the first slot, so that no row is
+        empty. Made once per forward."""
         key = (dtype, window)
         if key not in self._masks:
             query_BQ1 = self._query_positions[:, :, None]
@@ -172,7 +172,7 @@ class Batched:
         return self._masks[key]
 
     def _seen_of_tree(self) -> torch.Tensor:
-        """[B, Q, N] bool: the whole context, and of the guesses what the tree says."""
+        """Return [B, Q, N] bool: the whole context, and of the guesses what the tree says."""
         offset_B1N = self._positions[None, None] - self._prefix[:, None, None]
         num_new = self._tree.shape[-1]
         place = offset_B1N.clamp(0, num_new - 1).expand(-1, num_new, -1)
@@ -182,7 +182,7 @@ class Batched:
     def _attend(
         self, query, k_cache, v_cache, *, window: int | None, scaling: float | None, grouped: bool
     ) -> torch.Tensor:
-        """[B, heads, positions, D of values]. `query`: [B, K, G, D], the heads of a group as
+        """Return [B, heads, positions, D of values]. `query`: [B, K, G, D], the heads of a group as
         positions (`grouped`), or [B, H, Q, D]."""
         key, value = self._context(k_cache, query.dtype), self._context(v_cache, query.dtype)
         mask = self._mask(query.dtype, window)
@@ -210,7 +210,7 @@ class Batched:
         return F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1)), mask
 
     def _context(self, cache: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """[B, K, N, D] of one layer's keys or values."""
+        """Return [B, K, N, D] of one layer's keys or values."""
         rows = cache.index_select(0, self._slots)
         return rows.view(self._batch, self._num_slots, *cache.shape[1:]).to(dtype).transpose(1, 2)
 
@@ -286,9 +286,9 @@ def attend_unfused(
     *,
     scaling: float | None,
 ) -> torch.Tensor:
-    """[B, H, Q, D of values] as torch's `scaled_dot_product_attention` gives, with all scores in
-    memory. `query`: [B, H, Q, D]; `key` and `value`: [B, K, N, D]; `mask`: [B, 1 or H, 1 or Q,
-    N] additive."""
+    """Return [B, H, Q, D of values] as torch's `scaled_dot_product_attention` gives, with all
+    scores in memory. `query`: [B, H, Q, D]; `key` and `value`: [B, K, N, D]; `mask`: [B, 1 or H, 1
+    or Q, N] additive."""
     batch, num_heads, num_new, size = query.shape
     num_kv, num_positions = key.shape[1:3]
     group = num_heads // num_kv

@@ -127,7 +127,7 @@ def fused_qkvzba_split_reshape_cat_contiguous_cpu(
 def fused_gdn_gating_cpu(
     A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(g, beta), both [1, T, H] float32."""
+    """Return (g, beta), both [1, T, H] float32."""
     g = -A_log.float().exp() * F.softplus(a.float() + dt_bias.float())
     return g[None], torch.sigmoid(b.float())[None]
 
@@ -246,7 +246,7 @@ def chunk_gated_delta_rule_cpu(
     rows = (offset_Q[None] < new_B[:, None]).reshape(-1).nonzero().squeeze(1)
 
     def padded(x_TH: Tensor) -> Tensor:
-        """[B, H, Q, ...]; a padded token changes nothing: its g, beta and key are 0."""
+        """Return [B, H, Q, ...]; a padded token changes nothing: its g, beta and key are 0."""
         flat = x_TH.new_zeros(
             (len(new_B) * longest, *x_TH.shape[1:]), dtype=torch.float32
         ).index_copy_(0, rows, x_TH.float())
@@ -266,13 +266,12 @@ def chunk_gated_delta_rule_cpu(
 def scan(
     query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(state after all tokens [B, H, K, V], outputs [B, H, Q, V]), float32. `query` and `key` [B,
-    H, Q, K], `value` [B, H, Q, V], `g` and `beta` [B, H, Q], `state` [B, H, K, V].
+    """Return (state after all tokens [B, H, K, V], outputs [B, H, Q, V]), float32. `query` and
+    `key` [B, H, Q, K], `value` [B, H, Q, V], `g` and `beta` [B, H, Q], `state` [B, H, K, V].
 
     Within a chunk, with G the running sum of g: what each token writes, u_t = beta_t (v_t -
     exp(G_t) S'k_t - sum over s < t of exp(G_t - G_s) (k_s . k_t) u_s), is a unit lower triangular
-    system.
-    """
+    system."""
     outputs = []
     for start in range(0, query.shape[2], CHUNK):
         q, k, v, decay, b = (x[:, :, start : start + CHUNK] for x in (query, key, value, g, beta))
@@ -293,8 +292,8 @@ def scan(
 
 
 def _per_value_head(x: Tensor, heads: int) -> Tensor:
-    """[tokens, key heads, dim] -> [tokens, heads, dim] of length 1; neighbouring value heads share
-    a key head."""
+    """Return [tokens, key heads, dim] -> [tokens, heads, dim] of length 1; neighbouring value heads
+    share a key head."""
     x = x.float()
     x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
     return x.repeat_interleave(heads // x.shape[1], dim=1)

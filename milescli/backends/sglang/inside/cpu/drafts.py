@@ -86,8 +86,8 @@ def _nothing(*arguments: object) -> None:
 
 
 def choose(logits: torch.Tensor, info, positions: torch.Tensor) -> torch.Tensor:
-    """[rows] what the sampler draws of `logits` [rows, vocabulary]: as many rows, one behind the
-    other, of each request of `info`; `positions`: [rows]."""
+    """Return [rows] what the sampler draws of `logits` [rows, vocabulary]: as many rows, one behind
+    the other, of each request of `info`; `positions`: [rows]."""
     from sglang.srt.layers import sampler
 
     num_nodes = len(logits) // len(info.temperatures)

@@ -55,8 +55,8 @@ def _kernels_are_for_gpus(self: object) -> None:
 def sample(
     weights_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor
 ) -> torch.Tensor:
-    """[batch] int64: index i with probability weights[i] / sum(weights), by inverse transform. A
-    zero weight is never chosen."""
+    """Return [batch] int64: index i with probability weights[i] / sum(weights), by inverse
+    transform. A zero weight is never chosen."""
     cumulative_BV = weights_BV.to(torch.float64).cumsum(-1)
     target_B1 = uniform(seeds_B, positions_B)[:, None] * cumulative_BV[:, -1:]
     return (
@@ -69,9 +69,10 @@ def sample(
 def likeliest(
     probs_BV: torch.Tensor, top_ks_B: torch.Tensor, top_ps_B: torch.Tensor
 ) -> torch.Tensor:
-    """[batch, vocabulary] the probabilities of each row's `top_k` likeliest tokens, as many of them
-    as reach `top_p` together; 0 elsewhere. In the vocabulary's order: stock draws in that of the
-    probabilities, so that a token would depend on whether anybody else in the batch has a bound."""
+    """Return [batch, vocabulary] the probabilities of each row's `top_k` likeliest tokens, as many
+    of them as reach `top_p` together; 0 elsewhere. In the vocabulary's order: stock draws in that
+    of the probabilities, so that a token would depend on whether anybody else in the batch has a
+    bound."""
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     rank_V = torch.arange(probs_BV.shape[-1], device=probs_BV.device)
@@ -84,18 +85,17 @@ def likeliest(
 def sample_from_logprobs(
     logprobs_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor
 ) -> torch.Tensor:
-    """[batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf). Takes
-    multinomial_with_seed's place."""
+    """Return [batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf).
+    Takes multinomial_with_seed's place."""
     weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp_()
     return sample(weights_BV, seeds_B, positions_B)[:, None]
 
 
 def uniform(seeds_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-    """[batch] float64 strictly between 0 and 1: MurmurHash3 (32 bit) over the blocks seed low, seed
-    high, position.
+    """Return [batch] float64 strictly between 0 and 1: MurmurHash3 (32 bit) over the blocks seed
+    low, seed high, position.
 
-    Integer arithmetic in int64, which wraps without harm: the mask keeps the low 32 bits.
-    """
+    Integer arithmetic in int64, which wraps without harm: the mask keeps the low 32 bits."""
     seeds = seeds_B.to(torch.int64)
     state = _mix(torch.zeros_like(seeds), seeds & _MASK)
     state = _mix(state, (seeds >> 32) & _MASK)

@@ -34,8 +34,8 @@ def install() -> None:
 
 
 def parents(next_token: Tensor, next_sibling: Tensor) -> Tensor:
-    """[B, N] the node that each hangs on, -1 of node 0. Of each node the arguments [B, N] have the
-    first child, and the next child of its own parent; -1: there is none."""
+    """Return [B, N] the node that each hangs on, -1 of node 0. Of each node the arguments [B, N]
+    have the first child, and the next child of its own parent; -1: there is none."""
     found = []
     for children, siblings in zip(next_token.tolist(), next_sibling.tolist(), strict=True):
         parent = [-1] * len(children)

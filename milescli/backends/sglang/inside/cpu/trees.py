@@ -76,7 +76,8 @@ def _number(retrieve_index: torch.Tensor) -> None:
 
 
 def _ancestors(parents: list[int]) -> torch.Tensor:
-    """[N, N] bool: itself, and what its path goes through. A parent comes before its children."""
+    """Return [N, N] bool: itself, and what its path goes through. A parent comes before its
+    children."""
     seen = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
         if parent >= 0:
