@@ -20,6 +20,7 @@ PURE_TOO := tests/core tests/platform tests/console tests/rollout tests/train te
 # each of the three takes equally long, and waits as often as it computes
 RUNS := tests/end_to_end
 RUNS_TOO := tests/end_to_end/cluster
+RUNS_REAL := tests/end_to_end/real_models
 SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
@@ -83,9 +84,14 @@ else
 	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
 endif
 
-# behind all others, one run at a time: of real models, which need most of the memory
+# what `make test` leaves out (tests/chosen.py); last, one run at a time, of real models, which need
+# most of the memory
+test-all: CHOSEN := -m thorough
 test-all: test
-	$(PYTEST) -m thorough tests
+	$(call together,begin runs $(RUNS) --ignore=$(RUNS_TOO) --ignore=$(RUNS_REAL); \
+	  begin some $(SOME) $(RUNS_TOO); \
+	  begin rest tests $(addprefix --ignore=,$(RUNS) $(SOME)))
+	$(PYTEST) $(CHOSEN) $(RUNS_REAL)
 
 # hours: faults at random moments of real runs; TRIALS=5 FAULTS=engine,rank-kill SEED=7 for some
 chaos: $(VENV)/.installed-dev

@@ -1,4 +1,5 @@
-"""For all rooms: what their tests start, as markers; properties that are held to no time and try
+"""For all rooms: what their tests start, and which of them `make test` leaves out, as markers;
+properties that are held to no time and try
 the same examples each time; and one thread for torch in the process of the tests. Their tensors are
 small, and threads that wait for one another spin on cores that the engines beside them need."""
 
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.chosen import left_out
 
 # how long an example takes says what runs beside it; and the same code has the same outcome, until
 # somebody looks for other examples: pytest --hypothesis-profile explore
@@ -32,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for prefix, marker in STARTS.items():
             if folder.is_relative_to(prefix):
                 item.add_marker(marker)
+    for item in left_out(items):
+        item.add_marker("thorough")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

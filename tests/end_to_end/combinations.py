@@ -125,6 +125,4 @@ RUNS = [
     _made((False, "mtp", True), (2, "done", "continue")),
 ]
 """Which cover each two values that are allowed together; sixteen is the least, for four kinds of
-guessing beside three things that new weights do, and none. The first two run in each `make test`;
-all of them: MILES_ALL_COMBINATIONS=1."""
-EACH_TIME = 2
+guessing beside three things that new weights do, and none."""

@@ -4,7 +4,6 @@ the table says: they end well, engine and trainer agree, and each feature leaves
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.backends.sglang.inside.cpu.guessing import DEEPSEEK, make_mtp
-from tests.end_to_end.combinations import EACH_TIME, RUNS, Combination
+from tests.end_to_end.combinations import RUNS, Combination
 from tests.end_to_end.runs import Workplace
 
 VOCAB = 300
@@ -43,7 +42,6 @@ eval: {every: 0}
 run: {trackers: []}
 machine: {cpu_threads: 1, start_timeout_s: 240, step_timeout_s: 120}
 """
-EACH = os.environ.get("MILES_ALL_COMBINATIONS") != "1"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def _name(run: Combination) -> str:
     return "-".join(words)
 
 
-@pytest.mark.parametrize("run", RUNS[: EACH_TIME if EACH else None], ids=_name)
+@pytest.mark.parametrize("run", RUNS, ids=_name)
 def test_features_go_together(workplace: Workplace, models: Path, run: Combination) -> None:
     name = _name(run)
     (workplace.folder / "combined.yaml").write_text(RECIPE)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,14 +44,15 @@ def _python(*arguments: str) -> None:
 class Families:
     """Folders and figures, by name of the case."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
+        """Of the cases with these names."""
+        self.root, self.names = root, names
         self._megatron: dict[str, Path] | None = None
         self._layouts: dict | None = None
         self._converted: dict[str, Path] | None = None
-        self.notes: dict[str, dict] = {name: {} for name in wanted()}
+        self.notes: dict[str, dict] = {name: {} for name in names}
         """What tests saw, for `record`."""
-        _python("tests.families.making", str(root / "models"), *wanted())
+        _python("tests.families.making", str(root / "models"), *names)
         self.counted = json.loads((root / "models" / "counted.json").read_text())
 
     def folder(self, name: str) -> Path:
@@ -66,7 +67,7 @@ class Families:
         """By number of the row."""
         if self._megatron is None:
             self._megatron = {
-                case: self.root / f"{case}.safetensors" for case in wanted() if ALL[case].logits
+                case: self.root / f"{case}.safetensors" for case in self.names if ALL[case].logits
             }
             jobs = [
                 {
@@ -125,7 +126,7 @@ class Families:
                     "model": str(self.folder(case)),
                     "layout": layout,
                 }
-                for case in wanted()
+                for case in self.names
                 for index, layout in enumerate(ALL[case].layouts)
             ]
             self._layouts = run_world(2, cases, self.root / "two")
@@ -133,10 +134,15 @@ class Families:
 
 
 @pytest.fixture(scope="session")
-def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Families]:
-    """Shared by all tests of this folder. Where MILES_EVIDENCE is set, what they saw is recorded at
-    the end."""
-    made = Families(tmp_path_factory.mktemp("families"))
+def families(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Families]:
+    """Shared by all tests of this folder, and made for the families that they ask for. Where
+    MILES_EVIDENCE is set, what they saw is recorded at the end."""
+    calls = (getattr(item, "callspec", None) for item in request.session.items)
+    asked = {call.params.get("name") for call in calls if call is not None}
+    names = [name for name in wanted() if name in asked]
+    made = Families(tmp_path_factory.mktemp("families"), names)
     yield made
     if os.environ.get("MILES_EVIDENCE"):
         record.write(made.notes)

@@ -3,11 +3,14 @@ skipped, with the reason."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import real_models
+from tests.end_to_end.runs import Workplace
 
 
 def _made(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -17,6 +20,20 @@ def _made(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     except real_models.NotToBeHad as error:
         pytest.skip(f"no real model: {error}")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _removed(workplace: Workplace) -> Iterator[None]:
+    """Remove the runs and exports of each test: they are gigabytes."""
+
+    def folders() -> set[Path]:
+        return {*workplace.folder.iterdir(), *workplace.folder.glob("runs/*")}
+
+    before = folders()
+    yield
+    for folder in folders() - before:
+        if folder.name not in ("runs", ".cache"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,141 @@
+"""Which tests `make test` leaves to `make test-all`: the one place where that is decided.
+
+`make test` runs a representative of each capability with real engines, trainers and Ray, and all
+quick tests. `make test-all` runs all variants, combinations and layouts, too. A test that is left
+out has the marker `thorough`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = (
+    *("qwen3", "qwen3-moe", "llama", "glm4-moe-mtp", "deepseek-v3", "deepseek-v32", "qwen3-next"),
+    *("qwen3-5-moe-stacked-beside-vision", "gpt-oss", "gemma4", "nemotron-h-moe", "deepseek-v4"),
+)
+"""One of each class: dense, experts, biases, MTP, latent and sparse attention, linear attention,
+towers that are left out, sinks, sandwich norms, Mamba, compressed attention."""
+LAYOUTS = (
+    *("two-dense tp2 sp recompute", "two-dense dp2", "two-dense cp2", "two-tied pp2 uneven"),
+    *("two-moe tp2 sp ep2", "two-moe-r3 pp2", "two-oss tp2 sp etp2", "two-delta tp2"),
+    *(
+        "two-nemotron tp2 sp ep2 recompute",
+        "two-latent tp2 sp ep2",
+        "two-gemma4 pp2 uneven recompute",
+    ),
+    *("two-sparse pp2 uneven", "two-toy tp2", "four-moe-r3 ep2 cp2"),
+)
+"""Each axis of a layout, and each kind of layer under one."""
+CHOSEN: dict[str, int | tuple[str, ...]] = {
+    # whole runs: the life of a run, each stage, a death and a stop of each kind, an adapter, turns
+    # with an environment, rollout beside training, and a real pretrained model run each time
+    "tests/end_to_end/test_combinations.py": 0,
+    "tests/end_to_end/test_several_adapters.py": 0,
+    "tests/end_to_end/test_reward_model.py": 0,
+    "tests/end_to_end/test_multi_agent.py": 0,
+    "tests/end_to_end/test_mtp.py": 0,
+    "tests/end_to_end/test_flight.py": 0,
+    "tests/end_to_end/test_examples.py": 0,
+    "tests/end_to_end/test_real_data.py": 0,
+    "tests/end_to_end/test_agents.py": 0,
+    "tests/end_to_end/test_agents.py::test_a_dialogue_is_trained_on_token_by_token_and_resumes": 1,
+    "tests/end_to_end/test_critic.py": 0,
+    "tests/end_to_end/test_critic.py::"
+    "test_a_resumed_run_has_the_critic_that_it_had_and_gives_it_away": 1,
+    "tests/end_to_end/test_distillation.py": 0,
+    "tests/end_to_end/test_distillation.py::"
+    "test_a_run_that_learns_from_a_teacher_is_resumed_bit_for_bit": 1,
+    "tests/end_to_end/test_eval_and_export.py::"
+    "test_eval_of_all_steps_on_two_sets_starts_engines_once": 0,
+    "tests/end_to_end/test_eval_and_export.py::"
+    "test_an_exported_model_is_asked_without_its_run_and_compared_with_it": 0,
+    "tests/end_to_end/test_faults.py": 0,
+    "tests/end_to_end/test_faults.py::"
+    "test_what_dies_or_hangs_is_replaced_and_the_run_is_the_one_that_was_not_hurt": 1,
+    "tests/end_to_end/test_faults.py::test_ctrl_c_saves_what_was_reached_since_too": 1,
+    "tests/end_to_end/test_layouts.py::"
+    "test_experts_with_replayed_routing_live_the_whole_life_and_go_on_under_another_layout": 0,
+    "tests/end_to_end/test_learning_from_rows.py::"
+    "test_engines_answer_held_out_prompts_where_the_recipe_has_some": ("supervised",),
+    "tests/end_to_end/test_life_of_a_run.py::"
+    "test_evaluations_on_an_engine_of_their_own_say_the_same": 0,
+    "tests/end_to_end/test_life_of_a_run.py::test_prometheus_is_served_a_run_while_it_goes_on": 0,
+    "tests/end_to_end/test_life_of_a_run.py::test_resume_refuses_changed_prompts": 0,
+    "tests/end_to_end/cluster/test_launch.py::"
+    "test_a_run_over_two_nodes_outlives_whatever_dies_and_leaves_nothing": 0,
+    "tests/end_to_end/cluster/test_doctor.py": 0,
+    # benchmarks beside TRL and plain PyTorch, and the rehearsal of the visit to a GPU
+    "tests/bench/test_runs.py": 0,
+    "tests/bench/gpu/test_visit.py::test_a_visit_says_every_line_and_none_is_to_be_mended": 0,
+    "tests/bench/gpu/test_pack.py": 0,
+    "tests/bench/gpu/test_running.py": 0,
+    # trainers: each axis and kind of layer once, other layouts and kinds of both in between
+    "tests/families": FAMILIES,
+    "tests/backends/megatron/test_layouts.py::"
+    "test_losses_over_three_steps_equal_those_of_one_process": LAYOUTS,
+    "tests/backends/megatron/test_layouts.py::test_scores_equal_those_of_one_process": LAYOUTS,
+    "tests/backends/megatron/test_layouts.py::"
+    "test_weights_come_out_as_they_went_in_bit_for_bit": LAYOUTS,
+    "tests/backends/megatron/test_layouts.py::"
+    "test_every_algorithm_has_the_loss_and_gradients_of_one_process_that_cuts_nothing": 1,
+    "tests/backends/megatron/test_distillation.py::"
+    "test_every_layout_learns_from_teachers_what_one_process_does": 3,
+    "tests/backends/megatron/test_lora.py": 3,
+    "tests/backends/megatron/test_mtp.py": 3,
+    "tests/backends/megatron/test_ppo.py": 1,
+    "tests/backends/megatron/test_learning_from_rows.py": 5,
+    "tests/backends/megatron/test_adapter_turns.py": 1,
+    "tests/backends/megatron/test_optimizer.py": 2,
+    "tests/backends/megatron/test_planned_memory.py": 8,
+    # engines: what guesses ahead, families and replacements once
+    "tests/backends/sglang/inside/cpu/test_drafts.py": 1,
+    "tests/backends/sglang/inside/cpu/test_draft_records.py": 1,
+    "tests/backends/sglang/inside/cpu/test_guessing_families.py": 0,
+    "tests/backends/sglang/inside/cpu/test_serving.py::"
+    "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
+    "tests/backends/sglang/test_families.py": 5,
+    "tests/backends/sglang/test_shared_experts.py": 0,
+    "tests/backends/sglang/launch/test_warm.py": 0,
+    "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,
+    "tests/backends/sglang/launch/test_arguments.py": 1,
+    # plans
+    "tests/plan/test_golden.py": 5,
+}
+"""File or test -> how many of its cases `make test` runs, evenly spread over the list (0: none), or
+the cases by their names. What is not in the table runs each time, unless it is marked by itself."""
+
+
+def left_out(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Tests that `make test` does not run, by the table."""
+    cases = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        path = item.path.relative_to(ROOT).as_posix()
+        for key in (f"{path}::{item.originalname}", path, *_folders(path)):
+            if key in CHOSEN:
+                # a row of a file is for each of its tests
+                cases[f"{key} {item.originalname}"].append(item)
+                break
+    left = []
+    for name, those in cases.items():
+        wanted = CHOSEN[name.split()[0]]
+        left += [
+            item for place, item in enumerate(those) if not _is_chosen(item, place, those, wanted)
+        ]
+    return left
+
+
+def _folders(path: str) -> list[str]:
+    return [parent.as_posix() for parent in Path(path).parents]
+
+
+def _is_chosen(
+    item: pytest.Item, place: int, those: list[pytest.Item], wanted: int | tuple[str, ...]
+) -> bool:
+    if isinstance(wanted, int):
+        return place in {at * len(those) // wanted for at in range(wanted)}
+    call = getattr(item, "callspec", None)
+    return call is not None and (call.id in wanted or bool({*call.params.values()} & {*wanted}))
