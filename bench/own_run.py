@@ -14,7 +14,7 @@ from milescli.console.output import Mode, Output
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.runtime.inputs import prepare
+from milescli.runtime.inputs.run_inputs import prepare
 from milescli.runtime.planning import plan_only
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.session import RunSession, open_session

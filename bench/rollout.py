@@ -102,7 +102,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
     from own_run import open_run
 
     from milescli.rollout.base import GenerateRequest
-    from milescli.runtime.engines import Engines
+    from milescli.runtime.recovery.engines import Engines
 
     recipe = {
         "model": {"path": str(folder / "model")},

@@ -14,7 +14,7 @@ import pybase64
 import torch
 from pairs import Figures, Machine, Table, command_line, report, take_turns
 
-from milescli.backends.sglang.routing import packed, unpacked
+from milescli.backends.sglang.inside.routing import packed, unpacked
 from milescli.core.types import RoutedExperts
 
 POPULARITY = 1.0

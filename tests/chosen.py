@@ -92,15 +92,16 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/megatron/test_optimizer.py": 2,
     "tests/backends/megatron/test_planned_memory.py": 8,
     # engines: what guesses ahead, families and replacements once
-    "tests/backends/sglang/cpu/test_drafts.py": 1,
-    "tests/backends/sglang/cpu/test_draft_records.py": 1,
-    "tests/backends/sglang/cpu/test_guessing_families.py": 0,
-    "tests/backends/sglang/cpu/test_cache.py": 0,
+    "tests/backends/sglang/inside/cpu/test_drafts.py": 1,
+    "tests/backends/sglang/inside/cpu/test_draft_records.py": 1,
+    "tests/backends/sglang/inside/cpu/test_guessing_families.py": 0,
+    "tests/backends/sglang/inside/cpu/test_serving.py::"
+    "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
     "tests/backends/sglang/test_families.py": 5,
     "tests/backends/sglang/test_shared_experts.py": 0,
-    "tests/backends/sglang/test_warm.py": 0,
-    "tests/backends/sglang/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,
-    "tests/backends/sglang/test_arguments.py": 1,
+    "tests/backends/sglang/launch/test_warm.py": 0,
+    "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,
+    "tests/backends/sglang/launch/test_arguments.py": 1,
     # plans
     "tests/plan/test_golden.py": 5,
 }

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from milescli.agents.foreign.packages import PROGRAMS
-from milescli.backends.sglang.command import CPU_PATH
+from milescli.backends.sglang.launch.command import CPU_PATH
 from tests.test_layers import PACKAGE, imports_of, module_of
 
 

@@ -125,8 +125,8 @@ def resolve_arguments(folder: Path, *further: str) -> dict[str, object]:
     from sglang.srt.server_args import prepare_server_args
     from shapes import config_of
 
-    from milescli.backends.sglang.command import engine_command
-    from milescli.backends.sglang.spec import EngineSpec
+    from milescli.backends.sglang.launch.command import engine_command
+    from milescli.backends.sglang.launch.spec import EngineSpec
 
     config = config_of("qwen3-0.6b", Visit(device="cuda", folder=folder))
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

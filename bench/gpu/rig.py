@@ -15,10 +15,10 @@ from typing import Literal
 
 from checks import Visit
 
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.process import ManagedProcess
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.launch.process import ManagedProcess
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.types import EngineAddress
 from milescli.plan.types import EngineLayout
 from milescli.platform.ports import free_ports

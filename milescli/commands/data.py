@@ -76,7 +76,7 @@ def check(
     if not is_recipe and sets:
         raise typer.BadParameter("--set belongs to a recipe; a file takes --prompt-key")
     loaded = load(what, sets=sets or [], **here()) if is_recipe else None
-    from milescli.runtime import data_check
+    from milescli.runtime.inputs import data_check
 
     checked = (
         data_check.check_recipe(loaded.recipe, model=model, output=output)

@@ -34,7 +34,7 @@ def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None
     if not command_line.is_program():
         work()
         return
-    from milescli.runtime.parent import MENDABLE, OTHER_NODES, Parent
+    from milescli.runtime.recovery.driver_process import MENDABLE, OTHER_NODES, Parent
 
     parent = Parent(
         output=output,

@@ -63,8 +63,8 @@ def evaluate(
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
     from milescli.commands.show_eval import show_comparisons, show_results
-    from milescli.runtime.eval_compare import comparisons
-    from milescli.runtime.eval_sets import EvalWish
+    from milescli.runtime.evaluation.results import comparisons
+    from milescli.runtime.evaluation.sets import EvalWish
 
     output: Output = context.obj
     wish = EvalWish(

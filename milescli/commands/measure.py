@@ -13,12 +13,16 @@ from milescli.commands.find_run import Measured, find_measured, runs_folder
 from milescli.commands.show_eval import show_results
 from milescli.console.output import Output
 from milescli.core.errors import DataError
-from milescli.runtime.eval_compare import kept_result
-from milescli.runtime.eval_records import SetResult, folder_of_endpoint, read_result
-from milescli.runtime.eval_sets import EvalWish, set_names
+from milescli.runtime.evaluation.results import (
+    SetResult,
+    folder_of_endpoint,
+    kept_result,
+    read_result,
+)
+from milescli.runtime.evaluation.sets import EvalWish, set_names
 
 if TYPE_CHECKING:
-    from milescli.runtime.evaluate import Ask
+    from milescli.runtime.evaluation.evaluate import Ask
 
 FOLDER = "evaluations"
 """Below the folder of runs: where results of what is no run go."""
@@ -46,7 +50,7 @@ def measured(
         if options.out is not None:
             raise typer.BadParameter("--out is of a MODEL: results of a run are kept in the run")
         steps = options.steps if found.step is None else str(found.step)
-        from milescli.runtime.evaluate import evaluate_run
+        from milescli.runtime.evaluation.evaluate import evaluate_run
 
         results = evaluate_run(
             found.run,
@@ -60,7 +64,7 @@ def measured(
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
     if found.endpoint is not None:
-        from milescli.runtime.evaluate_endpoint import evaluate_endpoint
+        from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 
         return evaluate_endpoint(
             found.endpoint,
@@ -70,7 +74,7 @@ def measured(
             environ=os.environ,
             output=output,
         )
-    from milescli.runtime.evaluate_model import evaluate_model
+    from milescli.runtime.evaluation.evaluate import evaluate_model
 
     assert found.model is not None, found
     folder = options.out or _evaluations() / Path(found.model).name

@@ -10,8 +10,8 @@ from milescli.console.output import Mode, Output
 if TYPE_CHECKING:
     from milescli.rollout.fit import ExampleReport
     from milescli.rollout.source import SourceReport
-    from milescli.runtime.data_check import DataCheck, Part
-    from milescli.runtime.data_look import FileLook
+    from milescli.runtime.inputs.data_check import DataCheck, Part
+    from milescli.runtime.inputs.data_look import FileLook
 
 BAR_WIDTH = 40
 MAX_ROWS = 20
@@ -50,7 +50,7 @@ def as_payload(check: DataCheck) -> dict[str, object]:
 
 
 def _part_payload(part: Part) -> dict[str, object]:
-    from milescli.runtime.data_look import histogram
+    from milescli.runtime.inputs.data_look import histogram
 
     unit, lengths = _lengths(part)
     return {
@@ -122,7 +122,7 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
 
 
 def _show_lengths(part: Part, *, output: Output) -> None:
-    from milescli.runtime.data_look import histogram
+    from milescli.runtime.inputs.data_look import histogram
 
     unit, lengths = _lengths(part)
     if not lengths:

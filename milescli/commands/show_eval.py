@@ -12,8 +12,7 @@ from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_duration
 from milescli.rollout.chance import LEVEL, Estimate
-from milescli.runtime.eval_compare import Comparison
-from milescli.runtime.eval_records import SetResult, folder_of, results_of
+from milescli.runtime.evaluation.results import Comparison, SetResult, folder_of, results_of
 
 _CURVE_WIDTH = 40
 

@@ -24,7 +24,7 @@ from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
-    from milescli.backends.sglang.spec import EngineSpec
+    from milescli.backends.sglang.launch.spec import EngineSpec
 
 RESPONSE_TOKENS = 8
 MODEL = ScratchModel(num_layers=1, hidden_size=64, num_heads=2, num_kv_heads=1, ffn_hidden_size=64)
@@ -36,11 +36,11 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     """Findings `engine`, `trainer`, `agreement` and `weights`; those that could not be reached are
     left out. On a CPU the trainer starts while the engine's imports run; elsewhere after the
     engine, which measures the free memory of the device first."""
-    from milescli.backends.sglang.command import own_environment
-    from milescli.backends.sglang.servable import CPU_FAMILIES
-    from milescli.backends.sglang.server import EngineServer
-    from milescli.backends.sglang.spec import EngineSpec
-    from milescli.backends.sglang.warm import WarmProcess
+    from milescli.backends.sglang.launch.command import own_environment
+    from milescli.backends.sglang.launch.servable import CPU_FAMILIES
+    from milescli.backends.sglang.launch.server import EngineServer
+    from milescli.backends.sglang.launch.spec import EngineSpec
+    from milescli.backends.sglang.launch.warm import WarmProcess
     from milescli.models.scratch import make_model
     from milescli.platform.ports import free_ports
 
@@ -77,7 +77,7 @@ async def _converse(
     spec: EngineSpec, trainer: TrainerRank | None, *, start_s: float
 ) -> list[Finding]:
     """With an engine that is ready. The trainer is started, and closed, where there is none."""
-    from milescli.backends.sglang.client import SglangFleet
+    from milescli.backends.sglang.client.fleet import SglangFleet
 
     address = EngineAddress(name="engine 0", url=spec.url, log_path=spec.log_path)
     fleet = SglangFleet(router_url=None, engines=[address], response_timeout_s=120.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from milescli.backends.sglang.kernels import PACKAGE, Kernels, kernels
+from milescli.backends.sglang.launch.kernels import PACKAGE, Kernels, kernels
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.fixes import pip_install
 from milescli.platform.cpu_kernel_library import NoKernels, loaded

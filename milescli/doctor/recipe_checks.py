@@ -98,9 +98,9 @@ def check_mcp_of(recipe: Recipe) -> list[Finding]:
 
 def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     """Its family can be trained and served here. Raises what a launch would raise."""
-    from milescli.backends.sglang.servable import fault_of_sglang, servable_on_cpu
+    from milescli.backends.sglang.launch.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
-    from milescli.runtime.inputs import planned_facts
+    from milescli.runtime.inputs.run_inputs import planned_facts
     from milescli.runtime.planning import refuse_unproven, refuse_unrecorded
 
     facts = planned_facts(recipe)
@@ -163,7 +163,7 @@ def check_material(recipe: Recipe) -> list[Finding]:
     from milescli.checkpoint.run_dir import RunDir
     from milescli.rollout.fit import ExampleReport
     from milescli.rollout.source import SourceReport
-    from milescli.runtime.inputs import prepare
+    from milescli.runtime.inputs.run_inputs import prepare
 
     if too_large := _large_data(recipe):
         return skip("data", too_large)

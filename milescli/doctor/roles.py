@@ -16,9 +16,12 @@ from milescli.recipe.schema import Recipe
 
 def check_roles(recipe: Recipe) -> list[Finding]:
     """Raises what a launch would raise."""
-    from milescli.runtime.reward_model import reward_facts
-    from milescli.runtime.role_policies import policy_paths
-    from milescli.runtime.teachers import served_teachers, teacher_facts
+    from milescli.runtime.inputs.given_models import (
+        policy_paths,
+        reward_facts,
+        served_teachers,
+        teacher_facts,
+    )
 
     told = []
     if recipe.keeps_reference or recipe.caches_reference:
@@ -39,7 +42,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:
     """Of the critic; None: there is none."""
-    from milescli.runtime.inputs import facts_of_recipe
+    from milescli.runtime.inputs.run_inputs import facts_of_recipe
 
     if not recipe.has_critic:
         return None
@@ -49,9 +52,7 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(name on the hub, key) of those that are not on this disk."""
-    from milescli.runtime.reward_model import reward_path
-    from milescli.runtime.role_policies import policy_paths
-    from milescli.runtime.teachers import teacher_paths
+    from milescli.runtime.inputs.given_models import policy_paths, reward_path, teacher_paths
 
     held = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]
     yield from ((model.path, model.key) for model in held if model.is_on_hub)

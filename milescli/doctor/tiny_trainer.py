@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 1e-2
 """Large enough that a step shows in log-probs."""
-CHANNEL = "milescli.backends.sglang.channels:TensorChannel"
+CHANNEL = "milescli.backends.sglang.weights.channels:TensorChannel"
 
 
 def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli import models
-from milescli.backends.sglang.servable import is_served_on_cpu
+from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
 from milescli.models import costs
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
 from milescli.recipe.model import Model
-from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.inputs.run_inputs import facts_of_recipe
 
 CONTEXT = 32_768
 """Tokens of the sequence whose cache and FLOPs are shown."""

@@ -16,7 +16,7 @@ from milescli.rollout.sample_filters import SAMPLE_FILTERS
 from milescli.rollout.selection import SELECTIONS
 from milescli.rollout.shaping import SHAPINGS
 from milescli.rollout.tasks import ROWS
-from milescli.runtime.user_hooks import HOOKS
+from milescli.runtime.recording.user_hooks import HOOKS
 from milescli.trackers.base import TRACKERS
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
@@ -31,7 +31,7 @@ from milescli.weights.channels import CHANNELS
 from milescli.weights.formats import FORMATS
 
 _ROLLOUT, _TRAIN = "milescli.rollout.contract", "milescli.train.contract"
-_HOOKS = "milescli.runtime.user_hooks"
+_HOOKS = "milescli.runtime.recording.user_hooks"
 
 POINTS = (
     PlugPoint(
@@ -282,7 +282,7 @@ POINTS = (
         gives="WeightChannel",
         about="sends the trainer's weights to the engines; a class",
         contract="milescli.weights.channels:check_channel",
-        imports="from milescli.backends.sglang.channels import TensorChannel\n",
+        imports="from milescli.backends.sglang.weights.channels import TensorChannel\n",
         base="TensorChannel",
         body='"""Shared memory, as the built-in one does it."""',
     ),

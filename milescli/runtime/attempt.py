@@ -1,9 +1,10 @@
-"""One attempt at a run, whatever it learns from: starts the trainer, is watched, saves, ends clean.
-What is learned is the business of `reinforcing` and of `row_attempt`."""
+"""One attempt at a run, whatever it learns from: starts the trainer, supervises, saves, ends clean,
+and begins again where nodes join. `reinforce_attempt` and `row_attempt` say what is learned."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
@@ -11,39 +12,45 @@ from typing import Protocol, TypeVar
 
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.ray.nodes import living_nodes
+from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.cluster.node_loss import for_nodes
+from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import NodesJoined, Stopped
+from milescli.core.errors import MilesError, NodesJoined, Stopped
 from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
 from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
-from milescli.runtime.buddies import buddies, start_keepers
-from milescli.runtime.copies import Copies
 from milescli.runtime.devices import Devices
-from milescli.runtime.engines import Engines
-from milescli.runtime.healing import EngineKeeper, RouterKeeper, keep_scorer
-from milescli.runtime.healing_trainer import AdapterTrainer, HealingTrainer
-from milescli.runtime.joining_nodes import JoiningNodes
-from milescli.runtime.profiler import Profiler
-from milescli.runtime.restarts import Repairs, Restarts, until_started
+from milescli.runtime.planning import plan_without_plugins
+from milescli.runtime.recording.profiler import Profiler
+from milescli.runtime.recording.side_files import SideFiles
+from milescli.runtime.recording.user_hooks import UserHooks
+from milescli.runtime.recovery.engine_keepers import EngineKeeper, RouterKeeper, keep_scorer
+from milescli.runtime.recovery.engines import Engines
+from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTrainer
+from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
+from milescli.runtime.recovery.rank_group import RankGroup
+from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+from milescli.runtime.recovery.supervise import (
+    Probe,
+    StartWatch,
+    StopFlag,
+    StopSignals,
+    run_watched,
+)
+from milescli.runtime.row_loop import warm_up
 from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
-from milescli.runtime.side_files import SideFiles
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.start_watch import StartWatch
-from milescli.runtime.stop_flag import StopFlag
-from milescli.runtime.supervise import Probe, StopSignals, run_watched
-from milescli.runtime.trainer import RankGroup
-from milescli.runtime.user_hooks import UserHooks
-from milescli.runtime.warm_up import warm_up
 from milescli.train.base import Trainer
 
 T = TypeVar("T")
 
 
 class InMemory(Protocol):
-    """A run in memory, as far as an attempt knows it."""
+    """The parts of a run in memory that an attempt uses."""
 
     step: int
     trainer: Trainer
@@ -88,7 +95,7 @@ class Attempt:
 
     @property
     def asks_teachers(self) -> bool:
-        """Whether the trainer holds the run's teachers, where it has any."""
+        """True if the trainer holds the run's teachers, where it has any."""
         return True
 
     @property
@@ -100,12 +107,12 @@ class Attempt:
 
     @property
     def saved_step(self) -> int | None:
-        """Of the newest checkpoint that a resumed run would go on from."""
+        """Return the step of the newest checkpoint that a resumed run would go on from."""
         return self.saver.newest_step
 
     @property
     def has_begun(self) -> bool:
-        """All processes are there, and there is something to stop."""
+        """True if all processes are there, and there is something to stop."""
         return self.run is not None
 
     async def main(self) -> None:
@@ -197,18 +204,17 @@ class Attempt:
         raise NotImplementedError
 
     def tell_end(self, event: RunEnded) -> None:
-        """How it ended."""
+        """Emit how the attempt ended."""
         self.bus.emit(event)
 
     async def settle(self) -> None:
         """End what runs beside the steps. May be called more than once."""
 
     async def between_steps(self, step: int) -> None:
-        """See `loop.Hooks`."""
         await self.profiler.between(step, loop=self)
 
     def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:
-        """From now on a dead engine of this fleet is replaced."""
+        """From now on, replace a dead engine of this fleet."""
         keeper = EngineKeeper(
             fleet,
             indices=self.session.builder.indices_of(devices.fleet),
@@ -230,7 +236,7 @@ class Attempt:
         return keeper
 
     def progress(self) -> Progress:
-        """What a checkpoint keeps of the run beside the weights."""
+        """Return what a checkpoint records of the run beside the weights."""
         raise NotImplementedError
 
     async def prepare(self, trainer: Trainer) -> None:
@@ -282,7 +288,7 @@ class Attempt:
         trainer.is_saved()
 
     async def _start_ranks(self) -> HealingTrainer:
-        """Those that die are replaced."""
+        """Start the trainer's ranks, which are replaced where they die."""
         start = partial(self.session.builder.start_trainer, with_teachers=self.asks_teachers)
         trainer = self.trainer = HealingTrainer(
             await self._until_started("trainer", start),
@@ -296,8 +302,8 @@ class Attempt:
         return trainer
 
     def _copies(self) -> Copies | None:
-        """Of the ranks' state, where the recipe wants some. Their keepers start beside what
-        follows."""
+        """Make the copies of the ranks' state, where the recipe wants some. Their keepers start
+        beside what follows."""
         every = self.spec.recipe.fault.copy_every
         if not every:
             return None
@@ -305,7 +311,7 @@ class Attempt:
             every=every,
             start_keepers=partial(start_keepers, self.session.builder),
             start_ranks=self._start_bare_ranks,
-            buddies=buddies(self.spec.plan),
+            keeper_of_rank=keepers_of_ranks(self.spec.plan),
             repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
         )
@@ -313,7 +319,7 @@ class Attempt:
         return copies
 
     def _room(self) -> AbstractAsyncContextManager[None]:
-        """Before there is a run, its engines sleep."""
+        """Make room for ranks on the devices: before there is a run, its engines sleep."""
         devices = self.run.devices if self.run is not None else None
         return devices.room_for_ranks() if devices is not None else nullcontext()
 
@@ -330,7 +336,8 @@ class Attempt:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
 
     async def _start_bare_ranks(self) -> RankGroup:
-        """As the model is. A checkpoint whose manifest is being written counts by then."""
+        """Start ranks with the weights of the model as it is given. A checkpoint whose manifest is
+        being written counts by then."""
         await self.saver.completed()
         return await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
 
@@ -353,7 +360,7 @@ class Attempt:
             self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
 
     async def save_last(self) -> None:
-        """As `save`, with the trainer awake."""
+        """Save as `save` does, with the trainer awake."""
         await self.save(self.step)
 
     async def save_and_stop(self, stopped: Stopped) -> None:
@@ -390,3 +397,63 @@ def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:
             raise error
 
     return probe
+
+
+LOOK_EVERY_S = 5.0
+"""Also how long a node has been there before it is asked anything."""
+
+
+class JoiningNodes:
+    """Belongs to one attempt, whose spec has a `wished`."""
+
+    def __init__(self, spec: RunSpec, *, stop: StopFlag, bus: EventBus) -> None:
+        """`stop`: of the loop; `bus` is told of a node that cannot be used, once."""
+        self._spec, self._stop, self._bus = spec, stop, bus
+        self._known = {member.node.node_id for member in spec.nodes.chosen}
+        """Nodes of the run, and those that were looked at and left alone."""
+        self._seen = set[str]()
+        """In the last look."""
+        self._looked_at = time.monotonic()
+        self._is_over = False
+
+    async def probe(self) -> None:
+        """Look who has joined. Never raises for what a new node is or lacks."""
+        if self._is_over or time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return
+        there = {node.node_id for node in await in_thread(living_nodes)}
+        settled, self._seen, self._looked_at = there & self._seen, there, time.monotonic()
+        self._known &= there
+        if not settled - self._known:
+            return
+        self._known |= settled
+        try:
+            nodes = await in_thread(lambda: self._usable(len(settled)))
+        except MilesError as error:
+            text = f"the cluster has other nodes, which the run does not take: {error.what}"
+            self._bus.emit(Notice(text=f"{text}: {error.why}", level="warning"))
+            return
+        if len(nodes.chosen) > len(self._spec.nodes.chosen):
+            self._is_over = True
+            self._stop.set_joined(self._joined(nodes))
+
+    def _usable(self, num_nodes: int) -> RunNodes:
+        """Raises MilesError where a run could not begin with so many nodes."""
+        wished = self._spec.wished
+        assert wished is not None, "a run that has all its nodes looks for none"
+        loaded = for_nodes(min(num_nodes, wished.recipe.machine.nodes), wished)
+        nodes = choose_nodes(loaded.recipe.machine)
+        machine = nodes.machine.when_idle()  # the run itself is what holds its memory
+        plan_without_plugins(loaded, machine, facts=self._spec.inputs.facts)
+        inputs = self._spec.inputs
+        nodes.require_shared(self._spec.run.path, inputs.model_dir, *inputs.teacher_dirs)
+        return nodes
+
+    def _joined(self, nodes: RunNodes) -> NodesJoined:
+        own = {member.node.node_id for member in self._spec.nodes.chosen}
+        new = [str(member.node) for member in nodes.chosen if member.node.node_id not in own]
+        return NodesJoined(
+            f"{', '.join(new)} joined",
+            why=f"the run has {len(own)} of the nodes that it wants, and can have "
+            f"{len(nodes.chosen)}; it was saved, and begins again with them",
+            fix=f"miles resume {self._spec.run.shown}",
+        )

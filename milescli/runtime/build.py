@@ -1,4 +1,5 @@
-"""The composition root: from a spec to running actors, each of its vendor."""
+"""The composition root: from a spec to running actors, each of its vendor; and the adapter that
+engines of a LoRA run begin with."""
 
 from __future__ import annotations
 
@@ -8,33 +9,37 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
-from milescli.backends.sglang.arguments import check_extra
-from milescli.backends.sglang.client import ORDER_TIMEOUT_S, SglangFleet
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
+from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
+from milescli.backends.sglang.launch.arguments import check_extra
+from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
+from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
-from milescli.models.adapter import SOLE_ADAPTER
+from milescli.export.adapter import adapter_of, is_adapter, write_adapter
+from milescli.models import table
+from milescli.models.adapter import SOLE_ADAPTER, adapter_table
+from milescli.plan.adapters import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
-from milescli.runtime.adapter_start import start_folder, write_start
-from milescli.runtime.engine_spec import engine_spec
-from milescli.runtime.engines import EngineActors, Engines
+from milescli.runtime.planning import engine_spec
+from milescli.runtime.recovery.engines import EngineActors, Engines
+from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.trainer import RankGroup
 from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
 SCORER_TARGET = "milescli.backends.megatron.score_rank:ScoreRank"
 SCORER_NAME = "reward model"
-ENGINE_TARGET = "milescli.backends.sglang.server:EngineServer"
+ENGINE_TARGET = "milescli.backends.sglang.launch.server:EngineServer"
 UntilStarted = Callable[[str, Callable[[], Awaitable[None]]], Awaitable[None]]
 """Calls what starts the process of a name, as often as it is killed in its start: see
 `restarts.until_started`."""
@@ -43,7 +48,7 @@ PLACE_TIMEOUT_S = 60.0
 
 
 async def _once(name: str, start: Callable[[], Awaitable[None]]) -> None:
-    """An `UntilStarted` that bears no death."""
+    """An `UntilStarted` that starts once and does not retry."""
     await start()
 
 
@@ -69,8 +74,8 @@ class Builder:
         return self.spec.plan
 
     async def start_trainer(self, *, with_teachers: bool) -> RankGroup:
-        """All trainer ranks, with the model loaded, and those of the run's teachers, where it has
-        any. They meet on the node of rank 0."""
+        """Start all trainer ranks, with the model loaded, and those of the run's teachers, where it
+        has any. They meet on the node of rank 0."""
         settings, resources, ranks = self.recipe.machine, self.resources, []
         slots = trainer_slots(self.plan)
         master = slots[0].node
@@ -120,7 +125,8 @@ class Builder:
         )
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
-        """Until all have loaded their models; pids by rank. Where one fails, none is left."""
+        """Wait until all ranks have loaded their models; returns their pids by rank. Where one
+        fails, none is left."""
         timeout_s = self.recipe.machine.start_timeout_s
         try:
             pids = await start_all(ranks, timeout_s=timeout_s)
@@ -133,9 +139,9 @@ class Builder:
     async def start_engines(
         self, engines: Engines, *, until_started: UntilStarted = _once
     ) -> SglangFleet:
-        """All engines at once, and the reward model if there is one, then the router if there is
-        one, and the client. `engines` is filled as processes start, so that a failure half-way can
-        still stop them. `until_started`: what to do about one that is killed meanwhile."""
+        """Start all engines at once, and the reward model if there is one, then the router if there
+        is one, and the client. `engines` is filled as processes start, so that a failure half-way
+        can still stop them. `until_started`: what to do about one that is killed meanwhile."""
         await asyncio.to_thread(write_start, self.spec)
         for index in range(self.plan.engines.num):
             engines.actors[index] = await self._spawn_engine(index)
@@ -176,8 +182,9 @@ class Builder:
             raise
 
     async def restart_engine(self, dead: EngineActors, engines: Engines) -> EngineAddress:
-        """A new one in the place of `dead`, which `end_engine` was called for, and of which nothing
-        is left afterwards. Raises WorkerDied or WaitTimeout where it does not start."""
+        """Start a new engine in the place of `dead`, which `end_engine` was called for, and of
+        which nothing is left afterwards. Raises WorkerDied or WaitTimeout where it does not
+        start."""
         timeout_s = self.recipe.machine.start_timeout_s
         new = await self._spawn_engine(dead.index, ends_groups=dead.groups)
         engines.actors[dead.index] = new
@@ -193,7 +200,8 @@ class Builder:
         serves_policy: bool = True,
         adapter: str | None = None,
     ) -> SglangFleet:
-        """`adapter`: the one of several that it asks for."""
+        """Return the client of a fleet's engines. `adapter`: the one of several that it asks
+        for."""
         facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
@@ -212,8 +220,8 @@ class Builder:
         engines.scorer = await self.start_scorer()
 
     async def start_scorer(self) -> RankGroup:
-        """The process that holds the recipe's reward model: on the first device, which it shares
-        with whoever else is there."""
+        """Return the process that holds the recipe's reward model: on the first device, which it
+        shares with whoever else is there."""
         folder, settings = self.spec.inputs.reward_model_dir, self.recipe.machine
         port = (await self.resources.free_ports(1, node=0))[0]
         first = [slot for slot in self.plan.slots if slot.node == 0][:1]
@@ -243,9 +251,9 @@ class Builder:
         )
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:
-        """Its URL. None: a single engine needs none, nor do those that share the cores of one
-        computer, for which it costs more than it gains; and several adapters ask the engines
-        themselves, as each knows when a new one holds it."""
+        """Start the router and return its URL. None: a single engine needs none, nor do those that
+        share the cores of one computer, for which it costs more than it gains; and several adapters
+        ask the engines themselves, as each knows when a new one holds it."""
         one_computer = all(slot.node == 0 for slot in self.plan.slots)
         is_small = self.plan.device_kind == "cpu" and one_computer
         if len(asked) == 1 or is_small or self.spec.adapters:
@@ -265,7 +273,7 @@ class Builder:
         return engines.router.spec.url
 
     async def _spawn_engine(self, index: int, *, ends_groups: Sequence[int] = ()) -> EngineActors:
-        """One actor on each node that the engine lies on; the first has its HTTP server.
+        """Spawn one actor on each node that the engine lies on; the first has its HTTP server.
         `ends_groups`: [nodes] process groups that are ended there first."""
         nodes = sorted({slot.node for slot in self.plan.slots if slot.engine == index})
         head, specs, handles = nodes[0], list[EngineSpec](), list[ActorHandle]()
@@ -307,21 +315,21 @@ class Builder:
         return sorted(slots, key=lambda slot: slot.engine_rank or 0)
 
     def _gpu_share(self) -> float:
-        """What Ray counts for each process on a device; which devices those are, we say ourselves.
-        Halves add up to a device where trainer and engine share one."""
+        """Return what Ray counts for each process on a device; which devices those are, we say
+        ourselves. Halves add up to a device where trainer and engine share one."""
         if self.plan.device_kind == "cpu":
             return 0.0
         return 0.5 if self.plan.colocated else 1.0
 
     def engine_addresses(self, engines: Engines, fleet: str = ROLLOUT) -> list[EngineAddress]:
-        """How a fleet's client and the trainer ranks reach its engines. `fleet`: may be one of
-        `rollout.policies`."""
+        """Return the addresses by which a fleet's client and the trainer ranks reach its engines.
+        `fleet`: may be one of `rollout.policies`."""
         indices = self.indices_of(fleet)
         return [self._address(engines.actors[index].specs[0], index) for index in indices]
 
     def indices_of(self, fleet: str) -> range:
-        """A fleet's engines, by their places in the plan: those of rollout, those for evaluations,
-        one for each of `rollout.policies`."""
+        """Return a fleet's engines, by their places in the plan: those of rollout, those for
+        evaluations, one for each of `rollout.policies`."""
         num, policies = self.plan.engines.num, self.recipe.rollout.policies
         num_rollout = num - self.plan.engines_apart
         of_policies = num - min(len(policies), self.plan.engines_apart)
@@ -344,8 +352,8 @@ class Builder:
 
 
 def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> EngineSpec:
-    """What is equal on all nodes of an engine. One that plays a role has no adapter, and guesses
-    nothing: both are the policy's."""
+    """Return what is equal on all nodes of an engine. One that plays a role has no adapter, and
+    guesses nothing: both are the policy's."""
     plays_role = index >= spec.plan.engines.num - len(spec.inputs.policy_dirs)
     made = engine_spec(
         spec.recipe,
@@ -378,11 +386,36 @@ def spawn_ranks_ahead(cluster: Cluster, plan: Plan) -> None:
 
 
 def trainer_slots(plan: Plan) -> list[Slot]:
-    """In the order of their ranks."""
+    """Return the trainer's slots in the order of their ranks."""
     slots = [slot for slot in plan.slots if slot.trainer_rank is not None]
     return sorted(slots, key=lambda slot: slot.trainer_rank or 0)
 
 
 def rank_name(rank: int) -> str:
-    """As people read it."""
+    """Name a rank as people read it."""
     return f"trainer rank {rank}"
+
+
+FOLDER = "adapter_start"
+"""In the run directory."""
+
+
+def start_folder(spec: RunSpec) -> Path | None:
+    """Return the folder of the adapter that engines begin with; None where nothing is trained, or
+    engines receive whole models."""
+    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
+    serves = spec.recipe.train.lora.is_on and not spec.plan.merges_adapter
+    return spec.run.path / FOLDER if trains and serves else None
+
+
+def write_start(spec: RunSpec) -> None:
+    """Write the adapter that engines begin with as a PEFT folder, once: it has the shape that is
+    trained, and is zero, so that it changes nothing until the first publish. Does nothing where
+    there is none."""
+    folder, shape = start_folder(spec), trained_shape(spec.recipe)
+    if folder is None or shape is None or is_adapter(folder):
+        return
+    of_adapter = adapter_table(table(spec.inputs.facts), shape)
+    zeros = {name: torch.zeros(size) for name, size in of_adapter.hf_shapes().items()}
+    base_model = spec.inputs.model_dir
+    write_adapter(folder, adapter_of(zeros, of_adapter, shape, base_model=base_model))

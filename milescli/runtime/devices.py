@@ -44,7 +44,7 @@ class Devices:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who changes what the engines hold, or which engines there are; several adapters have
     one."""
-    _is_level: asyncio.Event = field(default_factory=asyncio.Event)
+    _in_sync: asyncio.Event = field(default_factory=asyncio.Event)
     """The trainer's weights are those of `version`."""
 
     @asynccontextmanager
@@ -52,15 +52,15 @@ class Devices:
         """The trainer may use its devices and change its weights; engines that take turns with it
         have given their memory back and stay asleep until `publish`."""
         async with self.scoring():
-            self._is_level.clear()
+            self._in_sync.clear()
             yield
 
     @asynccontextmanager
     async def scoring(self) -> AsyncIterator[None]:
-        """As `training`; the trainer's weights stay as they are."""
+        """Same as `training`; the trainer's weights stay as they are."""
         async with self.changing:
             if self.taking_turns and not self.engines_asleep:
-                self._is_level.clear()
+                self._in_sync.clear()
                 await self._wake_trainer()
         yield
 
@@ -79,7 +79,7 @@ class Devices:
         elif self.taking_turns and not self.engines_asleep and not self.changing.locked():
             # only at the end of a run is a sleeping trainer asked for anything: nobody asks engines
             async with self.changing:
-                self._is_level.clear()
+                self._in_sync.clear()
                 await self.engines.pause()
                 await self.engines.sleep()
                 self.engines_asleep = True
@@ -99,7 +99,7 @@ class Devices:
         """
         async with self.changing:
             await self._publish(version, verify=verify)
-            self._is_level.set()
+            self._in_sync.set()
 
     async def replace(self, start: Callable[[], Awaitable[EngineAddress]]) -> None:
         """`start` a new engine in the place of a dead one. It is given what the others hold, which
@@ -109,7 +109,7 @@ class Devices:
             self._joining.append(await start())
         elif self.taking_turns:
             # it takes its memory while the trainer sleeps, who must wake to send it anything
-            async with self._level():
+            async with self._while_in_sync():
                 engine = await start()
                 await self.engines.pause()
                 await self.engines.admit(engine, self.version)
@@ -117,7 +117,7 @@ class Devices:
                 await self._publish(self.version, verify=True)
         else:
             engine = await start()
-            async with self._level():
+            async with self._while_in_sync():
                 await self.trainer.connect_engines([engine], JOINING)
                 await self.trainer.publish(self.version, JOINING)
                 await self.trainer.verify(JOINING)
@@ -125,12 +125,12 @@ class Devices:
                 await self.engines.admit(engine, self.version)
 
     @asynccontextmanager
-    async def _level(self) -> AsyncIterator[None]:
+    async def _while_in_sync(self) -> AsyncIterator[None]:
         """Trainer and engines hold the same weights, and keep them."""
         while True:
-            await self._is_level.wait()
+            await self._in_sync.wait()
             async with self.changing:
-                if self._is_level.is_set():
+                if self._in_sync.is_set():
                     yield
                     return
 
@@ -153,7 +153,8 @@ class Devices:
         await self.engines.resume(version)
 
     async def _send(self, version: WeightVersion, *, verify: bool) -> None:
-        """To all engines; once more to those that are left where one dies of it."""
+        """Send the weights to all engines; where one dies meanwhile, once more to those that are
+        left."""
         while engines := list(self.engines.engines):
             try:
                 if engines != self._connected:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from milescli.backends.hub.push import Hub
 from milescli.checkpoint.base import CRITIC_PART, METADATA_NAME, TRACKER_NAME, is_converted
@@ -17,6 +17,7 @@ from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.checkpoint.source import open_source
 from milescli.checkpoint.store import PREFIX
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
@@ -34,13 +35,10 @@ from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
 from milescli.rollout.tokenizer import own_template
 
-if TYPE_CHECKING:
-    from milescli.console.output import Output
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSummary:
-    """What was written."""
+    """The result of an export."""
 
     path: str
     format: str
@@ -64,7 +62,7 @@ class ExportSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weights:
-    """What is exported."""
+    """The weights that are exported."""
 
     base: Path
     """The folder of config, tokenizer and untrained parts."""
@@ -229,7 +227,7 @@ def _export_adapter(
 
 
 def _find(path: Path, *, step: int | None, base: Path | None, output: Output) -> _Weights:
-    """What lies at `path`. Raises CheckpointError where it is nothing that has weights."""
+    """Find the weights at `path`. Raises CheckpointError where it is nothing that has weights."""
     marks = (RECIPE_FILE, METADATA_NAME, TRACKER_NAME)
     is_checkpoint = any((path / mark).is_file() for mark in marks)
     if not is_checkpoint and step is not None:
@@ -266,7 +264,7 @@ def _of_checkpoint(path: Path, *, step: int | None, base: Path | None, output: O
 
 
 def _critic_of(weights: _Weights, subject: Path) -> _Weights:
-    """The critic that was saved beside a policy."""
+    """Return the critic that was saved beside a policy."""
     tensors = weights.checkpoint / CRITIC_PART if weights.checkpoint else None
     if tensors is None or not tensors.is_dir():
         raise CheckpointError(
@@ -321,7 +319,7 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
 
 
 def _story(tensors: Path) -> Story | None:
-    """Of a checkpoint that lies in a run."""
+    """Return the story of a checkpoint that lies in a run, for its model card."""
     run = RunDir(tensors.absolute().parents[1])
     if not run.recipe_file.is_file() or not tensors.name.startswith(PREFIX):
         return None

@@ -1,4 +1,6 @@
-"""`miles launch`: from a loaded recipe to a finished run."""
+"""`miles launch`: make the run directory, write what the run needs into it, and train. Paths that
+the recipe names are made absolute first: resume, eval and export may be called from another
+folder."""
 
 from __future__ import annotations
 
@@ -11,20 +13,23 @@ from typing import TYPE_CHECKING
 from milescli.checkpoint.run_dir import RunDir, create
 from milescli.checkpoint.run_lock import lock
 from milescli.cluster.nodes import find_nodes
+from milescli.console.output import Output
 from milescli.core.driver_pipe import say
+from milescli.core.errors import MilesError
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.epochs import refuse_two_lengths, with_steps
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.anchoring import with_absolute_paths
-from milescli.runtime.inputs import planned_facts
+from milescli.recipe.section import Section
+from milescli.recipe.several import KEY as ADAPTERS
+from milescli.rollout.source import file_named
+from milescli.runtime.inputs.run_inputs import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
-from milescli.runtime.records import write_records
+from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
-    from milescli.console.output import Output
     from milescli.runtime.train import RunSummary
 
 
@@ -75,7 +80,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Its directory, locked; made when all that can be refused at once has been looked at."""
+    """Make the run's directory, locked, once all that can be refused at once was checked."""
     recipes.check_at_once()
     recipe = recipes.loaded.recipe
     run = create(
@@ -85,3 +90,53 @@ def _new_run(recipes: Recipes) -> Iterator[RunDir]:
     )
     with lock(run):
         yield run
+
+
+_KEYS = frozenset(
+    (
+        "path",
+        "adapter",
+        "prompts",
+        "demonstrations",
+        "train",
+        "validation",
+        "eval",
+        "vocabulary",
+        "corpus",
+    )
+)
+"""Last parts of the keys that may name a file or a folder of this computer."""
+
+
+def with_absolute_paths(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Return the same recipe with absolute paths; what names nothing that is here (a task, a name
+    on the hub, a file that is missing) stays as it is."""
+    recipe = _anchored(loaded.recipe, key="")
+    return loaded if recipe is loaded.recipe else replace(loaded, recipe=recipe)
+
+
+def _anchored(value, *, key: str):
+    if isinstance(value, Section):
+        now = {name: getattr(value, name) for name in type(value).model_fields}
+        new = {name: _anchored(one, key=name) for name, one in now.items()}
+        changed = {name: one for name, one in new.items() if one is not now[name]}
+        return value.model_copy(update=changed) if changed else value
+    if isinstance(value, list):
+        new = [_anchored(one, key=key) for one in value]
+        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+    if isinstance(value, dict) and (key == ADAPTERS or key.startswith(f"{ADAPTERS}.")):
+        new = {name: _anchored(one, key=f"{ADAPTERS}.{name}") for name, one in value.items()}
+        return new if any(new[name] is not value[name] for name in new) else value
+    last = key.removeprefix(f"{ADAPTERS}.")
+    return _absolute(value, key=last) if isinstance(value, str) and last in _KEYS else value
+
+
+def _absolute(text: str, *, key: str) -> str:
+    try:
+        file = file_named(text, key=key)
+    except MilesError:
+        return text  # refused with its key where it is read
+    path = Path(file.name).expanduser()
+    if (path.is_absolute() and file.name == str(path)) or not path.exists():
+        return text
+    return replace(file, name=str(path.absolute())).spelled()

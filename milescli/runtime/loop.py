@@ -1,5 +1,5 @@
-"""THE loop: reinforcement learning. Reads as the algorithm does; who runs where is the business
-of others."""
+"""THE loop: reinforcement learning. It reads as the algorithm does; others decide who runs
+where."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import (
     EventBus,
     FlowStats,
+    MemorySeen,
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
@@ -23,39 +24,75 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.curriculum import Tried
 from milescli.runtime.devices import Devices
-from milescli.runtime.kept_samples import Place, TrainerLogprobs, sequences_of, trainer_logprobs
-from milescli.runtime.memory_news import MemoryNews
-from milescli.runtime.stop_flag import StopFlag
+from milescli.runtime.recording.sample_files import (
+    Place,
+    TrainerLogprobs,
+    sequences_of,
+    trainer_logprobs,
+)
+from milescli.runtime.recovery.supervise import StopFlag
 from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
 from milescli.train.packing import pack
 
+MEMORY_CHANGED = 0.02
+"""Share of what was told last that is news."""
+
+
+@dataclass(slots=True)
+class MemoryReports:
+    """Reports the memory of ranks, engines and devices where it has changed: hundreds of ranks say
+    at each step what they hold, and a run has thousands of steps. Belongs to one run in memory."""
+
+    told: dict[str, WorkerMemory] = field(default_factory=dict)
+    """The last of each worker."""
+
+    def tell(self, bus: EventBus, *, step: int, workers: tuple[WorkerMemory, ...]) -> None:
+        """Emit an event of the workers that are new, or hold another amount than was reported;
+        nothing where there are none."""
+        news = tuple(one for one in workers if _differs(one, self.told.get(one.worker)))
+        if news:
+            self.told |= {one.worker: one for one in news}
+            bus.emit(MemorySeen(step=step, workers=news))
+
+
+def _differs(now: WorkerMemory, before: WorkerMemory | None) -> bool:
+    if before is None or now.device != before.device:
+        return True
+    pairs = (
+        (now.peak_bytes, before.peak_bytes),
+        (now.reserved_bytes or 0, before.reserved_bytes or 0),
+        (now.used_bytes or 0, before.used_bytes or 0),
+    )
+    return any(abs(one - other) > MEMORY_CHANGED * other for one, other in pairs)
+
+
 T = TypeVar("T")
 
 
 class GroupSource(Protocol):
-    """What the loop takes groups from: the strict form, and those that run ahead; see
+    """Where the loop takes groups from: the strict form, and those that run ahead; see
     `rollout.ahead.open_collector`."""
 
     @property
     def stats(self) -> RolloutStats:
-        """Of the last step taken."""
+        """Statistics of the last step that `take` returned."""
         ...
 
     @property
     def refused(self) -> list[Group]:
-        """By the filter, in the last step taken."""
+        """Groups that the filter refused in the last step that `take` returned."""
         ...
 
     @property
     def position(self) -> int:
-        """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        """Position of the oldest prompt that no step has taken: where a resumed run goes on."""
         ...
 
     @property
     def taken(self) -> list[int]:
-        """Of prompts behind `position` that steps have taken."""
+        """Positions of prompts behind `position` that steps have taken."""
         ...
 
     @property
@@ -65,7 +102,7 @@ class GroupSource(Protocol):
 
     @property
     def history(self) -> dict[int, Tried]:
-        """What came of prompts, for a curriculum; by index."""
+        """Results of earlier tries of each prompt, by its index, for a curriculum."""
         ...
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
@@ -75,7 +112,8 @@ class GroupSource(Protocol):
         """The engines hold `version` now: what waits for it may begin."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """One step's groups, scored and filtered, in prompt order; `version` is the trainer's."""
+        """Return one step's groups, scored and filtered, in prompt order; `version` is the
+        trainer's."""
         ...
 
     async def stop(self) -> None:
@@ -116,7 +154,7 @@ class Run:
     step: int = 0
     """RL steps done."""
     stop: StopFlag
-    memory: MemoryNews = field(default_factory=MemoryNews)
+    memory: MemoryReports = field(default_factory=MemoryReports)
 
 
 async def reinforce(run: Run) -> None:
@@ -163,8 +201,8 @@ async def reinforce(run: Run) -> None:
 
 
 def _prepare(run: Run, groups: list[Group]) -> tuple[TrainBatch, dict[Place, int]]:
-    """What the objective learns from these groups, packed, one shard a data-parallel rank; and
-    which sequences are those of the samples that are kept."""
+    """Return what the objective learns from these groups, packed, one shard a data-parallel rank;
+    and which sequences belong to the samples that are kept."""
     plan, settings = run.plan, run.recipe.train
     sequences = sequences_from(run.objective, groups, name=settings.objective)
     shown = sequences_of(groups[: run.recipe.run.keep_groups], sequences)
@@ -181,14 +219,14 @@ def _prepare(run: Run, groups: list[Group]) -> tuple[TrainBatch, dict[Place, int
 
 
 def _observe(run: Run, report: StepReport) -> None:
-    """An objective that changes from step to step is told what the step did."""
+    """Tell an objective that changes from step to step what the step did."""
     if adapts(run.objective):
         run.objective.observe(report)
 
 
 def _lrs_of(run: Run, step: int) -> tuple[float | None, float | None]:
-    """The learning rates of `step`: of the policy (None: the critic learns alone), and of the
-    critic (None: there is none)."""
+    """Return the learning rates of `step`: of the policy (None: the critic learns alone), and of
+    the critic (None: there is none)."""
     train = run.recipe.train
     lr = schedule.lr_at(train.optimizer, step - 1, train.steps)
     if not run.recipe.has_critic:

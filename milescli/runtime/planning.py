@@ -1,43 +1,46 @@
-"""What would run: a recipe, a machine and a model's facts become a plan, and nothing is started.
-Called by launch, resume, the dry run, doctor and job scripts."""
+"""What would run: a recipe, a machine and a model's facts become a plan, and the plan the spec of
+each engine. Nothing is started. Called by launch, resume, the dry run, doctor and job scripts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from milescli.backends.megatron.layer_specs import DEFAULT
-from milescli.backends.sglang.servable import fault_of_record
-from milescli.backends.sglang.spec import refuse_quantised, require_served
-from milescli.backends.sglang.speculation import check_speculation
+from milescli.backends.sglang.launch.servable import fault_of_record
+from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, require_served
+from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
+from milescli.console.output import Output
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
+from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.make import make_plan
 from milescli.plan.roles import AskedModels
+from milescli.plan.speculation import guesses
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.draft_model import draft_path, require_draft, require_learning_draft
-from milescli.runtime.engine_spec import speculation_of
-from milescli.runtime.inputs import config_of_recipe, planned_facts
-from milescli.runtime.plugins import load_plugins
-from milescli.runtime.reward_model import reward_facts
-from milescli.runtime.role_policies import require_policies
-from milescli.runtime.teachers import teacher_facts
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
+from milescli.runtime.inputs.given_models import (
+    draft_path,
+    require_draft,
+    require_learning_draft,
+    require_policies,
+    reward_facts,
+    teacher_facts,
+)
+from milescli.runtime.inputs.plugins import load_plugins
+from milescli.runtime.inputs.run_inputs import config_of_recipe, planned_facts
 
 
 def plan_only(
     loaded: LoadedRecipe, machine: Machine | None = None, *, facts: ModelFacts | None = None
 ) -> Plan:
-    """What would run, without starting or making anything. Raises where a plug-in or the model
-    cannot be had, or cannot be trained. `facts`: of its model, where they were read already: the
-    hub may have been asked for them."""
+    """Return what would run, without starting or making anything. Raises where a plug-in or the
+    model cannot be had, or cannot be trained. `facts`: of its model, where they were read already:
+    the hub may have been asked for them."""
     each = each_of(loaded)
     for one in each.values() or [loaded]:
         load_plugins(one.recipe)
@@ -49,9 +52,9 @@ def plan_only(
 def plan_without_plugins(
     loaded: LoadedRecipe, machine: Machine, *, facts: ModelFacts, serves_merged: bool = False
 ) -> Plan:
-    """The same before the plug-ins are looked at, which imports torch: for who can use the time in
-    between, and looks at them then. `serves_merged`: engines will be given merged weights where an
-    adapter is trained, as an evaluation does."""
+    """Return the plan before the plug-ins are loaded, which imports torch: for callers that use the
+    time in between, and load them then. `serves_merged`: engines will be given merged weights where
+    an adapter is trained, as an evaluation does."""
     facts.require_trainable()
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
@@ -66,7 +69,7 @@ def plan_without_plugins(
 def _made(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, serves_merged: bool = False
 ) -> Plan:
-    """With all models of the run."""
+    """Make the plan with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
     asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
@@ -101,7 +104,7 @@ def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adap
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises RecipeError where routes are to be replayed that no engine tells."""
+    """Raises RecipeError where the recipe replays routes that no engine reports."""
     fault = fault_of_record(facts) if recipe.train.routing_replay else None
     if fault is not None:
         raise RecipeError(
@@ -125,7 +128,7 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
 
 
 def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
-    """What would run here, or on `machine`; what a launch would refuse all the same is a
+    """Return the plan of a run here, or on `machine`; what a launch would refuse all the same is a
     warning."""
     facts = planned_facts(loaded.recipe)
     plan = plan_only(loaded, machine, facts=facts)
@@ -139,8 +142,8 @@ def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) ->
 def as_fetched(
     plan: Plan, loaded: LoadedRecipe, machine: Machine, facts: ModelFacts, *, output: Output
 ) -> Plan:
-    """The plan for the model that is there: the shape that ships with a recipe may be older than
-    the model on the hub."""
+    """Return the plan for the model that is there: the shape that ships with a recipe may be older
+    than the model on the hub."""
     fresh = _made(loaded.recipe, machine, facts)
     if fresh.fingerprint == plan.fingerprint:
         return plan
@@ -149,3 +152,64 @@ def as_fetched(
         "config.json"
     )
     return fresh
+
+
+def engine_spec(
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    index: int,
+    port: int,
+    model_dir: Path,
+    log_dir: Path,
+    draft_dir: Path | None = None,
+    adapter_dir: Path | None = None,
+) -> EngineSpec:
+    """Return what is equal on all nodes of engine `index`; `build` adds where it lives.
+    `draft_dir`: of the model that guesses ahead, where it is there; `adapter_dir`: that it begins
+    with, where the policy is an adapter."""
+    layout, kept = plan.engines, recipe.engines.prefix_cache
+    if kept is None and recipe.rollout.agent != "single_turn":
+        kept = True
+    return EngineSpec(
+        name=f"engine {index}",
+        model_dir=model_dir,
+        tokenizer_dir=model_dir if recipe.rollout.stop else None,
+        device_kind=plan.device_kind,
+        precision=plan.precision,
+        tp=layout.tp,
+        ep=layout.ep,
+        attention_dp=layout.attention_dp,
+        port=port,
+        log_path=log_dir / f"engine-{index}-server.log",
+        max_running_requests=layout.max_running_requests,
+        max_total_tokens=layout.max_total_tokens,
+        memory_fraction=layout.memory_fraction,
+        context_length=layout.context_length,
+        cpu_threads=layout.cpu_threads or plan.cpu_threads,
+        seed=recipe.run.seed,
+        prefix_cache=kept,
+        return_routed_experts=recipe.train.routing_replay,
+        speculation=speculation_of(recipe, plan, draft_dir),
+        adapter_dir=adapter_dir,
+        adapter_names=tuple(recipe.adapters) or (SOLE_ADAPTER,),
+        shares_outer=adapter_dir is not None and recipe.train.lora.experts == "shared_outer",
+        attention_backend=recipe.engines.attention_backend,
+        cuda_graphs=recipe.engines.cuda_graphs,
+        extra_args=tuple(recipe.engines.extra),
+    )
+
+
+def speculation_of(recipe: Recipe, plan: Plan, draft_dir: Path | None = None) -> Speculation | None:
+    """Return how the policy's engines guess ahead; None: they do not. `draft_dir`: see
+    `engine_spec`."""
+    settings = recipe.rollout.speculative
+    if settings.kind == "none":
+        return None
+    return Speculation(
+        kind=settings.kind,
+        num_guesses=guesses(recipe, on_cpu=plan.device_kind == "cpu")[0],
+        draft_dir=draft_dir,
+        ngram_breadth=settings.ngram_breadth,
+        ngram_length=settings.ngram_length,
+    )

@@ -7,28 +7,24 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create
 from milescli.checkpoint.run_lock import lock
+from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.nodes import RunNodes
+from milescli.console.output import Output
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.data_inputs import require_files
-from milescli.runtime.environment_nodes import require_environments
-from milescli.runtime.inputs import RunInputs, model_dir_of, prepare, require_model
+from milescli.runtime.inputs.data_files import require_files
+from milescli.runtime.inputs.environment_nodes import require_environments
+from milescli.runtime.inputs.plugins import check_at_once, load_train_plugins
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare, require_model
 from milescli.runtime.planning import as_fetched
-from milescli.runtime.plugins import check_at_once, load_train_plugins
-from milescli.runtime.records import write_records
+from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.tracking import require_tracking
-
-if TYPE_CHECKING:
-    from milescli.checkpoint.store import StoredCheckpoint
-    from milescli.console.output import Output
-
 
 ITSELF = ""
 """What learns in a run that has no adapters by name."""
@@ -36,14 +32,15 @@ ITSELF = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipes:
-    """What a run's recipe says: of the run, and of each adapter where it trains several."""
+    """A run's recipe, and that of each adapter where it trains several."""
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
 
     @classmethod
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
-        """`steps`: of all adapters, whatever they say themselves. Raises RecipeError."""
+        """Return the recipes of a run. `steps`: of all adapters, whatever they say themselves.
+        Raises RecipeError."""
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
     def but(self, names: Collection[str]) -> Recipes:
@@ -53,16 +50,16 @@ class Recipes:
 
     @property
     def planned(self) -> LoadedRecipe:
-        """What the machine must have room for."""
+        """The recipe that the machine must have room for."""
         return planned(self.loaded, self.each)
 
     @property
     def learned(self) -> list[LoadedRecipe]:
-        """Those that something is learned by."""
+        """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
     def check_at_once(self) -> None:
-        """What takes no time. Raises MilesError."""
+        """Check what takes no time. Raises MilesError."""
         for one in self.learned:
             check_at_once(one.recipe)
             require_files(one.recipe.data)
@@ -70,14 +67,14 @@ class Recipes:
         require_tracking(self.loaded.recipe.run)
 
     def load_plugins(self) -> None:
-        """Those of the trainer's ranks. Raises RecipeError."""
+        """Load the plug-ins of the trainer's ranks. Raises RecipeError."""
         for one in self.learned:
             load_train_plugins(one.recipe)
 
 
 @contextmanager
 def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
-    """The directory of each adapter, made where it is not there, and locked."""
+    """Return the directory of each adapter, made where it is not there, and locked."""
     runs = {}
     with ExitStack() as held:
         for name in recipes.each:
@@ -91,7 +88,7 @@ def adapter_runs(run: RunDir, recipes: Recipes) -> Iterator[dict[str, RunDir]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What a run goes on with, when its inputs were looked at."""
+    """The parts of a run whose inputs were checked."""
 
     inputs: RunInputs
     plan: Plan
@@ -110,7 +107,7 @@ def prepare_all(
     checkpoints: Mapping[str, StoredCheckpoint | None],
     output: Output,
 ) -> Prepared:
-    """Of the run, or of each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
+    """Prepare the run, or each adapter in its own directory of `runs`. Raises as `inputs.prepare`.
     `checkpoints`: where each adapter goes on from."""
     each = recipes.each or {ITSELF: recipes.loaded}
     if recipes.each:
@@ -144,7 +141,8 @@ def prepare_all(
 
 
 def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
-    """The same; a model that the run has written out is read there, and not once more for each."""
+    """Return the same inputs with the model that the run has written out, which need not be written
+    once more for each."""
     if run.path not in model_dir.parents:
         return one
     model = one.recipe.model.model_copy(update={"path": str(model_dir)})
@@ -152,7 +150,7 @@ def _over(one: LoadedRecipe, model_dir: Path, *, run: RunDir) -> LoadedRecipe:
 
 
 def _plan_of(recipe: Recipe, plan: Plan) -> Plan:
-    """The run's, with this adapter's numbers."""
+    """Return the run's, with this adapter's numbers."""
     batch = replace(
         plan.batch,
         prompts_per_step=recipe.rollout.prompts_per_step,

@@ -1,27 +1,33 @@
-"""What a run begins before its inputs are there: on a CPU, the imports of its engines in a process
-of their own, then Ray, and the imports of its trainer. Called by launch, resume and eval."""
+"""Processes that a run starts before its inputs are there: on a CPU, the imports of its engines in
+a process of their own, then Ray with its watchdog, and the imports of its trainer. Called by
+launch, resume and eval."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from milescli.backends.sglang.command import own_environment
-from milescli.backends.sglang.servable import cpu_family
-from milescli.backends.sglang.warm import WarmProcess
+from milescli.backends.ray.cluster import Cluster
+from milescli.backends.ray.session_processes import SessionProcesses, of_this_session
+from milescli.backends.sglang.launch.command import own_environment
+from milescli.backends.sglang.launch.servable import cpu_family
+from milescli.backends.sglang.launch.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
+from milescli.cluster.watchdog import Watchdog, start_watchdog
+from milescli.core.driver_pipe import say
+from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.core.secret_names import without_secrets
 from milescli.models import ModelFacts
 from milescli.models.base import CONFIG_NAME
 from milescli.plan.types import Plan
-from milescli.platform.environment import engine_environment
+from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
-from milescli.runtime.engine_spec import engine_spec
-from milescli.runtime.ray_session import RaySession, open_ray, run_variables
+from milescli.runtime.planning import engine_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +98,73 @@ def prestart_ray(
     with open_ray(plan, nodes, token=prestarted.token) as ray:
         spawn_ranks_ahead(ray.cluster, plan)
         yield replace(prestarted, ray=ray)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaySession:
+    """The Ray session of a run, with the watchdog that ends whatever belongs to it."""
+
+    cluster: Cluster
+    watchdog: Watchdog
+    processes: SessionProcesses
+    """Those of Ray itself."""
+    temp_dir: Path
+    """Short, ours alone, gone afterwards; TMPDIR lies within."""
+
+
+@contextmanager
+def open_ray(plan: Plan, nodes: RunNodes, *, token: str) -> Iterator[RaySession]:
+    """Ray is up inside; afterwards every process of the run is gone, whatever happened, and so are
+    its scratch files. `token`: of the run, by which watchdogs know its processes."""
+    say(token=token)
+    temp_dir = Path(tempfile.mkdtemp(prefix="miles-", dir="/tmp"))
+    say(scratch_dir=temp_dir)
+    watchdog = start_watchdog(token=token, scratch_dirs=[temp_dir])
+    old_environment, old_temp_dir = dict(os.environ), tempfile.tempdir
+    # Ray opens its own folder to everybody: it lies below one that is ours alone
+    for inner in ("t", "r"):
+        (temp_dir / inner).mkdir()
+    tempfile.tempdir = str(temp_dir / "t")
+    shared = run_variables(token) | {"TMPDIR": tempfile.tempdir}
+    # on a CPU of our own, ranks and engines have the same: their processes can be started ahead
+    own_cpu = plan.device_kind == "cpu" and nodes.address is None
+    os.environ.update(shared | (trainer_environment(plan) if own_cpu else {}))
+    cluster = Cluster(
+        address=nodes.address,
+        nodes=[member.node for member in nodes.chosen],
+        temp_dir=temp_dir / "r",
+        environment=shared | _for_other_computers(nodes, os.environ),
+    )
+    processes = SessionProcesses()
+    try:
+        cluster.start(plan)
+        processes.watch(of_this_session(), log_dir=cluster.temp_dir / "session_latest" / "logs")
+        yield RaySession(cluster=cluster, watchdog=watchdog, processes=processes, temp_dir=temp_dir)
+    finally:
+        processes.expect_end()
+        try:
+            cluster.stop()
+        finally:
+            watchdog.release()
+            processes.close()
+            tempfile.tempdir = old_temp_dir
+            os.environ.clear()
+            os.environ.update(old_environment)
+
+
+def run_variables(token: str) -> dict[str, str]:
+    """Return the environment variables that every process of the run inherits. SPT_NOENV: a process
+    that changes its title leaves its environment readable, by which the watchdog knows it."""
+    return {TOKEN_VARIABLE: token, "TOKENIZERS_PARALLELISM": "false", "SPT_NOENV": "1"}
+
+
+def _for_other_computers(nodes: RunNodes, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's own settings of collectives, which processes on other nodes do not
+    inherit."""
+    if not nodes.beyond_this_computer:
+        return {}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_"))
+    }

@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from milescli.checkpoint.base import CheckpointManifest
 from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.node_loss import nodes_that_are_left
+from milescli.console.output import Output
 from milescli.conversion.watching import store_of
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
@@ -18,22 +21,19 @@ from milescli.models.adapter import read_shape
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
-from milescli.runtime import drift
-from milescli.runtime.inputs import RunInputs, planned_facts
-from milescli.runtime.left_behind import taken_over
+from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.plugins import load_plugins
+from milescli.runtime.inputs.run_inputs import RunInputs, planned_facts
 from milescli.runtime.planning import plan_without_plugins
-from milescli.runtime.plugins import load_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
-from milescli.runtime.records import write_records
+from milescli.runtime.recording import run_records
+from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recording.tracking import require_tracking
+from milescli.runtime.recovery.orphans import taken_over
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.tracking import require_tracking
 
 if TYPE_CHECKING:
-    from milescli.checkpoint.base import CheckpointManifest
-    from milescli.checkpoint.store import StoredCheckpoint
-    from milescli.console.output import Output
-    from milescli.recipe.schema import Recipe
     from milescli.runtime.train import RunSummary
 
 
@@ -54,10 +54,10 @@ def resume(
     flags = {"train.steps": f"--steps {steps}"} if steps is not None else {}
     if address is not None:
         flags["machine.address"] = f"--address {address}"
-    loaded = override(kept, sets=sets, flags=flags, only=drift.MAY_CHANGE, environ=environ)
+    loaded = override(kept, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ)
     with taken_over(run, output=output):
         say(run=run.path)
-        for line in drift.edited_keys(run, kept, may_change=drift.MAY_CHANGE):
+        for line in run_records.edited_keys(run, kept, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
         wished, recipes = loaded, Recipes.of(loaded, steps=steps)
         with adapter_runs(run, recipes) as runs, ExitStack() as held:
@@ -93,7 +93,7 @@ def resume(
             for name, one in (spec.adapters or {ITSELF: spec}).items():
                 _require_same(one, path, name=name, output=output)
             if any(pasts.values()):
-                _tell_drift(spec, output=output)
+                _warn_of_changes(spec, output=output)
             write_records(spec, wished)
             return train(spec, prestarted=prestarted, output=output)
 
@@ -101,8 +101,8 @@ def resume(
 def _pasts(
     run: RunDir, runs: Mapping[str, RunDir], recipes: Recipes, *, output: Output
 ) -> tuple[dict[str, StoredCheckpoint | None], list[str]]:
-    """Where the run goes on from, or each of its adapters does; and those that have done all their
-    steps. Raises as `_checkpoint_of`, and where all have."""
+    """Return the checkpoint that the run, or each of its adapters, goes on from; and the adapters
+    that have done all their steps. Raises as `_checkpoint_of`, and where all have."""
     learned = recipes.each or {ITSELF: recipes.loaded}
     pasts = {
         name: _checkpoint_of(runs.get(name, run), one.recipe, output=output)
@@ -121,8 +121,8 @@ def _pasts(
 
 
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:
-    """Raises CheckpointError where what it learned from is not what it would go on with. `name`: of
-    the adapter, of a run of several."""
+    """Raises CheckpointError where the run would go on with other inputs than it learned from.
+    `name`: of the adapter, of a run of several."""
     if (checkpoint := spec.checkpoint) is None:
         return
     _refuse_other_prompts(checkpoint.manifest, spec.inputs, path)
@@ -133,8 +133,8 @@ def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> No
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:
-    """The newest one that is whole; None where none was ever complete. Raises CheckpointError where
-    none is whole any more."""
+    """Return the newest one that is whole; None where none was ever complete. Raises
+    CheckpointError where none is whole any more."""
     store = store_of(run.checkpoints, output=output)
     checkpoint, damages = store.newest_whole()
     if checkpoint is None:
@@ -160,9 +160,11 @@ def _refuse_as_done(step: int, num_steps: int, run: RunDir) -> None:
     )
 
 
-def _tell_drift(spec: RunSpec, *, output: Output) -> None:
-    now = drift.surroundings(spec.nodes.machine)
-    for line in drift.told(drift.read_record(spec.run), now, plan=spec.plan, run=spec.run):
+def _warn_of_changes(spec: RunSpec, *, output: Output) -> None:
+    now = run_records.surroundings(spec.nodes.machine)
+    for line in run_records.changes_since(
+        run_records.read_record(spec.run), now, plan=spec.plan, run=spec.run
+    ):
         output.warn(f"since the last attempt: {line}")
 
 

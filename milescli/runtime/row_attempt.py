@@ -7,41 +7,39 @@ import time
 from functools import cached_property
 from typing import Any
 
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
 from milescli.rollout.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.chat_forms import chat_form_of
 from milescli.runtime.devices import Devices
-from milescli.runtime.evaluator import Evaluator
-from milescli.runtime.learn import RowHooks, RowRun, batch_of, learn
-from milescli.runtime.reference_cache import ReferenceCache
+from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.inputs.episode_parts import chat_form_of, scorer_of
+from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
+from milescli.runtime.row_loop import RowHooks, RowRun, batch_of, learn
 from milescli.runtime.saving import Progress, version_of
-from milescli.runtime.scorers import scorer_of
-from milescli.runtime.teacher_cache import TeacherCache
-from milescli.runtime.teachers import served_teachers
 from milescli.train.base import Trainer, adapts
 from milescli.train.objectives import load_in_driver
 
 
 class RowAttempt(Attempt):
-    """See Attempt."""
+    """An attempt at a run that learns from rows of files."""
 
     run: RowRun | None
     evaluator: Evaluator | None = None
 
     @property
     def asks_teachers(self) -> bool:
-        """See Attempt: not where all that they would say is known, or they are served."""
+        """False where the cache knows all that the teachers would say, or they are served."""
         if self.spec.recipe.train.distill.is_served:
             return False
         return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
 
     @property
     def _rows(self) -> list[Any]:
-        """All that the run learns from or measures."""
+        """All rows that the run learns from or measures."""
         inputs, train = self.spec.inputs, self.spec.recipe.train
         assert inputs.rows is not None, "a run that learns from rows has them"
         return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
@@ -58,7 +56,6 @@ class RowAttempt(Attempt):
         )
 
     async def prepare(self, trainer: Trainer) -> None:
-        """See Attempt."""
         await super().prepare(trainer)
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
@@ -66,7 +63,6 @@ class RowAttempt(Attempt):
             await self._know_reference(trainer)
 
     async def recall(self, trainer: Trainer) -> None:
-        """See Attempt."""
         if self.spec.recipe.caches_teacher:
             await self._know_teacher(trainer)
         if self.spec.recipe.caches_reference:
@@ -75,7 +71,6 @@ class RowAttempt(Attempt):
             await self._know_reference(trainer)
 
     async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """See Attempt."""
         run = self.run = self._assemble(trainer, fleet)
         if fleet is not None and run.devices is not None:
             self.keep_engines(fleet, run.devices)
@@ -86,7 +81,7 @@ class RowAttempt(Attempt):
         await learn(run)
 
     def _assemble(self, trainer: Trainer, fleet: SglangFleet | None) -> RowRun:
-        """The run in memory."""
+        """Return the run in memory."""
         spec, recipe, inputs = self.spec, self.spec.recipe, self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         objective = load_in_driver(recipe.train.objective, recipe)
@@ -162,8 +157,8 @@ class RowAttempt(Attempt):
     async def _know(
         self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, told: str
     ) -> None:
-        """What the cache says of the rows, of which those that it lacks are put before the
-        trainer's ranks now."""
+        """Fill the rows from the cache; those that it lacks are put before the trainer's ranks
+        now."""
         inputs = self.spec.inputs
         assert inputs.rows is not None, "a run that learns from rows has them"
         if missing := cache.missing(self._rows):
@@ -179,13 +174,12 @@ class RowAttempt(Attempt):
         await self._know(cache, trainer, phase="reference", told=told)
 
     async def _know_teacher(self, trainer: Trainer) -> None:
-        """What the teacher says of the rows; then it is dismissed."""
+        """Fill the rows from the teacher, then dismiss it."""
         told = "rows are put before the teacher"
         await self._know(self._teacher, trainer, phase="teacher", told=told)
         await trainer.dismiss_teachers()
 
     def progress(self) -> Progress:
-        """See Attempt."""
         run = self.run
         assert run is not None, "nothing runs yet"
         return Progress(
@@ -194,7 +188,6 @@ class RowAttempt(Attempt):
         )
 
     async def save_last(self) -> None:
-        """See Attempt."""
         if self.run is not None and self.run.devices is not None:
             async with self.run.devices.training():
                 await super().save_last()

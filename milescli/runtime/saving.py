@@ -35,7 +35,7 @@ def version_of(step: int) -> WeightVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is, beside its weights; as the manifest has it."""
+    """How far a run is, beside its weights, as the manifest has it."""
 
     prompt_position: int = 0
     taken: list[int] = field(default_factory=list)
@@ -53,9 +53,9 @@ class _PendingSave:
 
 @dataclass(slots=True, kw_only=True)
 class Saver:
-    """At most one checkpoint is being written at a time; it counts when its manifest stands, which
-    is as soon as its bytes are on disk. One that cannot be written is told of and given up; the
-    next is another try."""
+    """Writes at most one checkpoint at a time; it counts when its manifest stands, which is as soon
+    as its bytes are on disk. One that cannot be written is told of and given up; the next is
+    another try."""
 
     store: CheckpointStore
     spec: RunSpec

@@ -15,16 +15,15 @@ from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
-from milescli.runtime.left_behind import write_note
-from milescli.runtime.prestart import Prestarted
-from milescli.runtime.ray_session import open_ray
+from milescli.runtime.prestart import Prestarted, open_ray
+from milescli.runtime.recovery.orphans import write_note
+from milescli.runtime.recovery.supervise import CAUSE_GRACE_S
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import CAUSE_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSession:
-    """What is held while it lasts."""
+    """The log folder, Ray and builder of one stretch of work."""
 
     log_dir: Path
     cluster: Cluster

@@ -12,7 +12,7 @@ from milescli.cluster.nodes import RunNodes
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs import RunInputs
+from milescli.runtime.inputs.run_inputs import RunInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

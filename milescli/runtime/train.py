@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from milescli.autopsy.write import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir, resume_command
 from milescli.console.live import LiveRun
+from milescli.console.output import Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import (
     DISK_FULL,
@@ -38,25 +38,21 @@ from milescli.core.events import (
 )
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
-from milescli.runtime import observe
+from milescli.runtime.adapters_attempt import SeveralAttempt
 from milescli.runtime.attempt import Attempt
-from milescli.runtime.judge import Judge
 from milescli.runtime.prestart import Prestarted
-from milescli.runtime.reinforcing import ReinforceAttempt
+from milescli.runtime.recording.listeners import Judge, attach_run_files
+from milescli.runtime.recording.tracking import tracked
+from milescli.runtime.recovery.supervise import ended_now
+from milescli.runtime.reinforce_attempt import ReinforceAttempt
 from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
-from milescli.runtime.several import SeveralAttempt
 from milescli.runtime.spec import RunSpec
-from milescli.runtime.supervise import ended_now
-from milescli.runtime.tracking import tracked
-
-if TYPE_CHECKING:
-    from milescli.console.output import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSummary:
-    """What one of several adapters reached; see RunSummary."""
+    """The results of one of several adapters; see RunSummary."""
 
     path: str
     steps: int
@@ -68,7 +64,7 @@ class AdapterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """What a run reached."""
+    """The results of a run."""
 
     path: str
     """The run directory."""
@@ -107,7 +103,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         num_steps=spec.num_steps,
     )
     bus.listeners.append(record)
-    observe.attach(bus, run, has_scalars=not spec.adapters)
+    attach_run_files(bus, run, has_scalars=not spec.adapters)
     judge = Judge(run, bus)
     bus.listeners.append(judge)
     with (
@@ -181,8 +177,8 @@ def _first(figures: dict[int, float]) -> float | None:
 
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
-    """A full disk, wherever a run comes upon it, is no fault of ours; a Ctrl-C while it ends is
-    told as one; anything else is itself."""
+    """Return the error as the user is told of it: a full disk, wherever a run meets it, is no fault
+    of ours; a Ctrl-C while it ends is one; anything else is itself."""
     if isinstance(error, KeyboardInterrupt):
         return ended_now(signal.SIGINT, fix=f"miles resume {run.shown}")
     if not isinstance(error, OSError) or error.errno not in DISK_FULL:

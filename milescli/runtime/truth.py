@@ -117,8 +117,8 @@ class TruthCheck:
         )
 
     async def _blame(self, prompts: Sequence[Prompt], whole: Judgement) -> str:
-        """What differs first: a weight, else a layer, found by halving the number of layers that
-        are not silent; or that it was not found."""
+        """Return what differs first: a weight, else a layer, found by halving the number of layers
+        that are not silent; or that it was not found."""
         sends_adapter = self.recipe.train.lora.is_on and not self.plan.merges_adapter
         if self.recipe.weights.format != "hf" or sends_adapter:
             return "which layer is the first was not looked for: the engine is sent no whole model"
@@ -152,7 +152,7 @@ class TruthCheck:
         )
 
     async def _with_layers(self, prompts: Sequence[Prompt], count: int) -> Judgement:
-        """Of the model that is left when all layers but the first `count` are silent."""
+        """Evaluate the model that is left when all layers but the first `count` are silent."""
         async with self.devices.training():
             await self.devices.trainer.silence_layers(count)
         await self.devices.publish(self.devices.version)

@@ -7,7 +7,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 
 AUTO = "auto"
-_BUILT_IN = "milescli.backends.sglang.channels"
+_BUILT_IN = "milescli.backends.sglang.weights.channels"
 CHANNELS = Registry(
     "channel",
     {"tensor": f"{_BUILT_IN}:TensorChannel", "distributed": f"{_BUILT_IN}:DistributedChannel"},

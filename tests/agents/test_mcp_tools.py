@@ -27,7 +27,7 @@ from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
 from milescli.rollout.episode import load_agent
-from milescli.runtime.plugins import check_at_once
+from milescli.runtime.inputs.plugins import check_at_once
 from tests.agents.test_tools import PROMPT, Session, call
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'mcp>=2'")

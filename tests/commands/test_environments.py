@@ -135,8 +135,8 @@ def test_engines_are_started_for_a_run_or_a_model(
         asked.append({"of": model, **options})
         return []
 
-    monkeypatch.setattr("milescli.runtime.evaluate.evaluate_run", of_run)
-    monkeypatch.setattr("milescli.runtime.evaluate_model.evaluate_model", of_model)
+    monkeypatch.setattr("milescli.runtime.evaluation.evaluate.evaluate_run", of_run)
+    monkeypatch.setattr("milescli.runtime.evaluation.evaluate.evaluate_model", of_model)
     Path("runs/mine").mkdir(parents=True)
     Path("runs/mine/recipe.yaml").write_text("")
     said = miles("env", "play", f"{HERE}:Count", "--model", "mine@20", "--settings", "{length: 2}")

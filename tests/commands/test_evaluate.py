@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from milescli.commands.find_run import Measured, find_measured
-from milescli.runtime.eval_records import SetResult, write_result
-from milescli.runtime.eval_sets import EvalWish
+from milescli.runtime.evaluation.results import SetResult, write_result
+from milescli.runtime.evaluation.sets import EvalWish
 from tests.commands.conftest import Miles, Replace
-from tests.runtime.results import make_result
+from tests.runtime.evaluation.results import make_result
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_eval_hands_on_its_options(miles: Miles, replace: Replace, run_dir: Path
         seen.update(run=run, **options)
         return [make_result(step=step, accuracy=0.25 * step) for step in (1, 2)]
 
-    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    replace("milescli.runtime.evaluation.evaluate", evaluate_run=evaluate_run)
     options = [
         "--steps",
         "1,2",
@@ -80,7 +80,7 @@ def test_eval_shows_each_figure_with_its_interval(
     miles: Miles, replace: Replace, run_dir: Path
 ) -> None:
     result = make_result(step=20, accuracy=0.61)
-    replace("milescli.runtime.evaluate", evaluate_run=lambda run, **options: [result])
+    replace("milescli.runtime.evaluation.evaluate", evaluate_run=lambda run, **options: [result])
     said = miles("eval", str(run_dir))
     assert "61.0% ±10.0" in said.out and "odd" in said.out and "evaluation of" in said.out
 
@@ -110,7 +110,7 @@ def test_a_model_is_measured_below_the_runs_or_where_the_user_says(
         folders.append(Path(str(options["folder"])))
         return [make_result()]
 
-    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
     assert miles("eval", "org/name", "--data", "x.jsonl").code == 0
     assert miles("eval", "org/name", "--data", "x.jsonl", "--out", "there").code == 0
     assert folders == [Path.cwd() / "runs" / "evaluations" / "name", Path("there")]
@@ -135,7 +135,7 @@ def test_a_comparison_is_told_in_a_sentence(miles: Miles, replace: Replace, run_
         wishes.append(wish)
         return [make_result(step=20, rewards=[1.0] * 8)]
 
-    replace("milescli.runtime.evaluate", evaluate_run=evaluate_run)
+    replace("milescli.runtime.evaluation.evaluate", evaluate_run=evaluate_run)
     said = miles("eval", "quickstart-1", "--data", "few=x.jsonl", "--against", "quickstart-1")
     assert wishes[0].against == [other]
     assert "mine at step 20 is better than mine at step 3" in said.out
@@ -155,7 +155,7 @@ def test_what_was_not_measured_before_is_measured_first(
         asked.append(f"{model} {len(wish.against)}")
         return [make_result(rewards=[0.25 * len(asked)] * 8)]
 
-    replace("milescli.runtime.evaluate_model", evaluate_model=evaluate_model)
+    replace("milescli.runtime.evaluation.evaluate", evaluate_model=evaluate_model)
     said = miles("eval", "org/one", "--data", "few=x.jsonl", "--against", "org/other")
     assert asked == ["org/other 0", "org/one 1"]
     assert "org/other was not asked this before" in said.err and said.code == 0
@@ -173,7 +173,7 @@ def test_an_endpoint_is_measured_and_its_only_model_is_found_again(
         write_result(make_result(), [], folder=folder)
         return folder, [make_result()]
 
-    replace("milescli.runtime.evaluate_endpoint", evaluate_endpoint=evaluate_endpoint)
+    replace("milescli.runtime.evaluation.endpoint", evaluate_endpoint=evaluate_endpoint)
     url = "http://h:1/v1"
     for words in ([], ["--against", url]):
         said = miles("eval", url, "--data", "few=x.jsonl", *words)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.sglang.kernels import Kernels
+from milescli.backends.sglang.launch.kernels import Kernels
 from milescli.doctor.finding import Status
 from milescli.doctor.kernels import check_kernels
 from milescli.platform.machine import parse_machine

@@ -13,7 +13,7 @@ import pytest
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from tests.backends.sglang.cpu.guessing import DEEPSEEK, make_mtp
+from tests.backends.sglang.inside.cpu.guessing import DEEPSEEK, make_mtp
 from tests.end_to_end.combinations import RUNS, Combination
 from tests.end_to_end.runs import Workplace
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.platform.ports import free_ports
 from tests.end_to_end.runs import Workplace
 

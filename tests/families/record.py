@@ -11,7 +11,7 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-from milescli.backends.sglang.servable import is_served_on_cpu
+from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.models import parse_facts
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, Evidence, evidence
 from tests.families.cases import ALL

@@ -17,7 +17,7 @@ from milescli.plan.processes import sum_of
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.inputs.run_inputs import facts_of_recipe
 
 
 def _plan(name: str, *sets: str, memory_gib: float, free_gib: float | None = None) -> Plan:

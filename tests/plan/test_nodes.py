@@ -11,8 +11,8 @@ from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
-from milescli.runtime.evaluate import engines_only
-from milescli.runtime.inputs import facts_of_recipe
+from milescli.runtime.evaluation.evaluate import engines_only
+from milescli.runtime.inputs.run_inputs import facts_of_recipe
 
 
 def _plan(nodes: int, **sections: dict[str, object]) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.runtime.drift import MAY_CHANGE
+from milescli.runtime.recording.run_records import MAY_CHANGE
 from tests.recipe.conftest import Place
 
 KEY = "rollout.speculative"

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.sglang.spec import check_servable, check_speculates
+from milescli.backends.sglang.launch.spec import check_servable, check_speculates
 from milescli.core.errors import ExitCode, MilesError
 from milescli.models import parse_facts
 from milescli.models.scratch import config_of
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.model import ScratchModel
-from milescli.runtime.engine_spec import engine_spec
-from milescli.runtime.planning import plan_without_plugins
+from milescli.runtime.planning import engine_spec, plan_without_plugins
 from tests.end_to_end.combinations import ALLOWED, RUNS, Combination, everything
 from tests.families.cases import ALL
 

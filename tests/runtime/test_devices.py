@@ -11,7 +11,7 @@ from milescli.core.errors import WorkerDied
 from milescli.core.events import PublishStats
 from milescli.core.types import EVALUATION, JOINING, EngineAddress, WeightVersion
 from milescli.runtime.devices import Devices
-from tests.runtime.recorder import Recorder
+from tests.runtime.recording.recorder import Recorder
 
 
 def _step(*, colocated: bool) -> list[str]:

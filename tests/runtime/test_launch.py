@@ -14,8 +14,9 @@ from milescli.models import parse_facts
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.inputs import facts_of_recipe
-from milescli.runtime.launch import launch
+from milescli.recipe.resolved import load_resolved, resolved_yaml
+from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.launch import launch, with_absolute_paths
 from milescli.runtime.planning import as_fetched, dry_run, refuse_unproven
 
 
@@ -104,3 +105,39 @@ def test_a_dry_run_plans_what_a_launch_would_refuse_and_says_so(tmp_path: Path, 
     assert "a launch will be refused" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="without your word"):
         launch(loaded, output=Output())
+
+
+def test_relative_paths_become_absolute_and_everything_else_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sft").mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("{}")
+    sets = [
+        *("model.scratch=null", "model.path=sft", "data.prompts=a.jsonl[0:4]"),
+        *("data.demonstrations=missing.jsonl", "data.eval=task:sums-heldout"),
+    ]
+    loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    anchored = with_absolute_paths(loaded)
+    assert anchored.recipe.model.path == str(tmp_path / "sft")
+    assert anchored.recipe.data.prompts == f"{tmp_path}/a.jsonl[0:4]"
+    assert anchored.recipe.data.demonstrations == "missing.jsonl"
+    assert anchored.recipe.data.eval == "task:sums-heldout"
+    assert with_absolute_paths(anchored) is anchored
+    (tmp_path / "recipe.yaml").write_text(resolved_yaml(anchored))
+    assert load_resolved(tmp_path / "recipe.yaml").recipe == anchored.recipe
+
+
+def test_paths_in_lists_are_made_absolute_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}")
+    mix = "data.mix=[{path: a.jsonl, weight: 2}, {path: 'task:sums', weight: 1}]"
+    loaded = load(
+        "quickstart", sets=[mix, "data.prompts=null"], environ={}, cwd=tmp_path, home=tmp_path
+    )
+    sources = with_absolute_paths(loaded).recipe.data.mix
+    assert sources is not None
+    assert [source.path for source in sources] == [str(tmp_path / "a.jsonl"), "task:sums"]

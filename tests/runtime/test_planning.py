@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from milescli.backends.sglang.servable import cpu_family, fault_of_record
+from milescli.backends.sglang.launch.servable import cpu_family, fault_of_record
 from milescli.core.errors import MachineError, RecipeError
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.templates import template_names
-from milescli.runtime.inputs import planned_facts
+from milescli.runtime.inputs.run_inputs import planned_facts
 from milescli.runtime.planning import plan_only
 from tests.families.cases import ALL
 

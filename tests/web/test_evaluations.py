@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milescli.core.events import ValidationDone
-from milescli.runtime.eval_records import SetResult, write_result
+from milescli.runtime.evaluation.results import SetResult, write_result
 from milescli.web import line_index
 from tests.console.fake_run import eval_done
 from tests.web.written import WrittenRun, row_step_done

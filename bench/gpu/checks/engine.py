@@ -26,10 +26,10 @@ from rig import (
 from shapes import write_model
 
 from checks import Visit
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.command import engine_command, engine_environment
-from milescli.backends.sglang.process import ManagedProcess
-from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.launch.command import engine_command, engine_environment
+from milescli.backends.sglang.launch.process import ManagedProcess
+from milescli.backends.sglang.launch.server import EngineServer
 from milescli.doctor.tiny_trainer import score, start_trainer
 from milescli.models.base import WeightTable
 from milescli.platform.ports import free_ports

@@ -16,7 +16,7 @@ from shapes import write_model
 
 from checks import Visit
 from milescli.backends.megatron.worker import TrainerRank
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.types import WeightVersion
 from milescli.doctor.tiny_trainer import start_trainer, take_step
 from milescli.models.base import WeightTable

@@ -28,16 +28,8 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang import (
-        adapter,
-        draft_weights,
-        ended,
-        halves,
-        key,
-        routing,
-        settled,
-        verify,
-    )
+    from milescli.backends.sglang.inside import adapter, corrections, routing, verify
+    from milescli.backends.sglang.launch import key
 
     try:
         if api_key := key.take():
@@ -48,16 +40,13 @@ def register() -> None:
         _listen_on_given_address()
         _meet_at_reserved_ports()
         verify.install()
-        draft_weights.install()
-        halves.install()
-        settled.install()
-        ended.install()
+        corrections.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":
             routing.install()
         if os.environ.get(adapter.ADAPTER_VARIABLE) == "1":
             adapter.install()
         if device_kind == "cpu":
-            from milescli.backends.sglang import cpu
+            from milescli.backends.sglang.inside import cpu
             from milescli.platform.allocation import keep_freed_memory
 
             keep_freed_memory()

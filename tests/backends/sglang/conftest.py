@@ -12,15 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from milescli.backends.sglang.channels import TensorChannel
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.platform.ports import free_ports
 from milescli.weights.base import Bucket, WeightChannel
-from tests.backends.sglang.sending import weights
+from tests.backends.sglang.weights.sending import weights
 
 VOCAB = 300
 EOS = 1

@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 
-from milescli.backends.sglang.channels import TensorChannel
+from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.session import RecordingSession

@@ -21,12 +21,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from milescli.backends.sglang.channels import TensorChannel
-from milescli.backends.sglang.http import EngineHttp
-from milescli.backends.sglang.routing import request_id
-from milescli.backends.sglang.servable import servable_on_cpu
-from milescli.backends.sglang.server import EngineServer
-from milescli.backends.sglang.spec import EngineSpec
+from milescli.backends.sglang.client.http import EngineHttp
+from milescli.backends.sglang.inside.routing import request_id
+from milescli.backends.sglang.launch.servable import servable_on_cpu
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.types import EngineAddress
 from milescli.models import load_facts, parse_facts
 from milescli.platform.ports import free_ports

@@ -13,16 +13,16 @@ import psutil
 import pytest
 import torch
 
-from milescli.backends.sglang.channels import DistributedChannel, TensorChannel
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
+from milescli.backends.sglang.launch.server import EngineServer
+from milescli.backends.sglang.weights.channels import DistributedChannel, TensorChannel
 from milescli.core.errors import WorkerDied
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest
 from tests.backends.sglang.conftest import KEY, Service
-from tests.backends.sglang.sending import TOKENS, expected_scores, weights
+from tests.backends.sglang.weights.sending import TOKENS, expected_scores, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("one_rank_trainer")]
 NODES = ("127.0.0.3", "127.0.0.4")

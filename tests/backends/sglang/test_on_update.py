@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from milescli.backends.sglang.channels import TensorChannel
-from milescli.backends.sglang.client import SglangFleet
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import MOMENTS_S, Service
-from tests.backends.sglang.sending import weights
+from tests.backends.sglang.weights.sending import weights
 
 pytestmark = pytest.mark.engine
 SCALES = {2: 1.0, 5: 1.05}

@@ -11,10 +11,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from milescli.backends.sglang.client import SglangFleet
-from milescli.backends.sglang.http import EngineDied
-from milescli.backends.sglang.router import RouterServer, RouterSpec
-from milescli.backends.sglang.server import EngineServer
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.client.http import EngineDied
+from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
+from milescli.backends.sglang.launch.server import EngineServer
 from milescli.core.types import EngineAddress, WeightVersion
 from milescli.platform.ports import free_ports
 from milescli.rollout.base import GenerateRequest

@@ -1,7 +1,7 @@
 """Import stub on a CPU engine's PYTHONPATH: SGLang imports names of `sgl_kernel`, which has no CPU
 wheel. Those of speculation are ours; a call of any other raises."""
 
-from milescli.backends.sglang.cpu import trees
+from milescli.backends.sglang.inside.cpu import trees
 
 __version__ = "0.0.0+miles.cpu.stub"
 

@@ -1,0 +1,210 @@
+"""Requests that are made at one moment travel to an engine together, and each response comes back
+when it is done. Several engines get as many each. Knows no sampling; used by the fleet.
+
+An engine's HTTP server spends a millisecond of Python on each call. A step's samples begin at one
+moment, so a call carries many of them; the engine then also prefills them in one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from milescli.backends.sglang.client.http import RETRY_WAITS_S, Hiccup
+
+MAX_BATCH = 32
+"""Requests of one call, at most: SGLang looks at all that are left whenever one of them says
+something."""
+ONLY_WHEN_DONE = 2**30
+"""Tokens between two chunks of a response, so many that it is sent as a whole; after its first
+token, where `cpu.streams` does not see to it."""
+
+MAX_HOMES = 8192
+"""Conversations whose engine is known; that of an older one is anybody."""
+
+Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
+"""(body of /generate, seconds) -> what the engine streams; as `EngineHttp.stream`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """One request of a call."""
+
+    body: dict[str, Any]
+    deadline: float
+    reply: asyncio.Future[dict[str, Any]]
+    conversation: int | None
+
+
+@dataclass(eq=False, slots=True)
+class _Engine:
+    """One engine that can be asked."""
+
+    url: str
+    stream: Stream
+    num_open: int = 0
+    """Requests that wait for their replies."""
+    calls: dict[asyncio.Task[None], list[_Request]] = field(default_factory=dict)
+
+
+class RequestBatcher:
+    """Collects what is asked within one turn of the event loop. Belongs to that loop."""
+
+    def __init__(self, streams: Mapping[str, Stream]) -> None:
+        """`streams`: one for each engine, by its URL."""
+        self._engines = {url: _Engine(url, stream) for url, stream in streams.items()}
+        self._waiting: list[_Request] = []
+        self._homes: dict[int, str] = {}
+        """Conversation -> URL of the engine that was asked its last turn; the oldest first."""
+        self._no_engine: Exception = AssertionError("a request without an engine")
+
+    def add(self, url: str, stream: Stream) -> None:
+        """Another engine, which takes its share from now on."""
+        self._engines[url] = _Engine(url, stream)
+
+    def remove(self, url: str, error: Exception) -> None:
+        """Ask this engine no more. What it has not replied to raises `error`, as do requests that
+        find no other engine."""
+        self._no_engine = error
+        engine = self._engines.pop(url)
+        for call, requests in list(engine.calls.items()):
+            _fail(requests, error)
+            call.cancel()
+
+    def num_open(self, url: str) -> int:
+        """Requests that wait for replies of this engine."""
+        return self._engines[url].num_open if url in self._engines else 0
+
+    async def ask(
+        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
+    ) -> dict[str, Any]:
+        """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
+        `conversation`: whose next turn it is. Raises what the stream raises."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._send_all)
+        reply = loop.create_future()
+        deadline = time.monotonic() + timeout_s
+        self._waiting.append(
+            _Request(body=body, deadline=deadline, reply=reply, conversation=conversation)
+        )
+        return await reply
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        calls = [call for engine in self._engines.values() for call in engine.calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _send_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not self._engines:
+            return _fail(waiting, self._no_engine)
+        for engine, requests in self._shares(waiting):
+            engine.num_open += len(requests)
+            call = asyncio.ensure_future(self._call(requests, engine))
+            engine.calls[call] = requests
+            call.add_done_callback(engine.calls.pop)
+            for request in requests:
+                request.reply.add_done_callback(lambda _, c=call, r=requests: _end_unwanted(c, r))
+                self._note_home(request, engine)
+        return None
+
+    def _shares(self, waiting: list[_Request]) -> Iterator[tuple[_Engine, list[_Request]]]:
+        """Choose which engine is asked what. The next turn of a conversation goes where its
+        beginning is kept, unless that engine is busier than another by a whole call; the rest in
+        equal shares to who has the fewest. Each share counts as open before the next is asked
+        for."""
+        least = min(engine.num_open for engine in self._engines.values())
+        at_home, others = defaultdict[str, list[_Request]](list), list[_Request]()
+        for request in waiting:
+            url = self._homes.get(request.conversation or 0)
+            engine = self._engines.get(url) if url else None
+            if engine and engine.num_open + len(at_home[engine.url]) < least + MAX_BATCH:
+                at_home[engine.url].append(request)
+            else:
+                others.append(request)
+        for url, requests in at_home.items():
+            for start in range(0, len(requests), MAX_BATCH):
+                yield self._engines[url], requests[start : start + MAX_BATCH]
+        size = min(MAX_BATCH, -(-len(others) // len(self._engines)))
+        for start in range(0, len(others), size or 1):
+            engine = min(self._engines.values(), key=lambda engine: engine.num_open)
+            yield engine, others[start : start + size]
+
+    def _note_home(self, request: _Request, engine: _Engine) -> None:
+        if request.conversation is not None:
+            self._homes.pop(request.conversation, None)
+            self._homes[request.conversation] = engine.url
+            if len(self._homes) > MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
+
+    async def _call(self, requests: list[_Request], engine: _Engine) -> None:
+        """Send the requests until each has its reply or its error. What a broken connection left is
+        asked again: nothing is lost by that, for equal seeds give equal tokens."""
+        try:
+            for wait_s in (*RETRY_WAITS_S, None):
+                left = [request for request in requests if not request.reply.done()]
+                try:
+                    return await self._exchange(left, engine)
+                except Hiccup:
+                    if wait_s is None:
+                        raise
+                    await asyncio.sleep(wait_s)
+        except Exception as error:  # whatever it was, those who wait must learn of it
+            _fail(requests, error)
+        finally:
+            engine.num_open -= len(requests)
+            for request in requests:
+                request.reply.cancel()
+
+    async def _exchange(self, requests: list[_Request], engine: _Engine) -> None:
+        timeout_s = max(request.deadline for request in requests) - time.monotonic()
+        stream = engine.stream(_joined(requests), max(timeout_s, 0.001))
+        async with aclosing(stream) as parts:
+            async for part in parts:
+                reply = requests[part["index"]].reply
+                if part["meta_info"]["finish_reason"] is not None and not reply.done():
+                    reply.set_result(part)
+        if silent := sum(not request.reply.done() for request in requests):
+            raise Hiccup(
+                f"an engine ended a reply before {silent} of {len(requests)} responses",
+                why="the stream ended in good order without them",
+                fix="read the engine's log",
+            )
+
+
+def _fail(requests: list[_Request], error: Exception) -> None:
+    for request in requests:
+        if not request.reply.done():
+            request.reply.set_exception(error)
+
+
+def _end_unwanted(call: asyncio.Task[None], requests: list[_Request]) -> None:
+    """Nobody waits any more: the connection is closed, and the engine gives up what is left. Where
+    every reply came, the stream ends by itself."""
+    replies = [request.reply for request in requests]
+    if all(reply.done() for reply in replies) and any(reply.cancelled() for reply in replies):
+        call.cancel()
+
+
+def _joined(requests: list[_Request]) -> dict[str, Any]:
+    """Join requests into one body with lists where each request has its own values; what is left is
+    equal in all."""
+    first = requests[0].body
+    named = any("rid" in request.body for request in requests)
+    return first | {
+        **({"rid": [request.body.get("rid", "") for request in requests]} if named else {}),
+        "input_ids": [request.body["input_ids"] for request in requests],
+        "sampling_params": [
+            request.body["sampling_params"] | {"stream_interval": ONLY_WHEN_DONE}
+            for request in requests
+        ],
+        "stream": True,
+    }

@@ -1,0 +1,458 @@
+"""The fleet of SGLang engines as the rollout room sees it: requests go to the router or, where
+there is none, to the engine with the fewest; orders go to every engine.
+
+Token ids in, token ids out. A pause aborts what is in flight, and `generate` keeps the tokens and
+asks for the rest after `resume` (continue), or asks for all of it again (abort); or a pause waits
+until nothing is in flight (drain).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from milescli.backends.sglang.client.batching import RequestBatcher, Stream
+from milescli.backends.sglang.client.http import EngineDied, EngineHttp
+from milescli.backends.sglang.client.reply import PartialResponse, prompt_logprobs, read_reply
+from milescli.core.errors import WaitTimeout
+from milescli.core.events import PublishStats
+from milescli.core.types import EngineAddress, StopReason, WeightVersion
+from milescli.core.units import format_duration
+from milescli.recipe.schema import OnUpdate
+from milescli.rollout.base import Completion, GenerateRequest
+
+ORDER_TIMEOUT_S = 120.0
+"""An engine does what it is ordered within seconds; a busy machine may take a while."""
+ABORT_RETRY_S = 0.05
+"""An abort misses a request that is still on its way to the scheduler; so it is repeated until
+nothing is in flight."""
+
+
+class SglangFleet:
+    """Implements `milescli.rollout.base.RolloutEngine`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        router_url: str | None,
+        engines: list[EngineAddress],
+        response_timeout_s: float = 3600.0,
+        order_timeout_s: float = ORDER_TIMEOUT_S,
+        routing_shape: tuple[int, int] | None = None,
+        adapter: str | None = None,
+        shares_engines: bool = False,
+        on_update: OnUpdate = "continue",
+    ) -> None:
+        """`router_url`: the router before the engines; None: they are asked themselves.
+        `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
+        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
+        `adapter`: that every request is made to, None: the model itself; `shares_engines`: others
+        ask the same engines for other adapters, and go on where this one is replaced; `on_update`:
+        what becomes of running requests at a pause."""
+        self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
+        self.on_death: Callable[[EngineDied], None] | None = None
+        """Told of an engine that was removed, to put another in its place; None: an engine's death
+        is an error of whoever asks."""
+        self._router = RouterWorkers(self.http) if router_url is not None else None
+        self._removals = list[asyncio.Task[None]]()
+        """What the router is or was told of engines that died."""
+        self._batcher = RequestBatcher({engine.url: self._stream_of(engine) for engine in engines})
+        self._response_timeout_s = response_timeout_s
+        self._order_timeout_s = order_timeout_s
+        self._routing_shape = routing_shape
+        self._adapter, self._shares_engines = adapter, shares_engines
+        self.version = WeightVersion(0)
+        """That the engines hold."""
+        self._loaded: Path | None = None
+        """The folder of their weights, where they were told to load one."""
+        self._changing = asyncio.Lock()
+        """Held by who changes the weights by a folder, or adds an engine."""
+        self._is_paused = False
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._in_flight = 0
+        self._on_update = "drain" if shares_engines else on_update
+        self._num_aborts = 0
+        self._num_discarded = 0
+        """Tokens that were given up since the last pause."""
+
+    def _stream_of(self, engine: EngineAddress) -> Stream:
+        return lambda body, timeout_s: self.http.stream(
+            engine, "/generate", body, timeout_s=timeout_s
+        )
+
+    @property
+    def engines(self) -> Sequence[EngineAddress]:
+        return self.http.engines
+
+    @property
+    def _to(self) -> dict[str, str]:
+        """Part of every request's body. What was computed under another version of an adapter is
+        kept apart from what is, where the engines' caches cannot be emptied, as others use them."""
+        asked = {} if self._adapter is None else {"lora_path": self._adapter}
+        return {**asked, "extra_key": str(self.version)} if self._shares_engines else asked
+
+    def num_waiting(self, url: str) -> int:
+        """Requests that the engine at this URL has not replied to; where a router picks, those that
+        any has not."""
+        on_router = self.http.router_url is not None
+        return self._in_flight if on_router else self._batcher.num_open(url)
+
+    def silent_s(self, url: str) -> float:
+        """Seconds since the engine at this URL said anything."""
+        return self.http.silent_s(url)
+
+    async def answers(self, url: str) -> bool:
+        """True if the engine at this URL speaks, to be asked while it has something to do."""
+        asked = [engine for engine in self.http.engines if engine.url == url]
+        return not asked or await self.http.is_alive(asked[0])
+
+    async def close(self) -> None:
+        """Give the sockets back; the engines live on."""
+        for removal in self._removals:
+            removal.cancel()
+        await asyncio.gather(*self._removals, return_exceptions=True)
+        await self._batcher.close()
+        await self.http.close()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """Return one response. Raises WaitTimeout after `response_timeout_s` (pauses count),
+        EngineDied where an engine is dead and nobody replaces it."""
+        response = PartialResponse(request=request)
+        deadline = time.monotonic() + self._response_timeout_s
+        try:
+            while (reason := await self._go_on(response, deadline)) is None:
+                if self._on_update == "abort":
+                    self._num_discarded += len(response.token_ids)
+                    response = PartialResponse(request=request)
+        except asyncio.CancelledError:
+            self._num_discarded += len(response.token_ids)
+            raise
+        return response.completion(reason, routing_shape=self._routing_shape)
+
+    async def _go_on(self, response: PartialResponse, deadline: float) -> StopReason | None:
+        """Ask for what is missing, once. None: it was cut by a pause. Raises as `generate`."""
+        while True:
+            async with self._slot(deadline):
+                aborts_before = self._num_aborts
+                timeout_s = max(deadline - time.monotonic(), 0.001)
+                conversation = response.request.conversation
+                try:
+                    raw = await self._ask(
+                        response.body, timeout_s=timeout_s, conversation=conversation
+                    )
+                    reply = read_reply(raw)
+                    if self._shares_engines:  # they know no version of each adapter
+                        reply = reply.all_of(self.version)
+                    break
+                except EngineDied as error:
+                    self._remove_dead(error)
+        response.extend(reply)
+        if reply.stop_reason is not StopReason.ABORT:
+            return reply.stop_reason
+        if response.is_full:
+            return StopReason.LENGTH
+        # where nobody paused, the engine gave up by itself
+        return StopReason.ABORT if self._num_aborts == aborts_before else None
+
+    async def _ask(
+        self, body: dict[str, Any], *, timeout_s: float, conversation: int | None
+    ) -> dict[str, Any]:
+        """A router takes one request a call, and knows by its prefix who has its beginning; an
+        engine takes what is asked at one moment together."""
+        body = {**body, **self._to}
+        if self.http.router_url is None:
+            return await self._batcher.ask(body, timeout_s=timeout_s, conversation=conversation)
+        for removal in self._removals:  # else the router may pick one that is gone
+            await asyncio.shield(removal)
+        return await self.http.ask_any("/generate", body, timeout_s=timeout_s)
+
+    async def score(self, token_ids: list[int]) -> array[float]:
+        """Return [len(token_ids) - 1] log-probs at temperature 1, from one prefill."""
+        body = {
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            **self._to,
+        }
+        deadline = time.monotonic() + self._response_timeout_s
+        while True:
+            async with self._slot(deadline):
+                try:
+                    reply = await self.http.ask_any(
+                        "/generate", body, timeout_s=max(deadline - time.monotonic(), 0.001)
+                    )
+                except EngineDied as error:
+                    self._remove_dead(error)
+                    continue
+            if reply["meta_info"]["finish_reason"]["type"] != StopReason.ABORT:
+                return prompt_logprobs(reply)
+
+    def _remove_dead(self, error: EngineDied) -> None:
+        """Ask the dead engine no more: its requests go to the others from now on, or wait for a new
+        one. Raises the error where nobody replaces it."""
+        if self.on_death is None:
+            raise error
+        self.remove(error)
+        self.on_death(error)
+
+    def remove(self, error: EngineDied) -> None:
+        """Ask this engine no more. What it was asked is asked of the others. Idempotent."""
+        assert error.url is not None, error
+        left = [engine for engine in self.http.engines if engine.url != error.url]
+        if len(left) < len(self.http.engines):
+            self.http.engines = left
+            self._batcher.remove(error.url, error)
+            self._set_open()
+            if self._router is not None:
+                self._removals.append(asyncio.ensure_future(self._router.remove(error.url)))
+
+    async def remove_dead(self) -> bool:
+        bound_s = self._order_timeout_s
+        error = await self.http.find_dead(self.http.engines, within_s=bound_s)
+        if error is not None:
+            self._remove_dead(error)
+        return error is not None
+
+    async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
+        async with self._changing:
+            if self._loaded is not None:
+                await self._load_into(engine, self._loaded)
+            if not self._shares_engines:
+                await self._ready_one(engine, version)
+            if self._router is not None:
+                await self._router.add(engine)
+            self.http.engines = [*self.http.engines, engine]
+            self._batcher.add(engine.url, self._stream_of(engine))
+            self._set_open()
+
+    def _set_open(self) -> None:
+        """Requests may be made where there is anyone to ask, and no pause."""
+        if self._is_paused or not self.http.engines:
+            self._open.clear()
+        else:
+            self._open.set()
+
+    @asynccontextmanager
+    async def _slot(self, deadline: float) -> AsyncIterator[None]:
+        """Waits while the fleet is paused, then counts as in flight."""
+        try:
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
+                await self._open.wait()
+        except TimeoutError:
+            raise self._not_open() from None
+        self._in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._idle.set()
+
+    def _not_open(self) -> WaitTimeout:
+        bound = format_duration(self._response_timeout_s)
+        if self._is_paused:
+            return WaitTimeout(
+                "a request waited for the end of a pause in vain",
+                why=f"the fleet was paused for its weights and not resumed within {bound}",
+                fix="read the trainer's log: the publish did not end",
+            )
+        return WaitTimeout(
+            "a request waited for an engine in vain",
+            why=f"every engine died, and none was started in its place within {bound}",
+            fix="read the engines' logs",
+        )
+
+    async def pause(self) -> PublishStats:
+        """Pause all engines. Raises WaitTimeout where requests do not end: aborted ones after
+        `order_timeout_s`, those that are waited for after `response_timeout_s`. What others ask of
+        the same engines stands still until `resume`, and then goes on as if nothing had been."""
+        num_running, began = self._in_flight, time.monotonic()
+        self._is_paused = True
+        self._set_open()
+        if self._on_update == "drain":
+            await self._drain()
+        else:
+            await self._abort()
+        if self._shares_engines:
+            await self._order_all("/pause_generation", {"mode": "in_place"})
+        discarded, self._num_discarded = self._num_discarded, 0
+        return PublishStats(
+            num_running=num_running,
+            wait_s=time.monotonic() - began,
+            discarded_tokens=discarded,
+        )
+
+    async def _drain(self) -> None:
+        """Wait until what is in flight has ended by itself."""
+        try:
+            async with asyncio.timeout(self._response_timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            raise WaitTimeout(
+                f"new weights waited too long for {self._in_flight} running responses",
+                why="rollout.on_update=drain lets them end first; they did not within "
+                f"{format_duration(self._response_timeout_s)}",
+                fix=[
+                    "--set rollout.on_update=continue   # they go on under the new weights",
+                    "--set rollout.max_response_tokens=N   # shorter responses",
+                ],
+            ) from None
+
+    async def _abort(self) -> None:
+        """Order the engines to give up what is in flight, until nothing is."""
+        self._num_aborts += 1
+        deadline = time.monotonic() + self._order_timeout_s
+        while self._in_flight:
+            await self._order_all("/abort_request", {"rid": "", "abort_all": True})
+            try:
+                async with asyncio.timeout(ABORT_RETRY_S):
+                    await self._idle.wait()
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise WaitTimeout(
+                        f"{self._in_flight} responses do not end although the fleet is paused",
+                        why="the engines were ordered to abort for "
+                        f"{format_duration(self._order_timeout_s)}",
+                        fix="read the engines' logs",
+                    ) from None
+
+    async def resume(self, version: WeightVersion) -> None:
+        """Empty the prefix caches, which are of older weights; say the version; let requests go
+        on."""
+        if self._is_paused:
+            if self._shares_engines:
+                await self._order_all("/continue_generation", {})
+            else:
+                await self._for_all(lambda engine: self._ready_one(engine, version))
+            self.version, self._is_paused = version, False
+            self._set_open()
+
+    async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
+        await self._flush(engine)
+        said = {"new_version": str(version), "abort_all_requests": False}
+        await self._order(engine, "/update_weight_version", said)
+
+    async def load(self, folder: Path, version: WeightVersion) -> None:
+        """Take the weights of another Hugging Face folder of the same model, which every engine can
+        read. Raises EngineRefused where one cannot, WaitTimeout after `response_timeout_s`."""
+        async with self._changing:
+            await self.pause()
+            self._loaded = folder
+            await self._for_all(lambda engine: self._load_into(engine, folder))
+            await self.resume(version)
+
+    async def _load_into(self, engine: EngineAddress, folder: Path) -> None:
+        body = {"model_path": str(folder), "flush_cache": False}
+        bound_s = self._response_timeout_s
+        await self.http.order(engine, "/update_weights_from_disk", body, timeout_s=bound_s)
+
+    async def _flush(self, engine: EngineAddress) -> None:
+        """Empty its prefix cache. It replies when the last request is cleared away, so this proves
+        it idle."""
+        await self._order(engine, f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
+
+    async def sleep(self) -> None:
+        """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered
+        and changes nothing."""
+        await self._for_all(self._flush)  # SGLang dies of this order while it is not idle
+        await self._order_all("/release_memory_occupation", {})
+
+    async def sleep_weights(self) -> None:
+        """Release the weights alone, which alone are there."""
+        await self._order_all("/release_memory_occupation", {"tags": ["weights"]})
+
+    async def wake_weights(self) -> None:
+        """Memory of the weights back; content undefined until the next publish."""
+        await self._order_all("/resume_memory_occupation", {"tags": ["weights"]})
+
+    async def wake_cache(self) -> None:
+        """Memory of the KV cache (and of captured graphs) back."""
+        await self._order_all("/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]})
+
+    async def _order(self, engine: EngineAddress, path: str, body: dict[str, object]) -> None:
+        await self.http.order(engine, path, body, timeout_s=self._order_timeout_s)
+
+    async def _order_all(self, path: str, body: dict[str, object]) -> None:
+        await self._for_all(lambda engine: self._order(engine, path, body))
+
+    async def _for_all(self, order: Callable[[EngineAddress], Awaitable[None]]) -> None:
+        """Every engine at once. One that dies of it, or has died before, is removed."""
+        orders = [order(engine) for engine in self.http.engines]
+        results = await asyncio.gather(*orders, return_exceptions=True)
+        for error in results:
+            if isinstance(error, EngineDied):
+                self._remove_dead(error)
+            elif error is not None:
+                raise error
+
+
+CHANGE_TIMEOUT_S = 60.0
+"""For the router to take an engine in or out; it asks a new one for its model first."""
+POLL_S = 0.1
+
+
+class RouterWorkers:
+    """The engines that the router sends requests to, changed while it runs, as engines die and
+    come. Asks the router through `http`."""
+
+    def __init__(self, http: EngineHttp) -> None:
+        self._http = http
+
+    async def add(self, engine: EngineAddress) -> None:
+        """Returns when it gets requests. Raises WaitTimeout, EngineRefused."""
+        await self._ask("POST", "/workers", {"url": engine.url, "api_key": engine.api_key})
+        await self._until(engine.url, lambda worker: bool(worker and worker["is_healthy"]))
+
+    async def remove(self, url: str) -> None:
+        """Returns when the engine at this URL gets no more requests. Raises WaitTimeout."""
+        worker = await self._worker(url)
+        if worker is not None:
+            await self._ask("DELETE", f"/workers/{worker['id']}", None)
+        await self._until(url, lambda worker: worker is None)
+
+    async def _until(self, url: str, is_so: Any) -> None:
+        try:
+            async with asyncio.timeout(CHANGE_TIMEOUT_S):
+                while not is_so(await self._worker(url)):
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise WaitTimeout(
+                f"the router did not take {url} in or out",
+                why=f"its list of workers did not follow within "
+                f"{format_duration(CHANGE_TIMEOUT_S)}",
+                fix="read the router's log",
+            ) from None
+
+    async def _worker(self, url: str) -> dict[str, Any] | None:
+        """Return what the router says of an engine; None: it does not know it, or does not
+        answer."""
+        listed = await self._ask("GET", "/workers", None)
+        workers = listed.get("workers", [])
+        return next((worker for worker in workers if worker["url"] == url), None)
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        """Return the router's reply; empty where it does not answer: it may be about to be
+        replaced."""
+        url = f"{self._http.router_url}{path}"
+        try:
+            async with (
+                asyncio.timeout(CHANGE_TIMEOUT_S),
+                self._http.session().request(
+                    method, url, json=body, headers=self._http.headers
+                ) as response,
+            ):
+                return await response.json(content_type=None) or {}
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return {}

@@ -1,0 +1,352 @@
+"""HTTP to engines and router: every call is bounded, every failure has a name. The fleet in the
+driver uses `EngineHttp`; a trainer rank, which is no coroutine, uses `Orders`, the same HTTP on an
+event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+import aiohttp
+
+from milescli.backends.sglang.launch.key import bearer
+from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
+from milescli.core.log_tail import last_log_lines
+from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.types import EngineAddress
+from milescli.core.units import format_duration
+
+RETRY_WAITS_S = (0.1, 0.5, 2.0)
+"""Before each further try of a request whose connection broke."""
+ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
+"""The same where a router is asked: one that died is replaced within seconds."""
+HEALTH_TIMEOUT_S = 10.0
+"""An engine that is alive answers /health while it works; a busy machine may take seconds, or
+longer: see `find_dead`."""
+_EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
+MAX_LINE_BYTES = 2**26
+"""Of one streamed object: a response's tokens, log-probs and routing."""
+KEEP_ALIVE_S = 2.0
+"""Of an unused connection. SGLang closes one after 5 s; who used it at that moment would lose an
+order, which is not tried again."""
+MAX_CONNECTIONS = 1024
+"""Open sockets to router and engines together; further requests wait for one."""
+
+
+class EngineRefused(MilesError):
+    """An engine replied that it could not (4xx)."""
+
+
+class EngineDied(WorkerDied):
+    """An engine does not answer any more; says which."""
+
+    url: str | None = None
+    """Of the engine; None after the error has crossed to another process."""
+
+
+class Hiccup(WorkerDied):
+    """A connection broke or a server failed, and every engine still answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One request."""
+
+    url: str
+    who: str
+    """Who is asked, for errors."""
+    engines: Sequence[EngineAddress]
+    """That may be the cause where it fails."""
+    timeout_s: float
+
+
+class EngineHttp:
+    """One connection pool for all engines; belongs to one event loop."""
+
+    def __init__(
+        self, engines: Sequence[EngineAddress], *, caller: str, router_url: str | None = None
+    ) -> None:
+        """`caller`: who waits, for errors ("the rollout"). Opens nothing yet."""
+        keys = {engine.api_key for engine in engines}
+        assert len(keys) == 1, f"{len(keys)} keys for one router"
+        self.engines = list(engines)
+        """Those in service; may change."""
+        self.router_url = router_url
+        self._caller = caller
+        self.headers = bearer(keys.pop())
+        """That every request bears."""
+        self._last_reply_s = {engine.name: time.monotonic() for engine in engines}
+        """By name, of those that were ever in service."""
+        self._session: aiohttp.ClientSession | None = None
+
+    def session(self) -> aiohttp.ClientSession:
+        """Made on first use, inside the running loop."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=None),
+                read_bufsize=MAX_LINE_BYTES,
+            )
+        return self._session
+
+    def silent_s(self, url: str) -> float:
+        """Seconds since the engine at this URL replied; where a router picks, since it was asked
+        itself. Infinity: never."""
+        names = [engine.name for engine in self.engines if engine.url == url]
+        last = max((self._last_reply_s.get(name, -math.inf) for name in names), default=-math.inf)
+        return time.monotonic() - last
+
+    async def close(self) -> None:
+        """Give the sockets back."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def ask_any(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """POST to whichever engine the router picks, or to the first where there is no router.
+        Raises EngineDied where one of them does not answer any more.
+
+        A connection that breaks although every engine answers (a kept-alive socket that closed at
+        the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
+        give equal tokens.
+        """
+        first = self.engines[0]
+        base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
+        call = _Call(url=f"{base}{path}", who=who, engines=[*self.engines], timeout_s=timeout_s)
+        for wait_s in ROUTER_RETRY_WAITS_S if self.router_url else RETRY_WAITS_S:
+            try:
+                return await self._post(call, body)
+            except Hiccup:
+                await asyncio.sleep(wait_s)
+        return await self._post(call, body)
+
+    async def stream(
+        self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> AsyncGenerator[dict[str, Any]]:
+        """POST to one engine, which streams objects (server-sent events); each as it comes.
+        Raises as `order`."""
+        call = _call_of(engine, path, timeout_s)
+        async with self._open(call, body) as response:
+            if response.status != 200:
+                await self._check(call, response)
+            async for line in response.content:
+                if line.startswith(_EVENT) and not line.startswith(_LAST_EVENT):
+                    part = json.loads(line[len(_EVENT) :])
+                    if error := part.get("error"):
+                        raise _refused(call, str(error))
+                    self._last_reply_s[engine.name] = time.monotonic()
+                    yield part
+
+    async def order(
+        self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
+    ) -> dict[str, Any]:
+        """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup where the
+        connection broke and the engine still answers."""
+        reply = await self._post(_call_of(engine, path, timeout_s), body)
+        self._last_reply_s[engine.name] = time.monotonic()
+        return reply
+
+    async def _post(self, call: _Call, body: dict[str, Any]) -> dict[str, Any]:
+        async with self._open(call, body) as response:
+            return _as_object(await self._check(call, response))
+
+    @asynccontextmanager
+    async def _open(
+        self, call: _Call, body: dict[str, Any]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Return the response to a POST, of which nothing is read; what goes wrong while it is read
+        is named, too."""
+        try:
+            async with (
+                asyncio.timeout(call.timeout_s) as bound,
+                self.session().post(call.url, json=body, headers=self.headers) as response,
+            ):
+                yield response
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise await self._timed_out(call) from None
+        except aiohttp.ClientError as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise await self._broken(call, detail) from error
+
+    async def _check(self, call: _Call, response: aiohttp.ClientResponse) -> str:
+        """Return the text of a response that is well."""
+        text = await response.text()
+        if response.status >= 500:
+            raise await self._broken(call, f"HTTP {response.status}: {text[:2000]}")
+        if response.status != 200:
+            raise _refused(call, f"HTTP {response.status}: {text[:2000]}")
+        return text
+
+    async def _timed_out(self, call: _Call) -> MilesError:
+        dead = await self.find_dead(call.engines)
+        if dead is not None:
+            return dead
+        silence = "; ".join(
+            f"{name} last replied {format_duration(time.monotonic() - at)} ago"
+            for name, at in self._last_reply_s.items()
+        )
+        return WaitTimeout(
+            f"{call.who} did not answer {call.url}",
+            why=f"{self._caller} waited {format_duration(call.timeout_s)}; {silence}",
+            fix=f"--set machine.step_timeout_s={2 * call.timeout_s:.0f}   # if the work is that "
+            "long; else read the engine's log",
+        )
+
+    async def _broken(self, call: _Call, detail: str) -> MilesError:
+        within_s = max(call.timeout_s, HEALTH_TIMEOUT_S)
+        return await self.find_dead(call.engines, detail, within_s=within_s) or Hiccup(
+            f"{call.who} failed at {call.url}",
+            why=f"{detail}; every engine still answers",
+            fix="read the log of the router and of the engines",
+        )
+
+    async def find_dead(
+        self,
+        engines: Sequence[EngineAddress],
+        detail: str = "",
+        *,
+        within_s: float = HEALTH_TIMEOUT_S,
+    ) -> EngineDied | None:
+        """Return the error for the first of them that is known to be dead, or None. `detail`: what
+        made the caller ask.
+
+        One that is dead refuses /health at once. One that computes may take long to answer, and is
+        waited for, `within_s` at most. Who watches its processes (`runtime.engine_watch`) tells it
+        from one that hangs, and ends that one: then it refuses, too."""
+        asked = {
+            asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
+            for engine in engines
+        }
+        waiting = set(asked)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for reply in done:
+                    if not reply.result():
+                        return engine_died(asked[reply], detail)
+        finally:
+            for reply in waiting:
+                reply.cancel()
+        return None
+
+    async def is_alive(self, engine: EngineAddress, *, within_s: float = HEALTH_TIMEOUT_S) -> bool:
+        """True if it answers /health with 200 in this time."""
+        try:
+            async with (
+                asyncio.timeout(within_s),
+                self.session().get(f"{engine.url}/health") as response,
+            ):
+                alive = response.status == 200
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+        if alive:
+            self._last_reply_s[engine.name] = time.monotonic()
+        return alive
+
+
+def _call_of(engine: EngineAddress, path: str, timeout_s: float) -> _Call:
+    return _Call(url=f"{engine.url}{path}", who=engine.name, engines=[engine], timeout_s=timeout_s)
+
+
+def _refused(call: _Call, why: str) -> EngineRefused:
+    return EngineRefused(
+        f"{call.who} refused {call.url}", why=why, fix="read the engine's log for the cause"
+    )
+
+
+def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
+    """Return the error that says so, with its last words."""
+    words = f"its log ends:\n{last_log_lines(engine.log_path)}"
+    error = EngineDied(
+        f"{engine.name} is dead: {engine.url} does not answer",
+        why=f"{detail}; {words}" if detail else words,
+        fix=f"less {engine.log_path}" if engine.log_path else "read the log of this engine",
+    )
+    error.url = engine.url
+    return error
+
+
+def _as_object(text: str) -> dict[str, Any]:
+    """Some orders reply in plain words: those come under `message`."""
+    try:
+        reply = json.loads(text)
+    except ValueError:
+        return {"message": text}
+    return reply if isinstance(reply, dict) else {"message": reply}
+
+
+GRACE_S = 5.0
+"""For an engine that has lost a rank to end altogether."""
+
+Reply = Future[dict[str, Any]]
+
+
+class Orders:
+    """Sends orders from a trainer rank to the engines of one channel, all at once."""
+
+    def __init__(self, engines: list[EngineAddress], *, timeout_s: float) -> None:
+        """`timeout_s` bounds each order."""
+        self.engines = engines
+        self.timeout_s = timeout_s
+        self._http = EngineHttp(engines, caller="the trainer")
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="engine-orders", daemon=True)
+        self._thread.start()
+
+    def begin_all(
+        self, path: str, bodies: list[dict[str, Any]], *, timeout_s: float | None = None
+    ) -> list[Reply]:
+        """Send body i to engine i; does not wait. `timeout_s`: where another bound than that of all
+        orders holds."""
+        bound_s = self.timeout_s if timeout_s is None else timeout_s
+        return [
+            self._soon(self._http.order(engine, path, body, timeout_s=bound_s))
+            for engine, body in zip(self.engines, bodies, strict=True)
+        ]
+
+    def _soon(self, work: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def finish(self, replies: list[Reply]) -> list[dict[str, Any]]:
+        """Return the replies; or the first failure, at once: a dead engine can keep the others
+        waiting for it. Each order is bounded by itself."""
+        done, _ = wait(replies, return_when=FIRST_EXCEPTION)
+        for reply in replies:
+            if reply in done and (error := reply.exception()):
+                raise self._first_cause(error)
+        return [reply.result() for reply in replies]
+
+    def _first_cause(self, error: BaseException) -> BaseException:
+        """Return the first cause: an engine that says that it lost a peer is not the one that died;
+        that one refuses within moments."""
+        if not isinstance(error, EngineRefused) or not sounds_like_lost_peer(error.why):
+            return error
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline:
+            found = self._http.find_dead(
+                self.engines, f"{error.what}: {error.why}", within_s=self.timeout_s
+            )
+            if (dead := self._soon(found).result()) is not None:
+                return dead
+            time.sleep(0.1)
+        return error
+
+    def close(self) -> None:
+        """Give sockets and thread back; an order that is under way is given up."""
+        self._soon(self._http.close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

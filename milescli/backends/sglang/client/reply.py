@@ -1,0 +1,193 @@
+"""What an engine's /generate says, as our types; and how the parts of a response that was
+paused become one. Pure."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from milescli.backends.sglang.inside.routing import request_id, unpacked
+from milescli.core.errors import MachineError
+from milescli.core.types import (
+    NO_GUESSES,
+    Guesses,
+    RoutedExperts,
+    StopReason,
+    VersionSpan,
+    WeightVersion,
+)
+from milescli.rollout.base import Completion, GenerateRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What one engine replied to one request."""
+
+    token_ids: list[int]
+    """[num_tokens] new tokens."""
+    logprobs: array[float]
+    """[num_tokens]"""
+    stop_reason: StopReason
+    spans: list[VersionSpan]
+    """Relative to this reply."""
+    routed_experts: bytes | None
+    """`routing.packed` rows of the tokens before the last, from the first that was asked for on."""
+    guesses: Guesses = NO_GUESSES
+
+    def all_of(self, version: WeightVersion) -> Reply:
+        """Return the same reply, every token of it made by this version."""
+        whole = [VersionSpan(start=0, end=len(self.token_ids), version=version)]
+        return replace(self, spans=whole if self.token_ids else [])
+
+
+def read_reply(raw: dict[str, Any]) -> Reply:
+    """Return the JSON of /generate (with return_logprob) as a Reply."""
+    meta = raw["meta_info"]
+    token_ids = list(raw.get("output_ids") or [])
+    chosen = meta.get("output_token_logprobs") or []
+    assert len(chosen) == len(token_ids), (
+        f"engine sent {len(token_ids)} tokens and {len(chosen)} logprobs"
+    )
+    routed = meta.get("routed_experts")
+    return Reply(
+        token_ids=token_ids,
+        logprobs=array("f", (entry[0] for entry in chosen)),
+        stop_reason=StopReason(meta["finish_reason"]["type"]),
+        spans=_spans(meta, len(token_ids)),
+        routed_experts=base64.b64decode(routed) if routed else None,
+        guesses=Guesses(
+            num_passes=meta.get("spec_verify_ct") or 0,
+            num_guessed=meta.get("spec_num_proposed_drafts") or 0,
+            num_right=meta.get("spec_num_correct_drafts") or 0,
+        ),
+    )
+
+
+def _spans(meta: dict[str, Any], num_tokens: int) -> list[VersionSpan]:
+    """Return the engine's own record of which weights made which token; one version for all where
+    it kept none."""
+    if num_tokens == 0:
+        return []
+    recorded = meta.get("weight_versions") or [
+        {"version": meta["weight_version"], "start": 0, "end": num_tokens}
+    ]
+    return [
+        VersionSpan(
+            start=span["start"], end=span["end"], version=WeightVersion(int(span["version"]))
+        )
+        for span in recorded
+    ]
+
+
+def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
+    """Return [num_prompt_tokens - 1] from the JSON of /generate with logprob_start_len=0; the first
+    token has none."""
+    entries = raw["meta_info"]["input_token_logprobs"][1:]
+    return array("f", (entry[0] for entry in entries))
+
+
+@dataclass(slots=True, kw_only=True)
+class PartialResponse:
+    """The part of one response that there is so far; grows by one Reply at a time."""
+
+    request: GenerateRequest
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    spans: list[VersionSpan] = field(default_factory=list)
+    routed_experts: bytes = b""
+    """Behind the rows that the caller knows."""
+    routed_rows: int = field(init=False)
+    """Tokens of prompt and response whose experts are known: the caller's, then
+    `routed_experts`."""
+    guesses: Guesses = NO_GUESSES
+
+    def __post_init__(self) -> None:
+        self.routed_rows = self.request.num_known_routes
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the next /generate: everything so far is its prompt, the rest of the budget
+        its limit. The sampler hashes seed and position, so the tokens are those of an unbroken run
+        where the weights are the same."""
+        wanted = self.request
+        sampling: dict[str, Any] = {
+            "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
+            "top_k": wanted.top_k,
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if wanted.stop:
+            sampling["stop"] = wanted.stop
+        if wanted.seed is not None:
+            sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
+        named = {"rid": request_id(self.routed_rows)} if wanted.want_routed_experts else {}
+        return {
+            "input_ids": [*wanted.prompt_ids, *self.token_ids],
+            "sampling_params": sampling,
+            "return_logprob": True,
+            **named,
+        }
+
+    def extend(self, reply: Reply) -> None:
+        """Append what came back. Rows of routing that are there already are not asked for again:
+        they are of the weights that sampled."""
+        offset = len(self.token_ids)
+        self.token_ids += reply.token_ids
+        self.logprobs.extend(reply.logprobs)
+        self.guesses += reply.guesses
+        for span in reply.spans:
+            self._append_span(
+                VersionSpan(start=span.start + offset, end=span.end + offset, version=span.version)
+            )
+        if reply.routed_experts is not None and reply.token_ids:
+            self.routed_experts += reply.routed_experts
+            self.routed_rows = len(self.request.prompt_ids) + len(self.token_ids) - 1
+
+    def _append_span(self, span: VersionSpan) -> None:
+        last = self.spans[-1] if self.spans else None
+        if last is not None and last.version == span.version and last.end == span.start:
+            self.spans[-1] = VersionSpan(start=last.start, end=span.end, version=span.version)
+        else:
+            self.spans.append(span)
+
+    @property
+    def is_full(self) -> bool:
+        """True if the budget is used up."""
+        return len(self.token_ids) >= self.request.max_new_tokens
+
+    def completion(
+        self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None
+    ) -> Completion:
+        """Return the whole. `routing_shape`: (layers, topk) of the model, for the routing
+        record."""
+        return Completion(
+            response_ids=self.token_ids,
+            logprobs=self.logprobs,
+            stop_reason=stop_reason,
+            version_spans=self.spans,
+            routed_experts=self._routed(routing_shape),
+            guesses=self.guesses,
+        )
+
+    def _routed(self, shape: tuple[int, int] | None) -> RoutedExperts | None:
+        num_rows = self.routed_rows - self.request.num_known_routes
+        if not self.request.want_routed_experts or not self.token_ids:
+            return None
+        assert shape is not None, (
+            "routed experts were asked for, but the fleet does not know the model's shape"
+        )
+        layers, topk = shape
+        indices = unpacked(self.routed_experts, num_rows=num_rows, numbers=layers * topk)
+        if topk > 1 and not self.routed_experts.strip(b"\0"):
+            raise MachineError(
+                "the engines keep no record of the experts that they choose",
+                why=f"it is empty after {num_rows} tokens: SGLang's kernels for this model choose "
+                "experts without telling",
+                fix="--set train.routing_replay=false",
+            )
+        return RoutedExperts(indices=indices, num_tokens=num_rows, num_layers=layers, topk=topk)

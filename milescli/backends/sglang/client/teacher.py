@@ -1,0 +1,149 @@
+"""Teachers behind SGLang servers that somebody else started, asked by HTTP what they would have
+said."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from milescli.backends.sglang.client.reply import prompt_logprobs
+from milescli.core.concurrency import all_or_first_error
+from milescli.core.errors import EndpointError, RecipeError
+from milescli.core.types import Prompt, TeacherTokens, Trajectory
+from milescli.recipe.schema import Recipe
+from milescli.recipe.train import Distill, Teacher, teachers_by_source
+from milescli.rollout.endpoint import Endpoint
+from milescli.rollout.tokenizer import ChatTokenizer
+
+KEY = "train.distill.teachers"
+SECTION = "train.distill.server"
+MAX_REPLY_BYTES = 256 * 1024**2
+"""Of one trajectory: about 30 bytes for each of a token's likeliest."""
+NUM_COMPARED = 512
+"""Tokens, spread over the vocabulary, that both must write as the same text."""
+NUM_SHOWN = 3
+
+
+class SglangTeacher:
+    """Belongs to one event loop."""
+
+    def __init__(self, teacher: Teacher, settings: Distill) -> None:
+        """Raises RecipeError where the environment has no key."""
+        assert teacher.url is not None, "the trainer's ranks hold it"
+        self.url = teacher.url.rstrip("/")
+        self._topk = 0 if settings.kl == "sampled" else settings.top_k
+        self._free = asyncio.Semaphore(settings.server.concurrency)
+        self._server = Endpoint(
+            asker="the teacher",
+            section=SECTION,
+            error=EndpointError,
+            url=self.url,
+            timeout_s=settings.server.timeout_s,
+            retries=settings.server.retries,
+            api_key_env=settings.server.api_key_env,
+            max_reply_bytes=MAX_REPLY_BYTES,
+        )
+
+    async def say(self, token_ids: Sequence[int]) -> TeacherTokens:
+        """Return the teacher's log-probs of each token, from one prefill at temperature 1. Raises
+        EndpointError."""
+        reply = await self._read(token_ids, top_logprobs_num=self._topk)
+        try:
+            if not self._topk:
+                logprobs = array("f", [0.0, *prompt_logprobs(reply)])
+                ids = array("i")
+            else:
+                rows = reply["meta_info"]["input_top_logprobs"][1:]
+                entries = list(chain.from_iterable(rows))
+                logprobs = array("f", chain([0.0] * self._topk, (entry[0] for entry in entries)))
+                ids = array("i", chain([0] * self._topk, (entry[1] for entry in entries)))
+            assert len(logprobs) == len(token_ids) * max(self._topk, 1), "tokens are missing"
+        except (KeyError, IndexError, TypeError, AssertionError) as error:
+            raise self._unreadable(reply, error) from None
+        return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
+
+    async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
+        """Return those of each sequence. Raises EndpointError."""
+        return await all_or_first_error([self.say(row.token_ids) for row in rows])
+
+    async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
+        """`tokenizer`: the policy's, whose model knows `num_tokens`. Raises RecipeError where the
+        teacher writes one of NUM_COMPARED tokens otherwise; EndpointError where it does not
+        answer, as for a token that it does not know."""
+        # of a vocabulary's last token SGLang writes the text of its first
+        known = min(num_tokens - 1, len(tokenizer.inner))
+        spread = range(0, known, -(-known // NUM_COMPARED))
+        ids = sorted({*spread, *filter(known.__gt__, tokenizer.inner.all_special_ids)})
+        reply = await self._read(ids, return_text_in_logprobs=True)
+        try:
+            theirs = [str(entry[2]) for entry in reply["meta_info"]["input_token_logprobs"]]
+            assert len(theirs) == len(ids), "tokens are missing"
+        except (KeyError, IndexError, TypeError, AssertionError) as error:
+            raise self._unreadable(reply, error) from None
+        ours = tokenizer.inner.batch_decode([[token] for token in ids])
+        apart = [
+            f"{token} is {own!r} for the policy, {other!r} there"
+            for token, own, other in zip(ids, ours, theirs, strict=True)
+            if own != other
+        ]
+        if apart:
+            raise RecipeError(
+                f"the teacher at {self.url} has another tokenizer than the policy",
+                why=f"{len(apart)} of {len(ids)} tokens that were compared differ: "
+                + "; ".join(apart[:NUM_SHOWN]),
+                fix=f"name a server of the policy's family in {KEY}",
+            )
+
+    async def model(self) -> str:
+        """Name of the served model: equal names are taken for equal weights."""
+        reply = await self._server.get("/get_model_info")
+        return str(reply.get("model_path") if isinstance(reply, dict) else reply)
+
+    async def _read(self, token_ids: Sequence[int], **wishes: Any) -> Any:
+        body = {
+            "input_ids": list(token_ids),
+            "sampling_params": {"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            **wishes,
+        }
+        async with self._free:
+            return await self._server.post(body, "/generate")
+
+    def _unreadable(self, reply: Any, error: Exception) -> Exception:
+        return self._server.failure(
+            f"its reply is none of SGLang's /generate: {error}: {reply!r:.200}",
+            f"name an SGLang server in {KEY}: http://HOST:PORT, without /v1",
+        )
+
+
+class ServedTeachers:
+    """Implements milescli.rollout.episode.Teaching. Belongs to one event loop."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """All teachers of the recipe."""
+        settings = recipe.train.distill
+        self.teachers = [SglangTeacher(teacher, settings) for teacher in settings.teachers]
+        self._by_source = teachers_by_source(settings)
+
+    async def meet(self, tokenizer: ChatTokenizer, num_tokens: int) -> list[str]:
+        """Return the address and model of each teacher. `tokenizer`: the policy's, whose model
+        knows `num_tokens`. Raises RecipeError or EndpointError."""
+        for teacher in self.teachers:
+            await teacher.require_same_tokens(tokenizer, num_tokens=num_tokens)
+        return await self.models()
+
+    async def models(self) -> list[str]:
+        """Return the address and model of each teacher. Raises EndpointError."""
+        return [f"{teacher.url} {await teacher.model()}" for teacher in self.teachers]
+
+    async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        teacher = self.teachers[self._by_source.get(prompt.source, 0)]
+        said = await teacher.say_all(trajectories)
+        return [
+            replace(line, teacher=words) for line, words in zip(trajectories, said, strict=True)
+        ]

@@ -1,0 +1,113 @@
+"""Layers of an engine on a CPU: norms, gates and rotary embedding in compiled kernels, linear
+layers and the output layer by oneDNN, routing of experts in plain torch. SGLang's plain forms of
+the first are chains of a dozen small calls each, and of a small model these take as long as its
+products."""
+
+from __future__ import annotations
+
+import torch
+
+from milescli.platform import cpu_kernels
+from milescli.platform.onednn import product
+
+
+def install() -> None:
+    """Put the layers of this module in place of SGLang's."""
+    _install_elementwise()
+    _install_products()
+    _install_experts()
+
+
+def _install_elementwise() -> None:
+    """Wrap the plain forms of these layers, which still compute all that is not float32 or not
+    usual. Does nothing where the kernels are missing."""
+    if not cpu_kernels.are_there():
+        return
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import Gemma3RMSNorm, RMSNorm
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+    from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
+
+    rotate_plainly, normalise_plainly = RotaryEmbedding.forward_native, RMSNorm.forward_native
+    gate_plainly = SiluAndMul.forward_native
+    normalise_around_zero_plainly = Gemma3RMSNorm.forward_native
+
+    def rotate_both(self, positions, query, key, offsets=None, fused_set_kv_buffer_arg=None):
+        usual = (
+            self.is_neox_style
+            and self.rotary_dim == self.head_size
+            and self._apply_rotary_emb_wrapped is apply_rotary_emb
+            and not hasattr(self, "sin_cos_cache")
+            and self.cos_sin_cache.dtype is torch.float32
+        )
+        if not usual or offsets is not None or not query.dtype is key.dtype is torch.float32:
+            return rotate_plainly(self, positions, query, key, offsets, fused_set_kv_buffer_arg)
+        cosine, sine = self.cos_sin_cache.chunk(2, dim=-1)
+        positions = positions.flatten()
+        query, key = (
+            cpu_kernels.rotate(
+                x.view(len(x), -1, self.head_size), cosine, sine, positions=positions
+            ).view(x.shape)
+            for x in (query, key)
+        )
+        return query, key
+
+    def normalise(self, x, residual=None, post_residual_addition=None, quant_linear=None):
+        unusual = self.variance_size_override or self.override_orig_dtype or self.fp32_residual
+        plain = x.dtype is self.weight.dtype is torch.float32
+        if unusual or post_residual_addition is not None or not plain:
+            return normalise_plainly(self, x, residual, post_residual_addition, quant_linear)
+        normed, added = cpu_kernels.rms_norm(
+            x, self.weight, self.variance_epsilon, residual=residual
+        )
+        return normed if residual is None else (normed, added)
+
+    def normalise_around_zero(self, x, residual=None):
+        if not x.dtype is self.weight.dtype is torch.float32:
+            return normalise_around_zero_plainly(self, x, residual)
+        normed, added = cpu_kernels.rms_norm(x, 1.0 + self.weight, self.eps, residual=residual)
+        return normed if residual is None else (normed, added)
+
+    def gate(self, x):
+        return cpu_kernels.swiglu(x) if x.dtype is torch.float32 else gate_plainly(self, x)
+
+    RotaryEmbedding.forward_native = rotate_both
+    RMSNorm.forward_native = normalise
+    Gemma3RMSNorm.forward_native = normalise_around_zero
+    SiluAndMul.forward_native = gate
+
+
+def _install_products() -> None:
+    """Use oneDNN in linear layers that are not quantised, and in the output layer."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    def apply(self, layer, x, bias=None):
+        return product(x, layer.weight, bias)
+
+    UnquantizedLinearMethod.apply = apply
+    compute = LogitsProcessor._compute_lm_head
+
+    def compute_lm_head(self, hidden_states, lm_head, *arguments, **settings):
+        weight = getattr(lm_head, "weight", None)
+        plain = not (self.use_fp32_lm_head or hasattr(lm_head, "set_lora"))
+        if plain and weight is not None and hidden_states.dtype is weight.dtype is torch.float32:
+            return product(hidden_states, weight, None)
+        return compute(self, hidden_states, lm_head, *arguments, **settings)
+
+    LogitsProcessor._compute_lm_head = compute_lm_head
+
+
+def _install_experts() -> None:
+    """Route experts by SGLang's plain torch form, which gives the same choice as its own CPU
+    routing; the kernels of that have no wheel. The record of chosen experts is not pinned."""
+    from sglang.srt.layers.moe import topk
+    from sglang.srt.mem_cache.pool_host import common
+
+    topk.TopK.forward_cpu = topk.TopK.forward_native
+    common._cuda_host_register = _not_pinned
+    common._cuda_host_unregister = _not_pinned
+
+
+def _not_pinned(*args: object, **kwargs: object) -> None:
+    """Pinning is for copies to a GPU."""

@@ -1,0 +1,117 @@
+"""States of gated delta nets while a model looks at guesses, on a CPU: each guess goes on from the
+state of the one that it hangs on, none is taken over yet, and afterwards that of the last right one
+is. In plain torch, with what SGLang keeps and calls for it on a GPU.
+
+Letters: B requests, N nodes of a request's tree (its last token, then the guesses; each behind the
+one that it hangs on), H value heads, K and V dims of a key and a value.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def install() -> None:
+    """Only in engines that speculate."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
+
+    stock = hybrid.MambaAttnBackendBase._forward_metadata
+
+    def forward_metadata(self, forward_batch):
+        """Stock leaves the parents to a kernel, and takes guesses on one way to be a chain, which
+        the padding of n-grams is not."""
+        made = stock(self, forward_batch)
+        if forward_batch.forward_mode.is_target_verify():
+            tree = forward_batch.spec_info
+            made.retrieve_parent_token = parents(
+                tree.retrieve_next_token, tree.retrieve_next_sibling
+            )
+        return made
+
+    hybrid.MambaAttnBackendBase._forward_metadata = forward_metadata
+    hybrid.scatter_mamba_states_after_mtp_verify = take_over
+
+
+def parents(next_token: Tensor, next_sibling: Tensor) -> Tensor:
+    """Return [B, N] the node that each hangs on, -1 of node 0. Of each node the arguments [B, N]
+    have the first child, and the next child of its own parent; -1: there is none."""
+    found = []
+    for children, siblings in zip(next_token.tolist(), next_sibling.tolist(), strict=True):
+        parent = [-1] * len(children)
+        for node, first in enumerate(children):
+            child = first
+            while child != -1:
+                parent[child], child = node, siblings[child]
+        found.append(parent)
+    return torch.tensor(found)
+
+
+def take_over(
+    caches,
+    slots: Tensor,
+    last_right: Tensor,
+    track_slots: Tensor | None,
+    track_steps: Tensor | None,
+) -> None:
+    """The states [layers, slots, ...] of requests `slots` [B] become those of their nodes
+    `last_right` [B]. No prefix is kept on a CPU whose states would be tracked."""
+    assert track_slots is None and track_steps is None, "states of kept prefixes"
+    rows, to = torch.arange(len(slots)), slots.long()
+    kept = [(caches.temporal, caches.intermediate_ssm)]
+    kept += zip(caches.conv, caches.intermediate_conv_window, strict=True)
+    for states, of_nodes in kept:
+        states[:, to] = of_nodes[:, rows, last_right.long()].to(states.dtype)
+
+
+def convolve(
+    x: Tensor, states: Tensor, weight: Tensor, *, slots: Tensor, parents: Tensor, kept: Tensor
+) -> Tensor:
+    """x [B, dim, N] -> [B, dim, N], of a depth-wise convolution whose `states` [slots, dim, width -
+    1] stay as they are; those of each node go to `kept` [rows, N, dim, width - 1]."""
+    made = torch.empty_like(x)
+    requests, first = torch.arange(len(x)), states[slots].to(x.dtype)
+    for node in range(x.shape[2]):
+        before = first if node == 0 else kept[requests, parents[:, node]].to(x.dtype)
+        whole = torch.cat([before, x[:, :, node, None]], dim=2)
+        kept[requests, node] = whole[:, :, 1:].to(kept.dtype)
+        made[:, :, node] = (whole * weight).sum(-1)
+    return made
+
+
+def recur(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    states: Tensor,
+    slots: Tensor,
+    parents: Tensor,
+    kept: Tensor,
+) -> Tensor:
+    """Outputs [B * N, H, V] of the delta rule, for query and key [B * N, H, K], value [B * N, H,
+    V], g and beta [B * N, H], whose `states` [slots, H, V, K] stay as they are; those of each node
+    go to `kept` [rows, N, H, V, K]."""
+    shape, requests = parents.shape, torch.arange(len(parents))
+    query, key, value, g, beta = (part.unflatten(0, shape) for part in (query, key, value, g, beta))
+    made, first = torch.empty_like(value), states[slots].float()
+    for node in range(shape[1]):
+        before = first if node == 0 else kept[requests, parents[:, node]].float()
+        state, made[:, node] = step(
+            before, query[:, node], key[:, node], value[:, node], g[:, node], beta[:, node]
+        )
+        kept[requests, node] = state.to(kept.dtype)
+    return made.flatten(0, 1)
+
+
+def step(
+    state: Tensor, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute one token of each request: (state after it [B, H, V, K], output [B, H, V])."""
+    state = state * g.exp()[:, :, None, None]
+    recalled = torch.einsum("bhvk,bhk->bhv", state, key)
+    written = (value - recalled) * beta[..., None]
+    state = state + written[..., None] * key[:, :, None]
+    return state, torch.einsum("bhvk,bhk->bhv", state, query)

@@ -1,0 +1,155 @@
+"""Proof that an engine holds what was sent. Runs inside engine ranks, installed by the plug-in;
+asked by `channels.py`.
+
+begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all
+weights again, by its ordinary way. end: compare each parameter with its copy, bit for bit, and put
+the copies back. What was never sent is still NaN, and differs.
+
+An engine that guesses by an MTP layer has two models, which are both asked: the layer, and the
+model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
+layer: what nobody sends of it is none of ours to compare.
+
+Of an engine that serves adapters, the one that is sent is kept, overwritten and compared, from the
+moment before it is replaced: requests to the others may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from milescli.backends.sglang.inside.adapter import adapter_tensors, before_replacing
+from milescli.platform.allocation import give_back_freed_memory
+
+VERIFY_FORMAT = "miles_verify"
+"""`load_format` of the two orders; their payload is [(order, None)]."""
+BEGIN, END = "begin", "end"
+DIFFERS = "weights differ: "
+"""How the reply starts where they do."""
+
+Held = Sequence[tuple[str, torch.Tensor]]
+"""(name, tensor)"""
+_kept: dict[bool, dict[str, torch.Tensor]] = {}
+"""Copies by name, of the model (False) and of its MTP layer (True)."""
+_pointers: dict[bool, set[int]] = {}
+"""Where lies what they are copies of."""
+
+
+def install() -> None:
+    """Let /update_weights_from_tensor understand VERIFY_FORMAT."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+
+    ordinary = WeightUpdater.update_weights_from_tensor
+
+    def update_or_verify(self, named_tensors, load_format=None):
+        if load_format != VERIFY_FORMAT:
+            return ordinary(self, named_tensors, load_format)
+        runner = self.get_model_runner()
+        order, is_mtp = named_tensors[0][0], runner.is_draft_worker
+        if runner.lora_manager is not None:
+            return _begin_adapter() if order == BEGIN else _end_adapter(runner.lora_manager)
+        held = list(runner.model.named_parameters())
+        if order == BEGIN:
+            return begin(held, is_mtp=is_mtp)
+        verdict = _end_on_all_ranks(held, is_mtp=is_mtp)
+        if is_mtp and hasattr(runner.model, "post_load_weights"):
+            runner.model.post_load_weights(is_nextn=True)  # what is derived of them, too
+        return verdict
+
+    WeightUpdater.update_weights_from_tensor = update_or_verify
+
+
+_expected: list[str] = []
+"""Adapters that were replaced since the order to begin."""
+
+
+def _begin_adapter() -> tuple[bool, str]:
+    _expected.clear()
+    before_replacing[:] = [_keep_adapter]
+    return True, "the next adapter is kept"
+
+
+def _keep_adapter(manager: Any, name: str) -> None:
+    before_replacing.clear()
+    _expected.append(name)
+    begin(adapter_tensors(manager, name))
+
+
+def _end_adapter(manager: Any) -> tuple[bool, str]:
+    before_replacing.clear()
+    if not _expected:
+        return False, f"{DIFFERS}no adapter was sent"
+    return _end_on_all_ranks(adapter_tensors(manager, _expected.pop()), is_mtp=False)
+
+
+@torch.no_grad()
+def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
+    """Copies go to host memory: there may be no room for a second model on the device. What the
+    other of two models has kept already is left to it."""
+    theirs = _pointers.get(not is_mtp, set())
+    own = [(name, tensor) for name, tensor in held if tensor.data_ptr() not in theirs]
+    _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
+    _kept[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
+    for _, tensor in own:
+        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    return True, f"{len(own)} parameters kept"
+
+
+@torch.no_grad()
+def end(held: Held, *, is_mtp: bool = False) -> str | None:
+    """Return what differs first, or None. Puts the copies back in any case."""
+    finding = None
+    copies = _kept.pop(is_mtp)
+    del _pointers[is_mtp]
+    for name, tensor in held:
+        if (kept := copies.get(name)) is None:
+            continue
+        sent = tensor.detach().to("cpu")
+        is_missing = torch.isnan(sent)
+        # padding that SGLang adds, and any zero, needs no sending
+        sent.masked_fill_(is_missing & (kept == 0), 0)
+        is_ours = not (is_mtp and bool(is_missing.all()))
+        if is_ours and finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
+            finding = _describe(name, held=kept, sent=sent)
+        tensor.copy_(kept)
+    return finding
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
+    differs = held.reshape(-1) != sent.reshape(-1)
+    where = differs.nonzero().squeeze(1)
+    if len(where) == 0:  # equal as numbers, not as bits: signed zeros
+        return f"{name}: the sign of zeros"
+    first = int(where[0])
+    if torch.isnan(sent.reshape(-1)[where]).all():
+        return (
+            f"{name}: {len(where)} of {held.numel()} values were not sent, the first at flat "
+            f"index {first}"
+        )
+    held_value, sent_value = float(held.reshape(-1)[first]), float(sent.reshape(-1)[first])
+    return (
+        f"{name}: {len(where)} of {held.numel()} values, the first at flat index {first}, held "
+        f"{held_value!r}, sent {sent_value!r}"
+    )
+
+
+def _end_on_all_ranks(held: Held, *, is_mtp: bool) -> tuple[bool, str]:
+    """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
+    findings."""
+    from sglang.srt.distributed import get_tp_group
+
+    group = get_tp_group()
+    findings: list[str | None] = [None] * group.world_size
+    own = end(held, is_mtp=is_mtp)
+    give_back_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
+    torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
+    for rank, finding in enumerate(findings):
+        if finding is not None:
+            return False, f"{DIFFERS}engine rank {rank}: {finding}"
+    return True, "every parameter is what was sent"

@@ -1,0 +1,132 @@
+"""May `engines.extra` go to SGLang's server? Asked of SGLang's own parser, in a process of its own,
+before a device is taken: an argument that it does not know, or that miles sets already, is refused.
+Called by whoever composes a run; `python -m` is that process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from milescli.backends.sglang.launch.command import CPU_PATH, engine_command
+from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.core.errors import MachineError, RecipeError
+
+TIMEOUT_S = 180.0
+"""To import SGLang and read its arguments; 6 s on two cores."""
+KEYS = {
+    "attention_backend": "engines.attention_backend",
+    "context_length": "rollout.max_response_tokens",
+    "disable_cuda_graph": "engines.cuda_graphs",
+    "dp_size": "engines.attention_dp",
+    "dtype": "train.precision",
+    "enable_return_routed_experts": "train.routing_replay",
+    "ep_size": "engines.ep",
+    "max_running_requests": "engines.max_running_requests",
+    "max_total_tokens": "engines.max_total_tokens",
+    "mem_fraction_static": "engines.memory_fraction",
+    "model_path": "model.path",
+    "random_seed": "run.seed",
+    "tp_size": "engines.tp",
+}
+"""SGLang's name -> the recipe's key that decides it."""
+OURS = {"config", "api_key", "admin_api_key", "enable_deterministic_inference", *KEYS}
+"""Refused even where miles leaves them to SGLang: what a file or another key would decide unseen,
+secrets that would stand in a process list, and what the recipe has a key for."""
+FREE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"}
+"""Set by miles, and anyone's to change."""
+
+
+def check_extra(spec: EngineSpec) -> None:
+    """Raises RecipeError where `spec.extra_args` are not SGLang's, or not the user's to set;
+    MachineError where SGLang cannot be asked."""
+    if not spec.extra_args:
+        return
+    extra = list(spec.extra_args)
+    ours = engine_command(replace(spec, extra_args=()))[3:]
+    command = [sys.executable, "-m", __name__]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps({"ours": ours, "extra": extra}),
+            env=_without_device(),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        said = (error.stderr or "").strip().splitlines()
+        raise MachineError(
+            "SGLang's arguments cannot be read here",
+            why=said[-1] if said else str(error),
+            fix=["miles doctor", "--set engines.extra=[]"],
+        ) from error
+    reply = json.loads(done.stdout.splitlines()[-1])
+    if problem := reply.get("problem"):
+        raise RecipeError(
+            "`engines.extra` is not what SGLang's server takes",
+            why=str(problem),
+            fix="python -m sglang.launch_server --help   # what it takes, each with its `--`",
+        )
+    for name, value in reply["given"].items():
+        if name in OURS or (name in reply["ours"] and name not in FREE):
+            raise _refusal(name, value)
+
+
+def _without_device() -> dict[str, str]:
+    """SGLang's arguments are the same everywhere; whoever starts a run may have no device."""
+    path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+def _refusal(name: str, value: str) -> RecipeError:
+    flag = f"--{name.replace('_', '-')}"
+    if key := KEYS.get(name):
+        return RecipeError(
+            f"`engines.extra` sets `{flag}`, which `{key}` decides",
+            why="the plan, and what is checked before the first step, go by the recipe's key",
+            fix=f"--set {key}={'false' if value == 'True' else value}   # and take `{flag}` out of "
+            "engines.extra",
+        )
+    return RecipeError(
+        f"`engines.extra` cannot set `{flag}`",
+        why="miles sets it itself: the run depends on it",
+        fix=f"take `{flag}` out of engines.extra",
+    )
+
+
+def read_arguments(ours: Sequence[str], extra: Sequence[str]) -> dict[str, object]:
+    """SGLang's names of what each of the two sets, with the values of `extra`; or what its parser
+    says against `extra`."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(prog="sglang")
+    ServerArgs.add_cli_args(parser)
+    for action in parser._actions:  # so that only what is given is in the namespace
+        action.default, action.required = argparse.SUPPRESS, False
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            given = vars(parser.parse_args(list(extra)))
+    except SystemExit:
+        return {"problem": said.getvalue().strip().rpartition("error: ")[2] or "it asks for help"}
+    known = sorted(vars(parser.parse_args(list(ours))))
+    return {"given": {name: str(value) for name, value in given.items()}, "ours": known}
+
+
+if __name__ == "__main__":
+    request = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        reply = read_arguments(request["ours"], request["extra"])
+    print(json.dumps(reply))

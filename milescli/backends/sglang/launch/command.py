@@ -1,0 +1,262 @@
+"""How an engine is started: the arguments and the environment of `sglang.launch_server`. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from milescli.backends.sglang.inside.adapter import ADAPTER_VARIABLE
+from milescli.backends.sglang.inside.routing import ROUTING_VARIABLE
+from milescli.backends.sglang.launch.kernels import has_flash_attention, kernel_environment
+from milescli.backends.sglang.launch.key import KEY_VARIABLE
+from milescli.backends.sglang.launch.servable import (
+    CPU_FAMILIES,
+    CpuFamily,
+    missing_fields,
+    model_zoo,
+)
+from milescli.backends.sglang.launch.spec import (
+    EngineSpec,
+    check_servable,
+    draft_config,
+    read_config,
+)
+from milescli.backends.sglang.launch.speculation import (
+    cpu_modules,
+    cpu_pieces,
+    speculation_arguments,
+)
+from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
+from milescli.core.secret_names import without_secrets
+from milescli.models.adapter import engine_slots
+from milescli.plan.on_cpu import PREFILL_TOKENS
+from milescli.platform.environment import SPIN_COUNT
+
+CPU_PATH = Path(__file__).parents[1] / "cpu_path"
+"""Import stubs, for the engine's processes alone."""
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+RECORDING_KERNELS = {"moe-runner-backend": "triton"}
+"""On an accelerator; others (triton_kernel, flashinfer_trtllm, ...) choose experts inside, and tell
+nobody."""
+CPU_TOKENS_LIMIT = 262_144
+"""Cache slots that an engine on a CPU takes at most when nobody says how many: 256 requests of 1024
+tokens. The cache is taken from main memory at the start."""
+CPU_ARGUMENTS: dict[str, object] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    # else SGLang ends itself where one pass takes 300 s; `EngineWatch` knows slow from hung
+    "watchdog-timeout": 86_400,
+}
+
+
+def engine_command(spec: EngineSpec) -> list[str]:
+    """Return the whole command line. Pure."""
+    return [sys.executable, "-m", "sglang.launch_server", *engine_arguments(spec)]
+
+
+def engine_arguments(spec: EngineSpec) -> list[str]:
+    """Return the arguments of `sglang.launch_server`. Pure."""
+    arguments: dict[str, object] = {
+        "model-path": spec.model_dir,
+        "host": spec.host,
+        "port": spec.port,
+        "tp-size": spec.tp,
+        "dtype": _DTYPES[spec.precision],
+        "context-length": spec.context_length,
+        "max-running-requests": spec.max_running_requests,
+        "random-seed": spec.seed,
+        "mem-fraction-static": spec.memory_fraction,
+        "weight-version": 0,
+        "log-level": "info",
+        "log-level-http": "warning",
+        "decode-log-interval": 1000,
+    }
+    if silent := missing_fields(read_config(spec.model_dir)):
+        arguments["json-model-override-args"] = json.dumps(silent)
+    if spec.num_nodes > 1:
+        arguments |= _of_nodes(spec)
+    switches = ["skip-server-warmup", "sleep-on-idle"]
+    if spec.tokenizer_dir is None:
+        switches.append("skip-tokenizer-init")
+    else:
+        arguments["tokenizer-path"] = spec.tokenizer_dir
+    if spec.deterministic:
+        switches.append("enable-deterministic-inference")
+    if spec.return_routed_experts:
+        switches.append("enable-return-routed-experts")
+    if spec.speculation is not None:
+        arguments |= speculation_arguments(spec.speculation)
+    if spec.adapter_dir is not None:
+        arguments |= _adapter_arguments(spec)
+        switches += ["experts-shared-outer-loras"] if spec.shares_outer else []
+    if spec.ep > 1:
+        arguments["ep-size"] = spec.ep
+    if spec.attention_dp > 1:
+        arguments["dp-size"] = spec.attention_dp
+        switches.append("enable-dp-attention")
+    total_tokens, extra = spec.max_total_tokens, ()
+    if spec.device_kind == "cpu":
+        arguments |= CPU_ARGUMENTS
+        switches += ["disable-cuda-graph", "disable-overlap-schedule"]
+        if spec.context_length <= PREFILL_TOKENS:
+            # no prompt is longer, so none need be cut in chunks, and none is before the first of
+            # these bounds: SGLang counts a request that it cuts twice, and lets another wait
+            arguments |= {
+                "max-prefill-tokens": PREFILL_TOKENS,
+                "chunked-prefill-size": 4 * PREFILL_TOKENS,
+            }
+        family = CPU_FAMILIES[check_servable(spec)]
+        extra = family.arguments
+        # of other attention than the plain one nobody has compared what a kept prefix gives
+        if spec.deterministic and not (family.is_plain and spec.prefix_cache):
+            switches.append("disable-radix-cache")
+        total_tokens = total_tokens or min(
+            spec.max_running_requests * spec.context_length, CPU_TOKENS_LIMIT
+        )
+    else:
+        # prefills are bound by products, which graphs do not speed up; SGLang would capture 58 of
+        # them, and their memory stays while an engine sleeps
+        graphs = "disable-prefill-cuda-graph" if spec.cuda_graphs else "disable-cuda-graph"
+        switches += ["enable-memory-saver", graphs]
+        arguments |= RECORDING_KERNELS if spec.return_routed_experts else {}
+        if backend := _attention_backend(spec):
+            arguments["attention-backend"] = backend
+        if spec.prefix_cache is False:
+            switches.append("disable-radix-cache")
+        if spec.speculation is not None and spec.speculation.has_weights:
+            # nobody sends these weights again when the engine wakes
+            switches.append("enable-draft-weights-cpu-backup")
+    if total_tokens is not None:
+        arguments["max-total-tokens"] = total_tokens
+    flags = [word for key, value in arguments.items() for word in (f"--{key}", *_words(value))]
+    return [*flags, *(f"--{switch}" for switch in switches), *extra, *spec.extra_args]
+
+
+def _words(value: object) -> list[str]:
+    return [str(each) for each in value] if isinstance(value, list) else [str(value)]
+
+
+def _of_nodes(spec: EngineSpec) -> dict[str, object]:
+    assert spec.init_address is not None, (
+        f"{spec.name}: {spec.num_nodes} nodes without an address to meet at"
+    )
+    return {
+        "nnodes": spec.num_nodes,
+        "node-rank": spec.node_rank,
+        "dist-init-addr": spec.init_address,
+    }
+
+
+def _adapter_arguments(spec: EngineSpec) -> dict[str, object]:
+    """Return the arguments of adapters, with room for the model without any adapter, which nobody
+    asks for."""
+    paths = [f"{name}={spec.adapter_dir}" for name in spec.adapter_names]
+    return {
+        "lora-paths": paths,
+        "max-loras-per-batch": engine_slots(len(paths)),
+        "lora-backend": "torch_native" if spec.device_kind == "cpu" else "triton",
+    }
+
+
+def _attention_backend(spec: EngineSpec) -> str | None:
+    """Return the attention backend; None: SGLang chooses by the device's architecture. Not on ROCm,
+    where it would take CUDA's `fa3` for deterministic inference, and refuses AITER there; nor where
+    `fa3` is left out of the kernels."""
+    if spec.attention_backend is not None:
+        return spec.attention_backend
+    needs_triton = spec.device_kind == "rocm" or not has_flash_attention()
+    return "triton" if needs_triton else None
+
+
+def engine_environment(spec: EngineSpec) -> dict[str, str]:
+    """Return the whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and
+    what the device needs."""
+    return without_secrets(os.environ) | own_environment(spec)
+
+
+def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
+    """Return the variables that an engine needs beyond what it inherits. `family`: of its model on
+    a CPU, where the folder is not there yet; None: as the folder says."""
+    env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
+    # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
+    env["SPT_NOENV"] = "1"
+    if os.environ.get("CUDA_ENABLE_USER_TRIGGERED_COREDUMP") != "1":
+        # else the server of an engine that died stays for a minute, for a core dump that none makes
+        env["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] = "0"
+    # else SGLang asks the first interface, or the route to a public address
+    env["SGLANG_HOST_IP"] = spec.host
+    if spec.api_key is not None:
+        env[KEY_VARIABLE] = spec.api_key
+    if spec.return_routed_experts:
+        env[ROUTING_VARIABLE] = "1"
+    if spec.adapter_dir is not None:
+        env[ADAPTER_VARIABLE] = "1"
+    if spec.device_kind == "cpu":
+        env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
+    elif spec.visible_devices:
+        env |= _visible_devices(spec)
+    if spec.device_kind == "cuda":
+        env |= kernel_environment()
+    return env | spec.extra_env
+
+
+def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
+    """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
+    the cores; but they wait for the next product awake. No torch.compile: its first calls would
+    build C++ in the middle of a rollout."""
+    threads = str(spec.cpu_threads)
+    python_path = [str(CPU_PATH), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(python_path),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": SPIN_COUNT,
+        "TORCH_COMPILE_DISABLE": "1",
+        "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
+        "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
+    }
+    modules, pieces = {family.module}, [*family.pieces]
+    if spec.speculation is not None:
+        drafted = draft_config(spec)
+        modules |= cpu_modules(spec.speculation, family, drafted)
+        pieces += cpu_pieces(family, drafted)
+    if spec.adapter_dir is not None:
+        pieces.append("adapter")
+    env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
+    env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))
+    if spec.tp > 1:
+        env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(_core_shares(spec.tp // spec.num_nodes))
+    return env
+
+
+def _other_model_modules(needed: set[str]) -> list[str]:
+    """Modules of SGLang's model zoo that this engine does not need; it imports all 200 otherwise,
+    which takes seconds."""
+    return sorted(
+        path.stem for path in model_zoo().glob("*.py") if path.stem not in {*needed, "__init__"}
+    )
+
+
+def _core_shares(tp: int) -> list[str]:
+    """Return [tp] comma-separated cores for each engine rank, dealt in turn; SGLang asks for them
+    where ranks outnumber NUMA nodes."""
+    cores = sorted(os.sched_getaffinity(0))
+    return [
+        ",".join(str(core) for core in cores[rank % len(cores) :: tp] or cores[:1])
+        for rank in range(tp)
+    ]
+
+
+def _visible_devices(spec: EngineSpec) -> dict[str, str]:
+    """Not tried on a device. On ROCm torch reads HIP_ and CUDA_VISIBLE_DEVICES; both are set, so
+    that they cannot differ."""
+    devices = ",".join(spec.visible_devices)
+    if spec.device_kind == "rocm":
+        return {"HIP_VISIBLE_DEVICES": devices, "CUDA_VISIBLE_DEVICES": devices}
+    return {"CUDA_VISIBLE_DEVICES": devices}

@@ -1,0 +1,54 @@
+"""The key of a run: engines and router refuse every request that does not bear it, but for those
+that ask after health.
+
+It travels in the environment of a process, never in its arguments; and SGLang, which writes its own
+arguments into its log and into /server_info, does not hold it among them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+KEY_VARIABLE = "MILES_ENGINE_KEY"
+"""Set by EngineServer and RouterServer for the process that they start, which takes it out
+again."""
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Headers of a request; none where there is no key."""
+    return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+
+
+def take() -> str | None:
+    """Return the key that this process was given. Children do not inherit it afterwards, and no
+    report of the environment shows it."""
+    return os.environ.pop(KEY_VARIABLE, None)
+
+
+def install(api_key: str) -> None:
+    """Let SGLang's own check stand before every endpoint of this process, with a key that its
+    arguments do not have. Its check leaves websockets alone, so there are none. Called by the
+    plug-in, before SGLang imports its HTTP server."""
+    from sglang.srt.utils import auth
+    from starlette.routing import WebSocketRoute
+
+    assert "sglang.srt.entrypoints.http_server" not in sys.modules, (
+        "SGLang's HTTP server was imported before the plug-in"
+    )
+    add_check = auth.add_api_key_middleware
+
+    def add_check_with_key(app, **_: object) -> None:
+        from sglang.srt.entrypoints import http_server
+
+        # SGLang would ask for it without the key, and the refusal's traceback would stand among the
+        # last lines of the log; EngineServer asks for it
+        http_server._freeze_gc_after_server_warmup = lambda server_args: None
+        app.router.routes[:] = [
+            route for route in app.router.routes if not isinstance(route, WebSocketRoute)
+        ]
+        add_check(app, api_key=api_key, admin_api_key=None)
+
+    auth.add_api_key_middleware = add_check_with_key
+    # what makes SGLang add the check although its arguments have no key
+    auth.app_has_admin_force_endpoints = lambda app: True

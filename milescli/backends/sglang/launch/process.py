@@ -1,0 +1,285 @@
+"""A child process of ours: own process group, output in a file, bounded waits. Knows no engine;
+used by `server.py`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Protocol
+
+from milescli.core.errors import WaitTimeout, WorkerDied, WorkerKilled
+from milescli.core.log_tail import last_log_lines
+from milescli.core.run_processes import TOKEN_VARIABLE, cpu_seconds, processes_of
+from milescli.core.stacks import is_stopped_process
+from milescli.core.units import format_duration
+
+POLL_S = 0.1
+"""Between two looks at whether a process is ready."""
+END_TIMEOUT_S = 30.0
+"""For processes to be gone after SIGKILL, which takes more than a moment on a busy machine; a
+device driver may hold one longer."""
+TEMP_PREFIX = "miles-process-"
+"""Of each process's own folder for temporary files (sockets, maps); short, for socket paths have at
+most 107 bytes."""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Opens URLs of ours, past any proxy that the environment names."""
+
+
+def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
+    """Return the status of a GET. Raises OSError where nobody answers."""
+    try:
+        with DIRECT.open(
+            urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
+        ) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except HTTPException as error:  # it ended in the middle of its response
+        raise OSError(f"{url}: {type(error).__name__}: {error}") from error
+
+
+class Child(Protocol):
+    """The methods used of a process that was started: `subprocess.Popen`, or one like it."""
+
+    pid: int
+    """Also the id of its process group."""
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+
+    def wait(self, timeout: float) -> int:
+        """Exit code. Raises subprocess.TimeoutExpired."""
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLook:
+    """The state of a process and of those without which it cannot work."""
+
+    ended: str | None = None
+    """How one of them ended; None: all run."""
+    stopped: str | None = None
+    """Which of them the system does not let run, and why."""
+    cpu_s: float = 0.0
+    """Processor time that those which compute have had so far."""
+
+
+class ManagedProcess:
+    """Starts one command, watches it, and stops it with all that it spawned."""
+
+    ready_path = "/health"
+    """What answers 200 when it is ready."""
+    stop_signal = signal.SIGTERM
+    """What asks it to end in good order."""
+
+    def __init__(
+        self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str
+    ) -> None:
+        """`name` as errors call it; `env`: the child's whole environment; `url` answers GET
+        `ready_path` when it is ready."""
+        self.name = name
+        self.command = command
+        self.env = env
+        self.log_path = log_path
+        self.url = url
+        self._temp_dir: Path | None = None
+        self._process: Child | None = None
+        self._started_at = 0.0
+        self._log_begins = 0
+        """Byte of the log, before which another wrote in its place."""
+
+    @property
+    def pid(self) -> int | None:
+        """Also the id of its process group; None before `start`."""
+        return self._process.pid if self._process else None
+
+    def group(self) -> int | None:
+        """Id of its process group; None before `start`."""
+        return self.pid
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.poll()
+
+    def ended(self) -> str | None:
+        """Return how it ended, for people; None while it runs."""
+        code = self.poll()
+        if code is None:
+            return None
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        return f"its process ended {how}"
+
+    def look(self) -> ProcessLook:
+        """Return what the system says of it now."""
+        cpu_s = sum(map(cpu_seconds, self._computing_pids()))
+        return ProcessLook(ended=self.ended(), stopped=self._stopped(), cpu_s=cpu_s)
+
+    def _computing_pids(self) -> list[int]:
+        """Return which of its processes do its work."""
+        return [self.pid] if self.pid is not None else []
+
+    def _stopped(self) -> str | None:
+        assert self._process is not None, f"{self.name} was not started"
+        is_stopped = is_stopped_process(self._process.pid)
+        return f"its process {self._process.pid} is stopped (SIGSTOP)" if is_stopped else None
+
+    def start(self) -> None:
+        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us.
+        Returns at once. What asks it to end reaches it, also from a Ray actor: there SIGINT is
+        blocked, and a child inherits that of the thread that spawns it."""
+        assert self._process is None, f"{self.name} was started already"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
+        env = self.env | {"TMPDIR": str(self._temp_dir)}
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {self.stop_signal})
+        try:
+            self._process = self._spawn(env)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        self._started_at = time.monotonic()
+
+    def _spawn(self, env: dict[str, str]) -> Child:
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                self.command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
+        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended
+        (WorkerKilled where nothing in it was wrong), WaitTimeout at the bound."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if (how := self._ended_in_start()) is not None:
+                error = self.death(f"while it started: {how}")
+                if self._was_killed():
+                    error = WorkerKilled(error.what, why=error.why, fix=error.fixes)
+                raise error
+            if self._answers():
+                return time.monotonic() - self._started_at
+            if time.monotonic() > deadline:
+                raise WaitTimeout(
+                    f"{self.name} is not ready",
+                    why=f"{format_duration(timeout_s)} without 200 from "
+                    f"{self.url}{self.ready_path}; its log ends:\n{self.last_words()}",
+                    fix=[
+                        f"less {self.log_path}",
+                        f"--set machine.start_timeout_s={2 * timeout_s:.0f}",
+                    ],
+                )
+            sleep(POLL_S)
+
+    def speaks(self) -> bool:
+        """True if it says anything, ready or not; waits 2 s at most."""
+        try:
+            return bool(status(f"{self.url}/health", timeout_s=2))
+        except OSError:
+            return False
+
+    def _answers(self) -> bool:
+        try:
+            return status(f"{self.url}{self.ready_path}", timeout_s=2) == 200
+        except OSError:  # not listening yet: what we wait for
+            return False
+
+    def _ended_in_start(self) -> str | None:
+        """Same as `ended`, while it is not ready."""
+        return self.ended()
+
+    def _was_killed(self) -> bool:
+        """True if its end came from outside."""
+        return (self.poll() or 0) < 0
+
+    def last_words(self) -> str:
+        """Return the last lines of its log."""
+        return last_log_lines(self.log_path, since=self._log_begins)
+
+    def death(self, when: str) -> WorkerDied:
+        """Return the error that says that it ended, with its last words."""
+        return WorkerDied(
+            f"{self.name} ended {when}",
+            why=f"its log ends:\n{self.last_words()}",
+            fix=f"less {self.log_path}",
+        )
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """`stop_signal` to the leader, which ends its children, then KILL to what is left of the
+        group after `timeout_s`. Idempotent. Its temporary files go with it."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(self.stop_signal)
+        deadline = time.monotonic() + timeout_s
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        _signal_group(self._process.pid, signal.SIGKILL)
+        try:
+            self._process.wait(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise WaitTimeout(
+                f"{self.name} does not end",
+                why=f"process group {self._process.pid} was sent SIGKILL {END_TIMEOUT_S:g} s "
+                "ago; a device driver may hold it",
+                fix=f"ps -o pid,stat,cmd -g {self._process.pid}",
+            ) from None
+
+        if self._temp_dir is not None:
+            # it may be gone: nothing else can be done about it here
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+    def _group_lives(self) -> bool:
+        """True if any process of the group is left; reaps the leader, which would count as alive
+        while it is a zombie."""
+        assert self._process is not None
+        self._process.poll()
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def end_group_of_run(group: int) -> None:
+    """SIGKILL to a process group of this run, whose leader may be gone. Returns when nothing is
+    left of it, or after `END_TIMEOUT_S`. A group of anybody else's is left alone: numbers are given
+    again."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while token and time.monotonic() < deadline:
+        left = [pid for pid in processes_of(token) if _group_of(pid) == group]
+        if not left:
+            return
+        _signal_group(group, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:  # all of it has ended, which is what is wanted
+        return

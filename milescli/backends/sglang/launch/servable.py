@@ -1,0 +1,312 @@
+"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those
+whose architecture it has. Reads facts, config.json and the names in SGLang's files; imports nothing
+of SGLang."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from milescli.core.errors import MachineError
+from milescli.models.facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFamily:
+    """How a family is served on a CPU."""
+
+    module: str
+    """Of SGLang's model zoo; the others are not loaded."""
+    architecture: str
+    """What config.json calls it where it does; SGLang cannot do without."""
+    pieces: tuple[str, ...] = ()
+    """Modules of `cpu/` that it needs beside those that every engine has."""
+    arguments: tuple[str, ...] = ()
+    """Of `sglang.launch_server`, on a CPU."""
+    output_layer: Literal["any", "own", "tied"] = "any"
+    """own: SGLang leaves an output layer that is tied to the embeddings empty. tied: it uses the
+    embeddings, whatever the config says."""
+    windows: bool = False
+    """SGLang heeds the family's sliding windows; else it attends to everything."""
+    dense: Literal["anywhere", "first", "nowhere"] = "anywhere"
+    """Where SGLang can have layers without experts in a model with experts."""
+    mlp_bias: bool = False
+    """SGLang has biases of MLPs; else it leaves them out."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True if its layers attend to all before them, by pieces that every engine has."""
+        return not (self.pieces or self.windows)
+
+
+CPU_FAMILIES: dict[str, CpuFamily] = {
+    "deepseek_v3": CpuFamily(
+        module="deepseek_v2",
+        architecture="DeepseekV3ForCausalLM",
+        pieces=("latent",),
+        dense="first",
+    ),
+    "gemma3_text": CpuFamily(
+        module="gemma3_causal",
+        architecture="Gemma3ForCausalLM",
+        output_layer="tied",
+        windows=True,
+    ),
+    "glm4": CpuFamily(module="glm4", architecture="Glm4ForCausalLM"),
+    "glm4_moe": CpuFamily(
+        module="glm4_moe", architecture="Glm4MoeForCausalLM", output_layer="own", dense="first"
+    ),
+    "glm4_moe_lite": CpuFamily(
+        module="glm4_moe_lite",
+        architecture="Glm4MoeLiteForCausalLM",
+        pieces=("latent",),
+        output_layer="own",
+        dense="first",
+    ),
+    "gpt_oss": CpuFamily(
+        module="gpt_oss",
+        architecture="GptOssForCausalLM",
+        pieces=("sinks",),
+        arguments=("--disable-hybrid-swa-memory", "--moe-runner-backend", "triton"),
+        output_layer="own",
+        windows=True,
+        mlp_bias=True,
+    ),
+    "llama": CpuFamily(module="llama", architecture="LlamaForCausalLM"),
+    "mimo": CpuFamily(module="mimo", architecture="MiMoForCausalLM", pieces=("mimo",)),
+    "mistral": CpuFamily(module="mistral", architecture="MistralForCausalLM"),
+    "qwen2": CpuFamily(module="qwen2", architecture="Qwen2ForCausalLM"),
+    "qwen3": CpuFamily(module="qwen3", architecture="Qwen3ForCausalLM"),
+    "qwen3_5": CpuFamily(
+        module="qwen3_5", architecture="Qwen3_5ForConditionalGeneration", pieces=("delta",)
+    ),
+    "qwen3_5_moe": CpuFamily(
+        module="qwen3_5",
+        architecture="Qwen3_5MoeForConditionalGeneration",
+        pieces=("delta",),
+        dense="nowhere",
+    ),
+    "qwen3_5_moe_text": CpuFamily(
+        module="qwen3_5_text",
+        architecture="Qwen3_5MoeForCausalLM",
+        pieces=("delta",),
+        dense="nowhere",
+    ),
+    "qwen3_5_text": CpuFamily(
+        module="qwen3_5_text", architecture="Qwen3_5ForCausalLM", pieces=("delta",)
+    ),
+    "qwen3_next": CpuFamily(
+        module="qwen3_next", architecture="Qwen3NextForCausalLM", pieces=("delta",), dense="nowhere"
+    ),
+    "qwen3_moe": CpuFamily(
+        module="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        output_layer="own",
+        dense="nowhere",
+    ),
+}
+"""model_type -> how. Each was compared with transformers in float32: log-probs of prompts and
+responses, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
+
+
+def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
+    """True if SGLang serves this model rightly on a CPU, and why (not)."""
+    if cpu_family(facts) is None:
+        return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
+    fault = fault_of_sglang(facts)
+    return fault is None, fault or "compared with transformers"
+
+
+def cpu_family(facts: ModelFacts) -> CpuFamily | None:
+    """Return how a model is served on a CPU; None: not at all. Text models of families that have
+    multimodal releases go by a `model_type` of their own."""
+    text = f"{facts.family}_text"
+    return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
+
+
+def is_served_on_cpu(family: str) -> bool:
+    """True if at least the text models of a family are served on a CPU."""
+    return not CPU_FAMILIES.keys().isdisjoint((family, f"{family}_text"))
+
+
+def fault_of_sglang(facts: ModelFacts) -> str | None:
+    """Why SGLang serves this model wrongly on any device; None where nothing is known against
+    it."""
+    family = cpu_family(facts)
+    if family is None:
+        return None
+    if facts.tied_embeddings and family.output_layer == "own":
+        return (
+            "its output layer is tied to its embeddings, and SGLang 0.5.20 then leaves the "
+            "output layer empty"
+        )
+    if not facts.tied_embeddings and family.output_layer == "tied":
+        return (
+            "its output layer has weights of its own, and SGLang 0.5.20 uses the embeddings in "
+            "their place in this family"
+        )
+    if not family.windows and any(layer.mixer == "sliding" for layer in facts.layers):
+        return "its layers look at a window, which SGLang 0.5.20 does not heed in this family"
+    if facts.mlp_bias and not family.mlp_bias:
+        return "its MLPs have biases, which SGLang 0.5.20 leaves out in this family"
+    kinds = [layer.mlp for layer in facts.layers]
+    if family.dense == "nowhere" and "dense" in kinds:
+        return (
+            "some of its layers have no experts, which SGLang 0.5.20 does not know of in this "
+            "family"
+        )
+    if family.dense == "first" and kinds != sorted(kinds):
+        return (
+            "it has layers without experts behind layers with them, which SGLang 0.5.20 does "
+            "not know of in this family"
+        )
+    full = [index for index, layer in enumerate(facts.layers, start=1) if layer.mixer == "full"]
+    step = full[0] if full else facts.num_layers + 1
+    if facts.gated_delta is not None and full != list(range(step, facts.num_layers + 1, step)):
+        return (
+            "its layers of full attention do not come at one interval, as SGLang 0.5.20 takes "
+            "them to"
+        )
+    scaling = facts.rope.scaling if facts.rope is not None else None
+    if scaling is not None and scaling.attention_factor is not None:
+        return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
+    return None
+
+
+_UNRECORDED = {
+    "deepseek_v4": "its first layers choose experts by a table of tokens, which SGLang 0.5.20 does "
+    "not record",
+    "gemma4": "SGLang 0.5.20 sizes the record by `num_experts_per_tok`, which this family's "
+    "config.json calls `top_k_experts`",
+    "nemotron_h": "SGLang 0.5.20 does not tell this family's routers which layer they are in",
+}
+"""Families with experts of whose choices SGLang keeps no record, and why. Read in its source; none
+of them is served on a CPU."""
+
+
+def fault_of_record(facts: ModelFacts) -> str | None:
+    """Return why no engine says which experts it chose; None where nothing is known against it."""
+    if not facts.num_moe_layers:
+        return "no layer of the model has experts"
+    return _UNRECORDED.get(facts.family)
+
+
+_DEEPSEEK: dict[str, object] = {
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
+_SILENT: dict[str, dict[str, object]] = {
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe_lite": {**_DEEPSEEK, "first_k_dense_replace": 1},
+    "gpt_oss": {"swiglu_limit": 7.0},
+}
+"""Fields that SGLang wants, that the families' releases have, and that transformers does not write:
+there they are constants."""
+
+
+def _hybrid_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """SGLang has full attention in every so-manieth layer where transformers has a list of layers,
+    and reads the rotated share of a head in the old place of config.json alone."""
+    fields: dict[str, object] = {}
+    mixers, rope = config.get("layer_types"), config.get("rope_parameters")
+    if isinstance(mixers, list):
+        fields["full_attention_interval"] = (
+            mixers.index("full_attention") if "full_attention" in mixers else len(mixers)
+        ) + 1
+    if isinstance(rope, Mapping) and "partial_rotary_factor" in rope:
+        fields["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    return fields
+
+
+ADAPTER_FAMILIES = (
+    "gemma3",
+    "glm4",
+    "glm4_moe",
+    "gpt_oss",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
+"""Served with a LoRA adapter on a CPU, and compared with the merged model."""
+_ADAPTER_UNIT = 32
+"""SGLang pads the inner sizes of MLPs to a multiple of it on a CPU, and an adapter's matrices are
+not padded."""
+
+
+def fault_of_adapter(facts: ModelFacts) -> str | None:
+    """Return why an engine on a CPU cannot serve an adapter over this model; None: it can."""
+    if facts.family not in ADAPTER_FAMILIES:
+        return f"only {', '.join(ADAPTER_FAMILIES)} were compared with merged models there"
+    sizes = (facts.ffn_hidden_size, facts.moe_ffn_hidden_size, facts.shared_expert_ffn_hidden_size)
+    odd = [size for size in sizes if size % _ADAPTER_UNIT]
+    if odd:
+        return f"SGLang pads an inner size of {odd[0]} to a multiple of {_ADAPTER_UNIT} there"
+    return None
+
+
+def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
+    """Fields of config.json that SGLang cannot do without, where it is silent: what transformers
+    takes then."""
+    model_type = str(config.get("model_type"))
+    fields = {
+        name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config
+    }
+    if model_type in CPU_FAMILIES and not config.get("architectures"):
+        fields["architectures"] = [CPU_FAMILIES[model_type].architecture]
+    if model_type in CPU_FAMILIES and "delta" in CPU_FAMILIES[model_type].pieces:
+        inner = config.get("text_config")
+        hybrid = _hybrid_fields(inner if isinstance(inner, Mapping) else config)
+        # the tower of a multimodal release is neither trained nor loaded
+        fields |= (
+            {"text_config": hybrid, "language_model_only": True}
+            if isinstance(inner, Mapping)
+            else hybrid
+        )
+    kinds = config.get("mlp_layer_types")
+    if model_type == "glm4_moe_lite" and isinstance(kinds, list):
+        fields["first_k_dense_replace"] = kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    return fields
+
+
+def model_zoo() -> Path:
+    """SGLang's folder of models. Raises MachineError where SGLang is not installed."""
+    package = find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
+        raise MachineError(
+            "SGLang is not installed",
+            why="`import sglang` finds nothing",
+            fix="make install   # or: pip install sglang",
+        )
+    return Path(package.submodule_search_locations[0]) / "srt" / "models"
+
+
+@functools.lru_cache(maxsize=1)
+def architectures() -> frozenset[str]:
+    """Names of the architectures that the installed SGLang has, as `architectures` of config.json
+    names them; read from its files without importing them (200 modules, seconds). Raises
+    MachineError where SGLang is not installed."""
+    return frozenset(
+        name
+        for path in sorted(model_zoo().glob("*.py"))
+        for name in _entry_classes(path.read_text("utf-8"))
+    )
+
+
+def _entry_classes(source: str) -> list[str]:
+    """Return what a module's `EntryClass = ...` names."""
+    if "EntryClass" not in source:
+        return []
+    names = []
+    for statement in ast.parse(source).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        if any(isinstance(target, ast.Name) and target.id == "EntryClass" for target in targets):
+            names += [node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)]
+    return names

@@ -1,0 +1,184 @@
+"""One engine as plain data, and whether SGLang can serve its model here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from milescli.backends.sglang.launch.servable import (
+    CPU_FAMILIES,
+    cpu_family,
+    fault_of_adapter,
+    fault_of_sglang,
+)
+from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
+from milescli.core.errors import MachineError, RecipeError
+from milescli.models import ModelFacts, parse_facts
+from milescli.models.adapter import SOLE_ADAPTER
+from milescli.models.base import CONFIG_NAME, quantization_config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine: what it serves, and where it lives."""
+
+    model_dir: Path
+    tokenizer_dir: Path | None
+    """None: the engine has no tokenizer, starts sooner, and refuses stop strings."""
+    device_kind: Literal["cpu", "cuda", "rocm"]
+    precision: Literal["bf16", "fp32"]
+    port: int
+    log_path: Path
+    name: str = "engine 0"
+    """As errors call it."""
+    tp: int = 1
+    ep: int = 1
+    """Groups of the tp devices that share out the experts."""
+    attention_dp: int = 1
+    """Groups of the tp devices that share out the requests."""
+    host: str = "127.0.0.1"
+    """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
+    api_key: str | None = field(default=None, repr=False)
+    """What every request must bear; see `key.py`. Engines behind one router share theirs with
+    it."""
+    num_nodes: int = 1
+    """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
+    answers."""
+    node_rank: int = 0
+    init_address: str | None = None
+    """`host:port` on node 0 where the ranks meet, where there are several nodes; with
+    `attention_dp`, also the six ports after it."""
+    max_running_requests: int = 256
+    max_total_tokens: int | None = None
+    """KV-cache slots; None: SGLang sizes it from `memory_fraction` (on a CPU: enough for all
+    running requests, bounded)."""
+    memory_fraction: float = 0.7
+    context_length: int = 4096
+    cpu_threads: int = 1
+    seed: int = 0
+    deterministic: bool = True
+    """A request's seed counts, and a token does not depend on the batch it was sampled in."""
+    prefix_cache: bool | None = None
+    """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
+    on a CPU."""
+    return_routed_experts: bool = False
+    speculation: Speculation | None = None
+    """None: one token a pass."""
+    adapter_dir: Path | None = None
+    """PEFT folder of the adapter that it begins with, and of which the trainer sends others of the
+    same shape; None: it serves the model itself, and is sent all weights."""
+    adapter_names: tuple[str, ...] = (SOLE_ADAPTER,)
+    """By which requests ask for it, or for one of several that all begin as it is."""
+    visible_devices: tuple[str, ...] = ()
+    """Devices of this engine, as the vendor's variable names them; empty: inherited."""
+    extra_env: dict[str, str] = field(default_factory=dict)
+    warm: Path | None = None
+    """Socket of a process that has imported SGLang (see `warm.py`), on a CPU; None: the engine
+    imports it itself."""
+    shares_outer: bool = False
+    """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
+    attention_backend: str | None = None
+    """Of an accelerator; None: see `_attention_backend`."""
+    cuda_graphs: bool = True
+    """Of an accelerator."""
+    ends_group: int = 0
+    """Process group of the engine in whose place it comes, of which nothing may be left when it
+    starts: that holds its device. 0: there is none."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of `sglang.launch_server`, last, so that they win; `arguments` says which
+    are refused."""
+
+    @property
+    def url(self) -> str:
+        """http://host:port"""
+        return f"http://{self.host}:{self.port}"
+
+
+def check_servable(spec: EngineSpec) -> str:
+    """Return the model's `model_type`. Raises where the folder is no model, or the model is not
+    served rightly on this device."""
+    config, on_cpu = read_config(spec.model_dir), spec.device_kind == "cpu"
+    model_type = str(config["model_type"])
+    if model_type not in CPU_FAMILIES:
+        if not on_cpu:
+            return model_type
+        raise _not_compared(model_type.removesuffix("_text"))
+    if on_cpu:
+        refuse_quantised(config)
+    facts = parse_facts(config)
+    require_served(facts, on_cpu=on_cpu, has_adapter=spec.adapter_dir is not None)
+    return model_type
+
+
+def refuse_quantised(config: Mapping[str, object]) -> None:
+    """Raises MachineError where a CPU cannot serve the weights of a model with this config.json."""
+    if quantization_config(config) is not None:
+        raise MachineError(
+            f"the quantised `{config['model_type']}` model cannot be served on a CPU",
+            why="its config.json has `quantization_config`, and SGLang's kernels for such weights "
+            "are for GPUs",
+            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
+            "convert megatron-to-hf",
+        )
+
+
+def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> None:
+    """Raises MachineError or RecipeError where SGLang does not serve this model rightly on such a
+    device. `has_adapter`: with a LoRA adapter over it."""
+    if on_cpu and cpu_family(facts) is None:
+        raise _not_compared(facts.family)
+    if fault := fault_of_sglang(facts):
+        raise RecipeError(
+            f"SGLang cannot serve this `{facts.family}` model",
+            why=fault,
+            fix="choose another model: --set model.path=FOLDER",
+        )
+    if has_adapter and on_cpu and (fault := fault_of_adapter(facts)):
+        raise MachineError(
+            f"an adapter over this `{facts.family}` model cannot be served on a CPU",
+            why=fault,
+            fix=["--set train.lora.publish=merged   # one adapter at a time", "run it on a GPU"],
+        )
+
+
+def _not_compared(family: str) -> MachineError:
+    return MachineError(
+        f"a `{family}` model cannot be served on a CPU yet",
+        why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
+        fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
+    )
+
+
+def check_speculates(spec: EngineSpec) -> None:
+    """Raises where it cannot guess ahead as it is told to; see `check_speculation`."""
+    if spec.speculation is not None:
+        check_speculation(
+            spec.speculation,
+            device_kind=spec.device_kind,
+            config=read_config(spec.model_dir),
+            draft_config=draft_config(spec),
+            records_experts=spec.return_routed_experts,
+        )
+
+
+def draft_config(spec: EngineSpec) -> dict[str, object] | None:
+    """Return the config of the model that guesses, where its folder is there."""
+    folder = spec.speculation.draft_dir if spec.speculation is not None else None
+    return read_config(folder) if folder is not None and folder.is_dir() else None
+
+
+def read_config(folder: Path) -> dict[str, object]:
+    path = folder / CONFIG_NAME
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        _ = config["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            f"`{folder}` is not a Hugging Face model folder",
+            why=f"{path}: {type(error).__name__}: {error}",
+            fix="--set model.path=FOLDER   # a folder with config.json, weights and a tokenizer",
+        ) from error
+    return config

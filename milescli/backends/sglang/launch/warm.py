@@ -1,0 +1,211 @@
+"""A process that has imported SGLang before an engine is wanted, and from which engines are forked:
+an engine on a CPU then starts in a second. Both ends of it: `WarmProcess` for the driver that
+starts it, `fork_engine` for whoever wants an engine. `warm_process` is what runs in it.
+
+Where there is none, where it has ended, or where it does not fit, engines are started from scratch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from milescli.core.stacks import is_stopped_process
+
+FORK_TIMEOUT_S = 120.0
+"""For the warm process to finish its imports and fork. Beyond that an engine starts from
+scratch."""
+HELD_S = 5.0
+"""So long it may be stopped, while an engine is waited for."""
+LOOK_EVERY_S = 0.5
+UNKNOWN_CODE = 255
+"""Exit code of an engine whose warm process, which alone could have learnt it, was killed before
+it."""
+
+
+class WarmProcess:
+    """Started by the driver of a run, on its main thread: it ends when that thread ends, also by
+    SIGKILL."""
+
+    def __init__(self) -> None:
+        """Starts nothing."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: socket.socket | None = None
+
+    def start(self, environment: Mapping[str, str]) -> None:
+        """Begin the imports, in the environment of the engines to come. Returns at once."""
+        assert self._process is None, "the warm process was started already"
+        self._pipe, its_end = socket.socketpair()
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "milescli.backends.sglang.launch.warm_process",
+                str(os.getpid()),
+            ],
+            env={**environment, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=its_end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        its_end.close()
+
+    def listen(self, folder: Path) -> Path:
+        """Listen for requests for engines from now on, in a folder that is ours alone; returns the
+        path of a socket. Who asks before the imports are done waits for them, and learns it at once
+        where the process ends instead."""
+        assert self._pipe is not None, "listen before start"
+        path = folder / "warm"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            if self._process is not None:
+                _pid_file(path).write_text(str(self._process.pid))
+            listener.listen()
+            with contextlib.suppress(OSError):  # it has ended: whoever asks it will see
+                socket.send_fds(self._pipe, [b"."], [listener.fileno()])
+        return path
+
+    def stop(self) -> None:
+        """End it at once; engines that came of it live on. Idempotent."""
+        if self._process is not None and self._pipe is not None:
+            self._process.kill()
+            self._process.wait()
+            self._pipe.close()
+            self._process = self._pipe = None
+
+
+class NotForked(Exception):
+    """The warm process gave no engine; the text says why."""
+
+
+class ForkedEngine:
+    """A process that is a child of the warm process, not of ours; has the interface of
+    `subprocess.Popen`."""
+
+    def __init__(self, pid: int, connection: socket.socket) -> None:
+        """`connection` tells the exit code when it has one."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._connection: socket.socket | None = connection
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float) -> int:
+        """Exit code. Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + timeout
+        while (code := self._look(min(0.1, timeout))) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"engine {self.pid}", timeout)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Nothing where it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _look(self, timeout_s: float) -> int | None:
+        if self.returncode is not None:
+            return self.returncode
+        ready = _readable((self._connection, self._pidfd), timeout_s)
+        if self._connection is not None and self._connection.fileno() in ready:
+            said = _read_line(self._connection)
+            if said is not None:
+                return self._ended(said["code"])
+            self._connection.close()
+            self._connection = None
+        if self._connection is None and (self._pidfd is None or _readable((self._pidfd,), 0.0)):
+            return self._ended(UNKNOWN_CODE)
+        return None
+
+    def _ended(self, code: int) -> int:
+        self.returncode = code
+        for held in (self._connection, self._pidfd):
+            if isinstance(held, socket.socket):
+                held.close()
+            elif held is not None:
+                os.close(held)
+        self._connection = self._pidfd = None
+        return code
+
+
+def fork_engine(
+    address: Path, *, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> ForkedEngine:
+    """Fork an engine with these arguments of `sglang.launch_server`. `environment`: what the engine
+    must have beyond what the warm process inherited. Raises NotForked."""
+    request = {
+        "arguments": list(arguments),
+        "environment": dict(environment),
+        "log": str(log.absolute()),
+    }
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(FORK_TIMEOUT_S)
+        connection.connect(str(address))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        _wait_for_reply(connection, address)
+        reply = _read_line(connection)
+    except OSError as error:
+        connection.close()
+        raise NotForked(f"{type(error).__name__}: {error}") from error
+    if reply is None or "pid" not in reply:
+        connection.close()
+        raise NotForked(reply["refused"] if reply else "it ended before it replied")
+    connection.settimeout(None)
+    return ForkedEngine(reply["pid"], connection)
+
+
+def _wait_for_reply(connection: socket.socket, address: Path) -> None:
+    """Raises TimeoutError; ConnectionError where the system holds the warm process, which is ended:
+    let go, it would fork an engine that nobody wants any more."""
+    deadline, held_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
+    with contextlib.suppress(FileNotFoundError):
+        pid = int(_pid_file(address).read_text())
+        while not _readable((connection,), LOOK_EVERY_S):
+            held_s = held_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
+            if held_s >= HELD_S:
+                os.kill(pid, signal.SIGKILL)
+                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {HELD_S:.0f} s")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no reply within {FORK_TIMEOUT_S:.0f} s")
+
+
+def _pid_file(address: Path) -> Path:
+    return address.with_suffix(".pid")
+
+
+def _readable(sources: Sequence[socket.socket | int | None], timeout_s: float) -> set[int]:
+    """File descriptors of those that have something to say, or have ended."""
+    poll = select.poll()
+    for source in sources:
+        if source is not None:
+            poll.register(source, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(timeout_s * 1000)}
+
+
+def _read_line(connection: socket.socket) -> dict[str, Any] | None:
+    """One line of JSON, and nothing of what comes after it; None at the end."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if not (byte := connection.recv(1)):
+            return None
+        line += byte
+    return json.loads(line)

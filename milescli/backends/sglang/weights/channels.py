@@ -1,0 +1,325 @@
+"""Two ways by which trainer ranks send weights to SGLang engines: shared memory on one machine, or
+a process group. Run inside trainer ranks, collectively; torch.distributed's default group is
+theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from milescli.backends.sglang.client.http import EngineRefused, Orders, Reply
+from milescli.backends.sglang.inside.corrections import DRAFT_FORMAT
+from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
+from milescli.backends.sglang.weights.group import WeightGroup
+from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, plain_payload
+from milescli.core.errors import MachineError, MilesError, MismatchError
+from milescli.core.types import EngineAddress
+from milescli.weights.base import Bucket
+from milescli.weights.buckets import Slice, layout, write_flat
+
+DEFAULT_TIMEOUT_S = 600.0
+"""For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
+READ_WITHIN_S = 30.0
+"""After a failure: for the other engines to have read what they were sent."""
+
+
+class _Channel:
+    """The common part of both channels: every rank goes through the buckets, a failure is raised on
+    all of them, and what arrived is verified."""
+
+    def __init__(
+        self,
+        *,
+        backend: str = "gloo",
+        host: str = "127.0.0.1",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """`backend` of collectives, gloo or nccl; `host`: address of trainer rank 0's node, as the
+        engines reach it; `timeout_s` bounds each order to an engine."""
+        self._backend = backend
+        self._host = host
+        self._timeout_s = timeout_s
+        self._orders: Orders | None = None
+        self._loading: list[Reply] = []
+
+    @property
+    def orders(self) -> Orders:
+        """The engines; `open` was called."""
+        assert self._orders is not None, "send before open"
+        return self._orders
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        self.close()
+        self._orders = Orders(engines, timeout_s=self._timeout_s)
+
+    def close(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+
+    def send(self, buckets: Iterator[Bucket]) -> None:
+        try:
+            _agree(self._send_all(buckets))
+        finally:
+            self._free()
+
+    def verify(self, buckets: Iterator[Bucket]) -> None:
+        """Send everything once more, in the same way, into engines whose weights were overwritten
+        with NaN."""
+        failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
+        try:
+            failure = self._send_all(buckets) or failure
+            if _rank() == 0:
+                failure = failure or _caught(self._tell_verifier, END)
+            _agree(failure)
+        finally:
+            self._free()
+
+    def _tell_verifier(self, order: str) -> None:
+        payload = plain_payload([(order, None)])
+        bodies = [
+            {
+                "serialized_named_tensors": [payload] * engine.tp,
+                "load_format": VERIFY_FORMAT,
+                "flush_cache": False,
+                "disable_draft_model": engine.has_own_draft,
+            }
+            for engine in self.orders.engines
+        ]
+        try:
+            self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+        except EngineRefused as error:
+            _, is_difference, finding = error.why.partition(DIFFERS)
+            if not is_difference:
+                raise
+            raise MismatchError(
+                "an engine does not hold the weights that were sent: "
+                f"{finding.strip(chr(34) + '}')}",
+                why=f"{error.what.split(' refused')[0]} was compared bit for bit after the publish",
+                fix="stop here: the engine samples from another policy than the one that is "
+                "trained; report this with the recipe",
+            ) from None
+
+    def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
+        """Engines load one bucket while the ranks make and flatten the next. Every rank goes
+        through all buckets, also after a failure: making them is collective, and a rank that left
+        would hang the others."""
+        failure: MilesError | None = None
+        for index, bucket in enumerate(buckets):
+            own = self._flatten(bucket, index)
+            # on rank 0; before `_collect` lets the other ranks go on
+            failure = _caught(self._finish_loading) or failure
+            whole = self._collect(own)
+            if _rank() == 0 and failure is None:
+                failure = _caught(self._begin_loading, whole)
+        return _caught(self._finish_loading) or failure
+
+    def _flatten(self, bucket: Bucket, index: int) -> Any:
+        """Prepare what this rank adds to the sending of a bucket. The engines may still read the
+        one before."""
+        raise NotImplementedError
+
+    def _collect(self, own: Any) -> Any:
+        """Collect on rank 0 what it needs of all ranks. They leave it after rank 0 has come: what
+        the engines read before is then free."""
+        return own
+
+    def _begin_loading(self, whole: Any) -> None:
+        """Rank 0: make all engines load one bucket."""
+        raise NotImplementedError
+
+    def _finish_loading(self) -> None:
+        """Rank 0: wait until all engines have replied to the last bucket, each within its bound.
+        They reply when they have read it."""
+        loading, self._loading = self._loading, []
+        if loading:
+            self.orders.finish(loading)
+
+    def _free(self) -> None:
+        """Give back what buckets were sent from: no rank sends any more."""
+
+
+class TensorChannel(_Channel):
+    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not
+    tried. Each engine rank reads from the trainer rank that shares its memory.
+
+    Buffers take turns, on every rank: engines read one while the next is filled. It is filled again
+    only after they have replied.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """As for every channel; shared memory needs neither backend nor host."""
+        super().__init__(**settings)
+        self._buffers: list[SharedBuffer | None] = [None, None]
+        self._readers: list[list[tuple[int, int]]] = []
+        self._for_draft = False
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        super().open(engines)
+        self._readers = readers(
+            engines, num_ranks=dist.get_world_size() if dist.is_initialized() else 1
+        )
+
+    def send_draft(self, buckets: Iterator[Bucket]) -> None:
+        self._for_draft = True
+        try:
+            self.send(buckets)
+        finally:
+            self._for_draft = False
+
+    def _flatten(self, bucket: Bucket, index: int) -> list[str] | MilesError:
+        """Return a handle for each reader of this rank; or why there is none, which rank 0
+        raises."""
+        mine = self._readers[_rank()]
+        if not mine:
+            return []
+        slices, device = layout(bucket), bucket[0][1].device
+        try:
+            buffer = self._buffer(device, slices[-1].end, index)
+        except MachineError as error:
+            return error
+        write_flat(bucket, buffer.flat)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return [buffer.payload(slices) for _ in mine]
+
+    def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
+        held = self._buffers[index % 2]
+        if held is None or held.flat.numel() < size_bytes or held.device != device:
+            self._free_one(index % 2)
+            held = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
+        return held
+
+    def _collect(self, own: list[str] | MilesError) -> list[list[str] | MilesError]:
+        if not any(self._readers[1:]):  # all engines read the memory of rank 0
+            return [own]
+        gathered = [own for _ in self._readers] if _rank() == 0 else None
+        dist.gather_object(own, gathered, dst=0)
+        return gathered or []
+
+    def _begin_loading(self, whole: list[list[str] | MilesError]) -> None:
+        payloads = [[""] * engine.tp for engine in self.orders.engines]
+        for handles, mine in zip(whole, self._readers, strict=False):
+            if isinstance(handles, MilesError):
+                raise handles
+            for handle, (engine, engine_rank) in zip(handles, mine, strict=True):
+                payloads[engine][engine_rank] = handle
+        bodies = [
+            {
+                "serialized_named_tensors": own,
+                "load_format": DRAFT_FORMAT if self._for_draft else "flattened_bucket",
+                "flush_cache": False,
+                "disable_draft_model": engine.has_own_draft and not self._for_draft,
+            }
+            for own, engine in zip(payloads, self.orders.engines, strict=True)
+        ]
+        self._loading = self.orders.begin_all("/update_weights_from_tensor", bodies)
+
+    def _finish_loading(self) -> None:
+        """Also where one engine fails: the others may still open what is freed next."""
+        loading = self._loading
+        try:
+            super()._finish_loading()
+        except MilesError:
+            wait(loading, timeout=READ_WITHIN_S)
+            raise
+
+    def _free(self) -> None:
+        """Training wants the memory, and on a device the engines for their caches."""
+        on_device = any(held is not None and held.flat.is_cuda for held in self._buffers)
+        for place in range(len(self._buffers)):
+            self._free_one(place)
+        if on_device:
+            torch.cuda.ipc_collect()
+
+    def _free_one(self, place: int) -> None:
+        held, self._buffers[place] = self._buffers[place], None
+        if held is not None:
+            held.free()
+
+    def close(self) -> None:
+        super().close()
+        self._free()
+
+
+def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
+    """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
+    of_rank: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
+    for index, engine in enumerate(engines):
+        assert len(engine.sharing_ranks) == engine.tp, (
+            f"{engine.url}: {engine.tp} ranks, shared by {engine.sharing_ranks}"
+        )
+        for engine_rank, rank in enumerate(engine.sharing_ranks):
+            of_rank[rank].append((index, engine_rank))
+    return of_rank
+
+
+class DistributedChannel(_Channel):
+    """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL)
+    on a GPU, where it was not tried."""
+
+    def __init__(self, **settings: Any) -> None:
+        """As for every channel."""
+        super().__init__(**settings)
+        self._group: WeightGroup | None = None
+
+    def open(self, engines: list[EngineAddress]) -> None:
+        """Form the group. Collective: returns, or raises, on every rank."""
+        super().open(engines)
+        _agree(_caught(self._form_group) if _rank() == 0 else None)
+
+    def _form_group(self) -> None:
+        self._group = WeightGroup(self.orders, backend=self._backend, host=self._host)
+
+    def _flatten(self, bucket: Bucket, index: int) -> tuple[torch.Tensor, list[Slice]] | None:
+        if _rank() != 0:
+            return None
+        slices = layout(bucket)
+        flat = torch.empty(slices[-1].end, dtype=torch.uint8, device=bucket[0][1].device)
+        write_flat(bucket, flat)
+        return flat, slices
+
+    def _begin_loading(self, whole: tuple[torch.Tensor, list[Slice]]) -> None:
+        """The bytes have left when this returns; the engines put them into place meanwhile."""
+        assert self._group is not None, "send before open"
+        self._loading = self._group.broadcast(*whole)
+
+    def close(self) -> None:
+        """Leave the group, on both sides."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        super().close()
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _caught(action, *arguments: object) -> MilesError | None:
+    """Return the error that it raised, to be agreed upon before it is raised; anything but a
+    MilesError is a fault of ours and flies."""
+    try:
+        action(*arguments)
+    except MilesError as error:
+        return error
+    return None
+
+
+def _agree(failure: MilesError | None) -> None:
+    """Every rank raises what rank 0 met, or returns. Where the ranks have lost each other too, rank
+    0 still says what it met first."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        box = [failure]
+        try:
+            dist.broadcast_object_list(box, src=0)
+        except RuntimeError:
+            if failure is None:
+                raise
+        failure = box[0]
+    if failure is not None:
+        raise failure

@@ -1,0 +1,162 @@
+"""The process group of trainer rank 0 and every engine rank, for `DistributedChannel`. Nothing of
+SGLang is imported."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from milescli.backends.sglang.client.http import Orders, Reply
+from milescli.core.errors import WaitTimeout, WorkerDied
+from milescli.core.units import format_duration
+from milescli.weights.buckets import Slice
+
+POLL_S = 0.002
+"""Between two looks at whether a broadcast has left."""
+LEAVE_TIMEOUT_S = 10.0
+"""For an engine to say that it left: whoever closes the group needs no reply."""
+
+
+class WeightGroup:
+    """Rank 0 is this process; the ranks of engine i follow those of engine i - 1."""
+
+    def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
+        """Forms the group: the engines are ordered to join while this process opens the store.
+        Raises WorkerDied or WaitTimeout."""
+        self._orders = orders
+        self._name = f"miles-weights-{uuid4().hex[:8]}"
+        self.world_size = 1 + sum(engine.tp for engine in orders.engines)
+        listener = socket.create_server((host, 0))
+        store = dist.TCPStore(
+            host,
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=orders.timeout_s),
+            master_listen_fd=listener.detach(),
+        )
+        joining = orders.begin_all(
+            "/init_weights_update_group", self._invitations(host, store.port, backend)
+        )
+        self._store = c10d.PrefixStore(self._name, store)
+        self._group = self._meet(backend, joining)
+
+    def _invitations(self, host: str, port: int, backend: str) -> list[dict[str, object]]:
+        bodies, offset = [], 1
+        for engine in self._orders.engines:
+            bodies.append(
+                {
+                    "master_address": host,
+                    "master_port": port,
+                    "rank_offset": offset,
+                    "world_size": self.world_size,
+                    "group_name": self._name,
+                    "backend": backend,
+                }
+            )
+            offset += engine.tp
+        return bodies
+
+    def _meet(self, backend: str, joining: list[Reply]) -> dist.ProcessGroup:
+        """Return the group, once every engine has joined. One that cannot is an error at once:
+        joining itself would wait for it to the last."""
+        forming: Future[dist.ProcessGroup] = Future()
+        Thread(
+            target=_resolve,
+            args=(forming, lambda: self._join(backend)),
+            name="weight-group",
+            daemon=True,
+        ).start()
+        done, _ = wait([forming, *joining], return_when=FIRST_EXCEPTION)
+        self._orders.finish([future for future in joining if future in done])
+        if error := forming.exception():
+            raise WorkerDied(
+                "the weight group was not formed",
+                why=f"{type(error).__name__}: {error}",
+                fix="read the engines' logs",
+            ) from error
+        return forming.result()
+
+    def _join(self, backend: str) -> dist.ProcessGroup:
+        """Make the group beside the default one."""
+        group, _ = c10d._new_process_group_helper(
+            self.world_size,
+            0,
+            [],
+            c10d.Backend(backend),
+            self._store,
+            group_name=self._name,
+            timeout=timedelta(seconds=self._orders.timeout_s),
+        )
+        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(self.world_size)}
+        return group
+
+    def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
+        """Let all engines load one bucket: they are sent what comes, and it is broadcast as one run
+        of bytes. Returns when it has left; an engine replies when it has put the tensors into
+        place. Raises WorkerDied or WaitTimeout."""
+        body = {
+            "names": [piece.name for piece in slices],
+            "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],
+            "shapes": [list(piece.shape) for piece in slices],
+            "group_name": self._name,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+        }
+        loading = self._orders.begin_all(
+            "/update_weights_from_distributed", [body] * len(self._orders.engines)
+        )
+        work = dist.broadcast(flat, src=0, group=self._group, async_op=True)
+        deadline = time.monotonic() + self._orders.timeout_s
+        while not work.is_completed():
+            # who replies before it was served has failed
+            self._orders.finish([future for future in loading if future.done()])
+            if time.monotonic() > deadline:
+                late = [
+                    engine.url
+                    for engine, future in zip(self._orders.engines, loading, strict=True)
+                    if not future.done()
+                ]
+                raise WaitTimeout(
+                    f"{' and '.join(late)} did not take a bucket of weights",
+                    why=f"the broadcast of {flat.numel()} bytes was not done within "
+                    f"{format_duration(self._orders.timeout_s)}",
+                    fix="read the engines' logs",
+                )
+            time.sleep(POLL_S)
+        try:
+            work.wait()
+        except RuntimeError as error:  # a peer left: its own order says which, and how
+            self._orders.finish(loading)
+            raise WorkerDied(
+                "an engine left the weight group",
+                why=f"{type(error).__name__}: {error}",
+                fix="read the engines' logs",
+            ) from error
+        return loading
+
+    def close(self) -> None:
+        """Both sides leave; an engine that has died meanwhile has left already."""
+        bodies = [{"group_name": self._name}] * len(self._orders.engines)
+        leaving = self._orders.begin_all(
+            "/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S
+        )
+        wait(leaving, timeout=LEAVE_TIMEOUT_S)
+        dist.destroy_process_group(self._group)
+
+
+def _resolve(future: Future[Any], make: Callable[[], Any]) -> None:
+    try:
+        future.set_result(make())
+    except Exception as error:  # whoever waits for the future raises it
+        future.set_exception(error)

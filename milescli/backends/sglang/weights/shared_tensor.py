@@ -1,0 +1,150 @@
+"""Memory of this process that engines' processes on the same machine read: a file in /dev/shm, or
+device memory by IPC. Nothing of SGLang is imported: that would cost a trainer rank seconds; its
+unpickler allows what torch has."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import secrets
+import time
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch.multiprocessing import reductions
+
+from milescli.core.errors import DISK_FULL, MachineError
+from milescli.core.units import MIB, format_bytes
+from milescli.weights.buckets import Slice
+
+FOLDER = Path("/dev/shm")
+ROOM_WITHIN_S = 10.0
+"""For another process to give back what it holds in a full /dev/shm."""
+_LOOK_EVERY_S = 0.2
+_DEVICE_ARGUMENT = 6
+"""Place of the device index among the arguments of torch's rebuild_cuda_tensor."""
+
+
+class SharedBuffer:
+    """[size_bytes] uint8 that engines read by handles, until it is freed.
+
+    Host memory is a file named by this process (`miles_PID_...`): the run's watchdog removes what
+    a process that was killed has left. It is not torch's own sharing by name, whose manager process
+    has to answer within a second of the clock, and whose descriptors by socket kill SGLang's
+    scheduler.
+    """
+
+    def __init__(self, size_bytes: int, device: torch.device) -> None:
+        """Raises MachineError where /dev/shm has no room for it."""
+        self.device = device
+        self._file: Path | None = None
+        if device.type == "cpu":
+            self._file = _new_file(size_bytes)
+            self.flat = torch.from_file(
+                str(self._file), shared=True, size=size_bytes, dtype=torch.uint8
+            )
+        else:
+            self.flat = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+
+    def payload(self, slices: list[Slice]) -> str:
+        """Return what /update_weights_from_tensor takes for one engine rank with
+        load_format=flattened_bucket. Handles of device memory count their readers: each reader
+        takes one of its own."""
+        metadata = [
+            SimpleNamespace(
+                name=piece.name,
+                shape=piece.shape,
+                dtype=piece.dtype,
+                start_idx=piece.start,
+                end_idx=piece.end,
+                numel=piece.end - piece.start,
+            )
+            for piece in slices
+        ]
+        used = slices[-1].end
+        handle = _DeviceHandle(self.flat[:used]) if self._file is None else _File(self._file, used)
+        return _encoded(ForkingPickler.dumps({"flattened_tensor": handle, "metadata": metadata}))
+
+    def free(self) -> None:
+        """Remove its name from /dev/shm; its memory goes when the last reader lets go of it."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+class _File:
+    """Pickles as the reader's private view of a file, which is never written: a reader makes no
+    file anew that is gone, but fails."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._arguments = (str(path), False, size_bytes)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(torch.from_file, dtype=torch.uint8), self._arguments
+
+
+class _DeviceHandle:
+    """Pickles as torch's handle of the tensor, with the device as its UUID: sender and receiver may
+    number devices differently."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[object, ...]:
+        rebuild, arguments = reductions.reduce_tensor(self.tensor)
+        uuid = str(torch.cuda.get_device_properties(arguments[_DEVICE_ARGUMENT]).uuid)
+        return rebuild, (*arguments[:_DEVICE_ARGUMENT], uuid, *arguments[_DEVICE_ARGUMENT + 1 :])
+
+
+def _new_file(size_bytes: int) -> Path:
+    """Make a file of zeros, with all its memory: a write into a file with holes ends the process by
+    SIGBUS where there is no more."""
+    path = FOLDER / f"miles_{os.getpid()}_{secrets.token_hex(8)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    deadline = time.monotonic() + ROOM_WITHIN_S
+    try:
+        while True:
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+                return path
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
+                os.truncate(descriptor, 0)  # what it got is another's meanwhile
+                if time.monotonic() > deadline:
+                    raise _no_room(size_bytes) from None
+            time.sleep(_LOOK_EVERY_S)
+    except BaseException:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(size_bytes: int) -> MachineError:
+    stats = os.statvfs(FOLDER)
+    free, size = (blocks * stats.f_frsize for blocks in (stats.f_bavail, stats.f_blocks))
+    return MachineError(
+        f"{FOLDER} is full: weights cannot be sent to the engines",
+        why=f"{format_bytes(size_bytes)} are needed for one bucket of weights, and two are held at "
+        f"a time; {format_bytes(free)} of {format_bytes(size)} are free, also after "
+        f"{ROOM_WITHIN_S:.0f} s",
+        fix=[
+            "--set weights.bucket_mib=16",
+            f"ls -lS {FOLDER} | head   # what fills it",
+            f"mount -o remount,size={(size + 4 * size_bytes) // MIB + 1}m {FOLDER}   # as root; in "
+            "Docker: docker run --shm-size=...",
+        ],
+    )
+
+
+def plain_payload(value: object) -> str:
+    """Pack a value without tensors in the same envelope."""
+    return _encoded(pickle.dumps(value))
+
+
+def _encoded(pickled: bytes) -> str:
+    return base64.b64encode(pickled).decode()

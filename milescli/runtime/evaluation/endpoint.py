@@ -1,0 +1,156 @@
+"""`miles eval URL`: a model behind an OpenAI-compatible endpoint, measured from here: no device is
+taken, and nothing is started."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.core.errors import DataError, RecipeError
+from milescli.recipe.check_url import doubt_about_key
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.endpoint import base_url
+from milescli.rollout.endpoint_episodes import (
+    SECTION,
+    EndpointEpisodes,
+    KeptReplies,
+    endpoint_of,
+    extra_fields,
+    served_model,
+)
+from milescli.rollout.prompt_encoder import NoTokens
+from milescli.runtime.evaluation.evaluator import measure_set
+from milescli.runtime.evaluation.results import SetResult, folder_of_endpoint
+from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of_model
+from milescli.runtime.inputs.episode_parts import scorer_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """How prompts of an endpoint are read: without a tokenizer, and without rows that were trained
+    on."""
+
+    tokenizer: NoTokens
+    prompts: None = None
+
+
+def evaluate_endpoint(
+    url: str,
+    *,
+    folder: Path | None,
+    runs: Path,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+) -> tuple[Path, list[SetResult]]:
+    """Put each set to the model at `url`, an endpoint up to its version: http://HOST:PORT/v1. The
+    folder that `eval/` is in, and one result for each set.
+
+    `folder`: None: one for the model, below that of the endpoint in `runs`. Replies are kept as
+    they come: who is stopped goes on where they end. Raises MilesError.
+    """
+    from milescli.checkpoint.run_lock import lock
+
+    url = checked_url(url)
+    loaded, sets = sets_of_model(url, wish, environ=environ)
+    for one in sets:
+        _require_askable(one.recipe)
+    settings = loaded.recipe.eval.endpoint
+    if doubt := doubt_about_key(url, SECTION, settings):
+        output.warn(doubt)
+    model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
+    folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder.absolute())
+    with lock(run):
+        asked = [load_set(one, run, _Inputs(NoTokens()), output=output) for one in sets]
+        _require_messages(asked)
+        return folder, _evaluate(url, model, asked, run, output=output)
+
+
+def checked_url(url: str) -> str:
+    """Without what the program adds itself. Raises RecipeError for what no request can go to, and
+    for a key in it, which would be written to disk."""
+    parts = urlsplit(url)
+    if not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
+        raise RecipeError(
+            "this is no address of an endpoint" if not parts.hostname else "this address says more",
+            why="http://HOST:PORT/v1 is one; a key or a query does not belong into it",
+            fix="export MY_KEY=...; miles eval URL --set eval.endpoint.api_key_env=MY_KEY",
+        )
+    return base_url(url)
+
+
+def _require_askable(recipe: Recipe) -> None:
+    """Raises RecipeError for a recipe that needs the tokens that are sampled, or an engine."""
+    rollout, plain = recipe.rollout, Rollout()
+    extra_fields(recipe.eval.endpoint)
+    needs = [
+        key
+        for key, is_set in (
+            ("rollout.reward=reward_model", recipe.asks_reward_model),
+            (f"rollout.agent={rollout.agent}", rollout.agent != plain.agent),
+            (f"rollout.generation={rollout.generation}", rollout.generation != plain.generation),
+        )
+        if is_set
+    ]
+    if needs:
+        raise RecipeError(
+            "an endpoint cannot be evaluated so",
+            why=f"`{needs[0]}` needs the tokens that a model samples; an endpoint tells its text",
+            fix="miles eval MODEL   # the same model, as a folder or by its name on the hub",
+        )
+
+
+def _require_messages(asked: Sequence[LoadedSet]) -> None:
+    """Raises DataError for a prompt that is given as tokens."""
+    for one in asked:
+        if as_tokens := next((prompt for prompt in one.prompts if prompt.token_ids), None):
+            raise DataError(
+                f"row {as_tokens.index + 1} of `{one.set.name}` is given as tokens",
+                why="an endpoint is asked with messages",
+                fix=f"give the prompts of `{one.set.name}` as text, or as messages",
+            )
+
+
+def _evaluate(
+    url: str, model: str, asked: Sequence[LoadedSet], run: RunDir, *, output: Output
+) -> list[SetResult]:
+    from milescli.runtime.recovery.supervise import StopSignals, run_watched
+
+    results = list[SetResult]()
+
+    async def work() -> None:
+        for one in asked:
+            kept = KeptReplies(run.eval_dir / one.set.folder / "replies.jsonl")
+            told = f"; {len(kept)} replies are here" if len(kept) else ""
+            output.note(f"{model}: {one.set.name}, {len(one.prompts)} prompts{told}")
+            episodes = EndpointEpisodes(
+                one.set.recipe,
+                endpoint=endpoint_of(url, one.set.recipe.eval.endpoint),
+                model=model,
+                scorer=scorer_of(one.set.recipe, None),
+                kept=kept,
+            )
+            try:
+                named = f"{model} at {url}"
+                results.append(
+                    await measure_set(one, episodes, run=run, model=named, output=output)
+                )
+            except BaseException:
+                output.note(f"{len(kept)} replies are kept: the same command asks for the others")
+                raise
+            kept.remove()
+
+    async def main() -> None:
+        signals = StopSignals(on_stop=lambda: False, again=f"miles eval {url}")
+        await run_watched(work(), [], signals, cause_grace_s=0.0)
+
+    asyncio.run(main())
+    return results

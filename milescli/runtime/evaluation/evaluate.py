@@ -1,0 +1,436 @@
+"""`miles eval` with engines alone: checkpoints of a run that is not running, a model that no run
+made, or a converted checkpoint. `miles env play --model` starts engines the same way to watch one
+episode."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from milescli.agents.play import Game
+from milescli.agents.replying import next_reply
+from milescli.checkpoint.run_dir import RunDir, open_run
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.cluster.nodes import find_nodes
+from milescli.console.output import Output
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import CheckpointError, FitError
+from milescli.core.events import EventBus
+from milescli.core.types import ROLLOUT, Prompt, WeightVersion
+from milescli.models import ModelFacts
+from milescli.plan.on_cpu import context_length, longest_tokens
+from milescli.plan.types import Plan
+from milescli.recipe.check_rows import check_rows
+from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.load import override
+from milescli.recipe.policy_alone import unscored, untaught
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import Outcome, Session
+from milescli.rollout.environments import Step
+from milescli.rollout.episode import Episodes, evaluation_episodes
+from milescli.runtime.evaluation.evaluator import measure_set
+from milescli.runtime.evaluation.results import SetResult
+from milescli.runtime.evaluation.sets import (
+    EvalSet,
+    EvalWish,
+    LoadedSet,
+    asking_reward_model,
+    load_set,
+    sets_of,
+    sets_of_model,
+)
+from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
+from milescli.runtime.inputs.given_models import (
+    by_role,
+    reward_facts,
+    without_policies,
+    without_speculation,
+)
+from milescli.runtime.inputs.run_inputs import (
+    facts_of_recipe,
+    inputs_of_model,
+    planned_facts,
+    prepare,
+    with_policies,
+    with_reward_model,
+)
+from milescli.runtime.spec import RunSpec
+
+if TYPE_CHECKING:
+    from milescli.runtime.prestart import Prestarted
+    from milescli.runtime.recovery.engines import Engines
+
+
+ALL = "all"
+CHANGEABLE = ("machine", "eval", "data", "rollout", "run.seed")
+"""What --set may change of a run's recipe."""
+Models = Iterator[tuple[int, Path]]
+"""(step, Hugging Face folder) of each model of one shape, made when it is asked for."""
+Ask = Callable[..., Awaitable[Sequence[SetResult]]]
+"""What is done with engines that serve: as `_all_sets`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The weights that one start of engines evaluates."""
+
+    name: str
+    """As the user would type it."""
+    first_step: int = 0
+    """Of the model that the engines are started with."""
+    others: Models = field(default_factory=lambda: iter(()))
+    """Whose weights they are given after it."""
+
+
+def evaluate_run(
+    path: Path,
+    *,
+    steps: str | None,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+    ask: Ask | None = None,
+) -> list[SetResult]:
+    """Evaluate checkpoints of a run that is not running: engines alone, no trainer. Samples and
+    results go to `eval/` of the run.
+
+    `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
+    measure the sets. One result for each step and set, in this order. Raises MilesError.
+    """
+    from milescli.conversion.watching import store_of
+    from milescli.platform.torch_wheel import require_wheel
+    from milescli.recipe.resolved import load_resolved
+    from milescli.runtime.planning import plan_without_plugins
+    from milescli.runtime.prestart import prestart_engines, prestart_ray
+    from milescli.runtime.recovery.orphans import taken_over
+
+    run = open_run(path)
+    kept = load_resolved(run.recipe_file)
+    loaded = override(kept, sets=wish.sets, flags=wish.flags, only=CHANGEABLE, environ=environ)
+    sets = sets_of(untaught(loaded.recipe), wish)
+    recipe = without_speculation(asking_reward_model(sets))
+    reward_facts(recipe)
+    store = store_of(run.checkpoints, output=output)
+    checkpoints = chosen_checkpoints(store, steps)
+    facts = planned_facts(recipe)
+    nodes = find_nodes(loaded, output=output)
+    plan = Plan.from_json(run.plan_file.read_text())
+    if not plan.engines.num:  # nothing was sampled in the run
+        check_rows(recipe)
+        asking = replace(loaded, recipe=recipe)
+        plan = plan_without_plugins(asking, nodes.machine, facts=facts, serves_merged=True)
+    plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)
+    require_wheel(plan.device_kind)
+    with (
+        taken_over(run, output=output),
+        prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
+        prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
+        TemporaryDirectory(prefix=".eval-", dir=run.path) as temporary,
+    ):
+        # torch is imported from here on, beside the warm process
+        inputs = prepare(_trained_on(kept.recipe), run, output=output)
+        inputs = with_reward_model(inputs, recipe, run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
+        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        nodes.require_shared(run.path)
+        models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
+        step, folder = next(models)
+        spec = RunSpec(
+            run=run,
+            recipe=recipe,
+            plan=plan,
+            nodes=nodes,
+            inputs=replace(inputs, model_dir=folder),
+        )
+        subject = Subject(name=run.shown, first_step=step, others=models)
+        return serve_and_evaluate(spec, asked, subject, prestarted, output=output, ask=ask)
+
+
+def _roles_served(plan: Plan, recipe: Recipe) -> int:
+    """Engines for roles that other models play. Raises FitError where the run's plan has too
+    few."""
+    count = len(recipe.rollout.policies)
+    if count >= plan.engines.num:
+        raise FitError(
+            f"{count} model{'s'[: count > 1]} for roles and the checkpoint need more engines",
+            why=f"the run's plan has {plan.engines.num}",
+            fix="write `endpoint` in the place of `policy` in `rollout.roles`",
+        )
+    return count
+
+
+def _trained_on(recipe: Recipe) -> Recipe:
+    """Return the recipe by which the run's data is read beside the sets; no teacher and no reward
+    model takes part here, and those of the run may be gone."""
+    recipe = without_speculation(without_policies(unscored(untaught(recipe))))
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"eval": None})})
+
+
+def chosen_checkpoints(store: CheckpointStore, steps: str | None) -> list[StoredCheckpoint]:
+    """Return the checkpoints that `steps` names, by step. Raises CheckpointError where one is not
+    there, or `steps` is no list of steps."""
+    if steps is None or (steps == ALL and not store.steps()):
+        return [store.find(None)]
+    if steps == ALL:
+        return [store.find(step) for step in store.steps()]
+    try:
+        return [store.find(step) for step in sorted({int(part) for part in steps.split(",")})]
+    except ValueError:
+        raise CheckpointError(
+            f"`{steps}` names no checkpoints",
+            why=f"complete: {', '.join(map(str, store.steps())) or 'none'}",
+            fix=["--steps all", f"--steps {','.join(map(str, store.steps()[-2:])) or 0}"],
+        ) from None
+
+
+def unpacked(
+    checkpoints: Sequence[StoredCheckpoint], into: Path, model_dir: Path, *, output: Output
+) -> Models:
+    """Each as a folder below `into`. The first stays, which engines are started with; any other is
+    removed when the next is asked for."""
+    from milescli.conversion.unpack import unpack
+
+    for checkpoint in checkpoints:
+        folder = into / checkpoint.path.name
+        output.note(f"reading checkpoint step {checkpoint.step}")
+        unpack(checkpoint.path, folder, model_dir=model_dir, read_back=False, output=output)
+        yield checkpoint.step, folder
+        if checkpoint is not checkpoints[0]:
+            shutil.rmtree(folder)
+
+
+def serve_and_evaluate(
+    spec: RunSpec,
+    asked: Sequence[LoadedSet],
+    subject: Subject,
+    prestarted: Prestarted,
+    *,
+    output: Output,
+    ask: Ask | None = None,
+) -> list[SetResult]:
+    """Start engines on the spec's model folder, ask all sets, then the same with the weights of
+    each further model, and stop them. `ask`: what is done instead."""
+    from milescli.runtime.recovery.engine_keepers import keep_frozen, keep_scorer, warn_of_losses
+    from milescli.runtime.recovery.engines import Engines
+    from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
+    from milescli.runtime.recovery.supervise import StartWatch, StopSignals, run_watched
+    from milescli.runtime.session import open_session
+
+    results = list[SetResult]()
+    output.note("starting engines")
+    with open_session(spec, prestarted=prestarted, log_dir=spec.run.eval_log_dir()) as session:
+        engines, probes = Engines(), [session.ray.check]
+
+        async def work() -> None:
+            await session.resources.take(timeout_s=spec.recipe.machine.start_timeout_s)
+            probes.append(session.cluster.check_nodes)
+            bus = EventBus([warn_of_losses(output.warn)])
+            repairs = Repairs(bus=bus, restarts=Restarts(limits=spec.recipe.fault))
+            again = partial(until_started, repairs=repairs)
+            probes.append(
+                StartWatch(
+                    session.resources.token,
+                    silence_s=spec.recipe.machine.silence_s,
+                    bus=bus,
+                    is_over=lambda: engines.fleet is not None,
+                ).probe
+            )
+            fleet = await session.builder.start_engines(engines, until_started=again)
+            for name, served in {ROLLOUT: fleet, **engines.policies}.items():
+                keep_frozen(served, name, engines, session.builder, repairs=repairs)
+            keep_scorer(engines, session.builder, repairs=repairs)
+            probes.append(engines.probe)
+            asking = partial(ask or _all_sets, spec, asked, engines, name=subject.name)
+            results.extend(await asking(step=subject.first_step, output=output))
+            while (model := await in_thread(lambda: next(subject.others, None))) is not None:
+                step, folder = model
+                await fleet.load(folder, WeightVersion(len(results)))
+                results.extend(await asking(step=step, output=output))
+
+        async def main() -> None:
+            try:
+                again = f"miles eval {subject.name}"
+                signals = StopSignals(on_stop=lambda: False, again=again)
+                await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
+            finally:
+                await engines.stop()
+                await session.resources.release()
+
+        asyncio.run(main())
+    return results
+
+
+async def _all_sets(
+    spec: RunSpec,
+    asked: Sequence[LoadedSet],
+    engines: Engines,
+    *,
+    name: str,
+    step: int,
+    output: Output,
+) -> list[SetResult]:
+    """Evaluate the sets one after the other, by the weights that the engines hold."""
+    results = []
+    for one in asked:
+        recipe = one.set.recipe
+        output.note(f"step {step}: {one.set.name}, {len(one.prompts)} prompts")
+        episodes = episodes_of(spec, recipe, engines, output=output)
+        results.append(
+            await measure_set(one, episodes, run=spec.run, model=name, step=step, output=output)
+        )
+    return results
+
+
+def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
+    """Return episodes of the recipe's agent, sampled as its `eval` says."""
+    assert engines.fleet is not None, "engines serve"
+    return evaluation_episodes(
+        recipe,
+        engine=engines.fleet,
+        scorer=scorer_of(recipe, engines.scores),
+        decode=spec.inputs.tokenizer.decode,
+        vocab_size=spec.inputs.facts.vocab_size,
+        chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
+        policies=by_role(recipe, engines.policies),
+        tell=FirstFew(output.warn),
+    )
+
+
+def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:
+    """Return the plan with the same engines, the last `num_policies` for roles that other models
+    play, and without the trainer's slots; nodes and devices are counted from 0 again."""
+    kept = [replace(slot, trainer_rank=None) for slot in plan.slots if slot.engine is not None]
+    nodes = sorted({slot.node for slot in kept})
+    first = {node: min(slot.device for slot in kept if slot.node == node) for node in nodes}
+    slots = [
+        replace(slot, node=nodes.index(slot.node), device=slot.device - first[slot.node])
+        for slot in kept
+    ]
+    return replace(plan, slots=slots, engines_apart=num_policies)
+
+
+def with_room(plan: Plan, sets: Sequence[EvalSet], facts: ModelFacts) -> Plan:
+    """Return the plan with engines that hold the longest prompt and response of any set. Raises
+    FitError where the model has no positions for them."""
+    largest = max(sets, key=lambda one: longest_tokens(one.recipe))
+    longest, positions = longest_tokens(largest.recipe), facts.max_position_embeddings
+    if positions and longest > positions:
+        prompt = largest.recipe.data.max_prompt_tokens
+        raise FitError(
+            f"prompts and responses of `{largest.name}` do not fit into the model's positions",
+            why=f"data.max_prompt_tokens {prompt} + {longest - prompt} of a response = {longest}; "
+            f"the model has {positions}",
+            fix=f"--set eval.max_response_tokens={max(1, positions - prompt)}",
+        )
+    layout, length = plan.engines, context_length(largest.recipe, facts)
+    cache = layout.max_total_tokens
+    roomy = replace(
+        layout,
+        context_length=max(layout.context_length, length),
+        max_total_tokens=cache and max(cache, length),
+    )
+    return replace(plan, engines=roomy)
+
+
+def evaluate_model(
+    model: str,
+    *,
+    folder: Path,
+    wish: EvalWish,
+    environ: Mapping[str, str],
+    output: Output,
+    ask: Ask | None = None,
+) -> list[SetResult]:
+    """Evaluate a Hugging Face folder, a converted checkpoint or a name on the hub. `folder`: where
+    `eval/`, logs and fetched data go; `ask`: what else than to measure the sets.
+    One result for each set. Raises MilesError."""
+    from milescli.checkpoint.run_lock import lock
+    from milescli.plan.engines_alone import plan_engines
+    from milescli.platform.torch_wheel import require_wheel
+    from milescli.runtime.planning import require_served_by
+    from milescli.runtime.prestart import prestart_engines, prestart_ray
+
+    loaded, sets = sets_of_model(model, wish, environ=environ)
+    recipe = without_speculation(max((one.recipe for one in sets), key=longest_tokens))
+    facts = facts_of_recipe(recipe.model)
+    nodes = find_nodes(loaded, output=output)
+    reward = reward_facts(asking_reward_model(sets))
+    plan = plan_engines(recipe, nodes.machine, facts, reward=reward)
+    plan = with_room(plan, sets, facts)
+    require_served_by(plan, recipe, facts, has_adapter=False)
+    require_wheel(plan.device_kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RunDir(folder.absolute())
+    with (
+        lock(run),
+        prestart_engines(recipe, plan, facts, address=nodes.address) as engines_begun,
+        prestart_ray(recipe, plan, nodes, engines_begun) as prestarted,
+    ):
+        # torch is imported from here on, beside the warm process
+        inputs = inputs_of_model(recipe, run, output=output)
+        inputs = with_reward_model(inputs, asking_reward_model(sets), run, output=output)
+        inputs = with_policies(inputs, recipe, run, output=output)
+        asked = [load_set(one, run, inputs, output=output) for one in sets]
+        nodes.require_shared(run.path, inputs.model_dir)
+        spec = RunSpec(run=run, recipe=recipe, plan=plan, nodes=nodes, inputs=inputs)
+        return serve_and_evaluate(
+            spec, asked, Subject(name=model), prestarted, output=output, ask=ask
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedEpisode:
+    """Plays one episode of an environment by a model that engines are started for (`miles env play
+    --model RUN`): the agent of the episode, and an `Ask` of the engines. Nothing is measured, kept
+    or learned."""
+
+    settings: EnvironmentSettings
+    prompt: Prompt
+    """What the episode begins with."""
+    max_turns: int
+    begun: Callable[[str], None]
+    """Told what the model is shown first."""
+    acted: Callable[[str, Step], None]
+    """Told each turn: what the model said, and what came of it."""
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """Play as an Agent does. Raises AgentError where the environment fails."""
+        game, step = Game(self.settings, prompt), Step()
+        said, total = list[str](), 0.0
+        try:
+            await game.begin()
+            self.begun(game.messages[-1]["content"])
+            while not step.ended and len(said) < self.max_turns:
+                if (reply := await next_reply(session, game.messages)) is None:
+                    break
+                said.append(reply.message["content"])
+                step = await game.act(said[-1])
+                total += step.reward
+                self.acted(said[-1], step)
+        finally:
+            await game.close()
+        return Outcome(text="\n".join(said), reward=total, is_cut=not step.ended)
+
+    async def ask(
+        self,
+        spec: RunSpec,
+        asked: Sequence[LoadedSet],
+        engines: Engines,
+        *,
+        name: str,
+        step: int,
+        output: Output,
+    ) -> list[SetResult]:
+        """Play the episode once (an `Ask`). Raises AgentError, or what the engines raise."""
+        recipe = asked[0].set.recipe
+        episodes = episodes_of(spec, recipe, engines, output=output)
+        output.note(f"{name}, step {step}, plays {self.settings.name}")
+        episodes = replace(episodes, agent=self, agent_name="environment", retries=0)
+        await episodes.play(self.prompt, sample_index=0, seed=recipe.run.seed)
+        return []

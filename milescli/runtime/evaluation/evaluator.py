@@ -1,0 +1,256 @@
+"""Measures the weights that the engines hold: plays held-out prompts with the run's own agent,
+scores and writes the samples. Used by training, where engines kept for evaluations may measure
+while it goes on, and by `miles eval`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
+from milescli.core.concurrency import all_or_first_error, in_thread
+from milescli.core.errors import WaitTimeout
+from milescli.core.events import EvalDone
+from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.episode import Plays
+from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
+from milescli.rollout.metrics import load_metrics, measured
+from milescli.rollout.rewards import answer_of
+from milescli.rollout.scores import scores_of
+from milescli.rollout.stats import mean_figures, mean_parts
+from milescli.runtime.devices import Devices
+from milescli.runtime.evaluation.results import (
+    SetResult,
+    rows_of,
+    settings_of,
+    sha256_of_prompts,
+    write_lines,
+    write_result,
+)
+from milescli.runtime.evaluation.sets import LoadedSet
+from milescli.runtime.recording.side_files import SideFiles
+
+Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+"""Samples that will be asked for -> what is told how many more are done."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluator:
+    """Evaluates whatever weights the engines hold."""
+
+    recipe: Recipe
+    prompts: list[Prompt]
+    episodes: Plays
+    """Sampled as the recipe's `eval` says."""
+    folder: Path
+    """Where samples are written; the run's `eval/`."""
+    set_name: str = ""
+    """Of the prompts: a folder in `folder`; empty: the run's own held-out ones, in `folder`."""
+    watch: Watch = lambda total: nullcontext(lambda num: None)
+    """Sees how many samples are done."""
+    side: SideFiles | None = None
+    """Where the samples may be missing if the disk is full; None: that is an error."""
+    _evaluate: EvaluationFn = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._evaluate = load_evaluation(self.recipe.eval)
+
+    async def run(self, step: int) -> EvalDone:
+        """Play all prompts at once, and write `step_<n>.jsonl`. Raises what an episode raises, and
+        WaitTimeout where none ends within `machine.step_timeout_s`."""
+        return (await self.measure(step))[0]
+
+    async def measure(self, step: int) -> tuple[EvalDone, list[Group]]:
+        """Same as `run`; also returns what was sampled."""
+        began, settings = time.monotonic(), self.recipe.eval
+        count = len(self.prompts) * settings.samples_per_prompt
+        with self.watch(count) as progress:
+            groups = await self._play(progress)
+        samples = [sample for group in groups for sample in group.samples]
+        path = self.folder / self.set_name / f"step_{step}.jsonl"
+        with self.side.writing(path) if self.side else nullcontext():
+            write_lines(path, groups)
+        metrics = load_metrics(settings.metrics)
+        figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
+        parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
+        parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}
+        num_truncated = sum(sample.stop_reason is StopReason.LENGTH for sample in samples)
+        done = EvalDone(
+            step=step,
+            accuracy=sum(sample.reward or 0.0 for sample in samples) / len(samples),
+            num_prompts=len(self.prompts),
+            truncated_fraction=num_truncated / len(samples),
+            response_tokens_mean=sum(sample.num_loss_tokens for sample in samples) / len(samples),
+            seconds=time.monotonic() - began,
+            path=str(path.relative_to(self.folder.parent)),
+            figures={**figures, **parts},
+        )
+        return done, groups
+
+    async def _play(self, progress: Callable[[int], None]) -> list[Group]:
+        """Play all prompts; returns one group for each, in order, all samples scored."""
+        bound_s, loop = self.recipe.machine.step_timeout_s, asyncio.get_running_loop()
+        begun, done = list[int](), list[int]()
+
+        async def play(place: int, index: int = 0) -> Sample:
+            prompt = self.prompts[place]
+            begun.append(place)
+            seed = self._seed(prompt, index)
+            sample = await self.episodes.play(prompt, sample_index=index, seed=seed)
+            done.append(place)
+            progress(1)
+            if not bound.expired():
+                bound.reschedule(loop.time() + bound_s)
+            return sample
+
+        try:
+            async with asyncio.timeout(bound_s) as bound:
+                settings = self.recipe.eval
+                rows = await played(self._evaluate, self.prompts, play, settings=settings)
+                scored = map(self.episodes.scored, self.prompts, rows)
+                samples = await all_or_first_error(scored)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise WaitTimeout(
+                "the evaluation waited too long for a sample",
+                why=f"{len(done)} of {len(begun)} were done, and no other within {bound_s:g} s"
+                + self._first_of(Counter(begun) - Counter(done)),
+                fix=[
+                    f"--set machine.step_timeout_s={2 * bound_s:g}",
+                    f"look whether the agent `{self.episodes.agent_name}` waits for something",
+                ],
+            ) from None
+        return [
+            Group(prompt=prompt, samples=row)
+            for prompt, row in zip(self.prompts, samples, strict=True)
+        ]
+
+    def _first_of(self, missing: Counter[int]) -> str:
+        """`; prompt 3 is the first that is missing`, where one is."""
+        if not missing:
+            return ""
+        return f"; prompt {self.prompts[min(missing)].index} is the first that is missing"
+
+    def _seed(self, prompt: Prompt, index: int) -> int:
+        key = f"{self.recipe.run.seed}/eval/{prompt.index}/{index}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big") >> 1
+
+
+async def measure_set(
+    one: LoadedSet, episodes: Plays, *, run: RunDir, model: str, output: Output, step: int = 0
+) -> SetResult:
+    """Put a set to whoever `episodes` asks, and show how far it is. Raises what the evaluator
+    raises."""
+
+    def watch(total: int) -> Transfer:
+        return Transfer(output, label=f"asking {one.set.name}", total=total, unit="samples")
+
+    evaluator = Evaluator(
+        recipe=one.set.recipe,
+        prompts=one.prompts,
+        episodes=episodes,
+        folder=run.eval_dir,
+        set_name=one.set.folder,
+        watch=watch,
+    )
+    done, groups = await evaluator.measure(step)
+    return await in_thread(partial(result_of, one, done, groups, model=model, run=run))
+
+
+def result_of(
+    one: LoadedSet, done: EvalDone, groups: Sequence[Group], *, model: str, run: RunDir
+) -> SetResult:
+    """Compute the result of a set from its samples; writes JSONL, parquet and JSON where
+    `done.path` is."""
+    recipe, answer = one.set.recipe, answer_of(one.set.recipe.rollout)
+    scores = scores_of(
+        groups, ks=one.set.ks, answer=answer, domains=one.domains, seed=recipe.run.seed
+    )
+    result = SetResult(
+        model=model,
+        step=done.step,
+        set=one.set.name,
+        accuracy=done.accuracy,
+        num_prompts=done.num_prompts,
+        samples_per_prompt=scores.samples_per_prompt,
+        estimates=scores.estimates,
+        domains=scores.domains,
+        truncated_fraction=done.truncated_fraction,
+        response_tokens_mean=done.response_tokens_mean,
+        seconds=done.seconds,
+        path=done.path,
+        data_sha256=sha256_of_prompts(one.prompts),
+        settings=settings_of(recipe),
+        rewards=[fmean(group.rewards) for group in groups],
+        figures=done.figures,
+    )
+    write_result(result, rows_of(groups, domains=one.domains, answer=answer), folder=run.path)
+    return result
+
+
+class ConcurrentEvaluations:
+    """Runs evaluations on engines of their own, which are given the weights of a step and answer
+    while the run goes on; one at a time. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        measure: Callable[[int], Awaitable[None]],
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        """`devices`: the trainer, and the engines for evaluations; `measure`: asks these, and says
+        what came of it; `tell`: warns the user."""
+        self._devices, self._measure, self._tell = devices, measure, tell
+        self._running: asyncio.Future[None] | None = None
+        self._step = 0
+
+    async def begin(self, step: int, version: WeightVersion, *, verify: bool) -> None:
+        """Wait for the one before, give the engines the trainer's weights, which are those of
+        `step`, and go on. Raises what the one before raised, or the publish."""
+        await self.finish()
+        await self._devices.publish(version, verify=verify)
+        self._running, self._step = asyncio.ensure_future(self._measure(step)), step
+
+    async def finish(self) -> None:
+        """Wait for the last. Raises what it raised."""
+        while (running := self._running) is not None:
+            await asyncio.wait({running})
+            if running is self._running:  # else it was given up meanwhile
+                running.result()
+                self._running = None
+
+    def give_up(self) -> None:
+        """End the one that runs, as all its engines died: the trainer has moved on, and new engines
+        cannot be given the weights of its step."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+            self._tell(f"the evaluation of step {self._step} was given up: its engines died")
+
+    async def drop(self) -> None:
+        """End it, whatever it had."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._running
+            self._running = None
+
+    async def probe(self) -> None:
+        """Raises what the running evaluation raised, so that the run hears of it at once."""
+        running = self._running
+        if running is not None and running.done() and not running.cancelled():
+            running.result()

@@ -1,0 +1,281 @@
+"""Results of evaluations on disk: what `miles eval` writes for each set, reads back, and compares
+between two models by a paired test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from milescli.checkpoint.run_dir import write_json
+from milescli.core.errors import DataError
+from milescli.core.types import Group, Prompt
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import Section
+from milescli.rollout.chance import Difference, Estimate, compared, in_words
+from milescli.rollout.scores import Answer, DomainScore, is_right
+
+SCHEMA = 1
+"""Of the JSON; rises when a field changes its meaning or goes away."""
+HELDOUT = "heldout"
+"""The name of the recipe's own `data.eval`; its files lie in `eval/` itself."""
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetResult:
+    """One set of prompts, answered by one model."""
+
+    model: str
+    """As the user named it."""
+    step: int
+    """Of the checkpoint; 0: a model that no run of miles trained."""
+    set: str
+    """Name of the set; heldout: the run's own `data.eval`."""
+    accuracy: float
+    """Mean reward over prompts and samples."""
+    num_prompts: int
+    samples_per_prompt: int
+    estimates: Mapping[str, Estimate]
+    """avg@n, pass@k, maj@k: see `rollout.scores`."""
+    domains: Mapping[str, DomainScore]
+    truncated_fraction: float
+    response_tokens_mean: float | None
+    """None where an endpoint gave text alone."""
+    seconds: float
+    path: str
+    """Samples, relative to the run directory; beside it the same as .parquet, and this as .json."""
+    data_sha256: str
+    """Of the prompts and labels that were asked, in order."""
+    settings: Mapping[str, object]
+    """What else the figures depend on."""
+    rewards: Sequence[float]
+    """[num_prompts] mean over samples; what another model is compared by."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the reward, and what `eval.metrics` says."""
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits: equal where data and settings are."""
+        told = json.dumps([self.data_sha256, self.settings], sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def rows_of(
+    groups: Sequence[Group],
+    *,
+    domains: Mapping[int, str] | None = None,
+    answer: Answer | None = None,
+) -> list[Row]:
+    """Return one row for each sample. `answer` adds what it states, `domains` where its prompt
+    belongs."""
+    rows = []
+    for group in groups:
+        prompt = group.prompt
+        for sample in group.samples:
+            row: Row = {
+                "index": prompt.index,
+                "sample_index": sample.sample_index,
+                "prompt": prompt.text,
+                "response": sample.text,
+                "label": prompt.label,
+                "reward": sample.reward,
+                "is_right": is_right(sample.reward or 0.0),
+                "stop_reason": sample.stop_reason.value,
+                "seed": sample.seed,
+                "prompt_ids": prompt.token_ids,
+                "response_ids": sample.response_ids,
+            }
+            if sample.reward_parts:
+                row["reward_parts"] = dict(sample.reward_parts)
+            if domains:
+                row["domain"] = domains.get(prompt.index)
+            if answer is not None:
+                row["answer"] = answer(sample.text)
+            rows.append(row)
+    return rows
+
+
+def write_lines(path: Path, groups: Sequence[Group]) -> None:
+    """Write the samples as JSONL; makes the folder."""
+    _write_lines(path, rows_of(groups))
+
+
+def _write_lines(path: Path, rows: Sequence[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_result(result: SetResult, rows: Sequence[Row], *, folder: Path) -> None:
+    """Write all three files of a result. `folder`: what `result.path` is relative to."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / result.path
+    _write_lines(path, rows)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path.with_suffix(".parquet"))
+    told = {"schema": SCHEMA, "fingerprint": result.fingerprint, **asdict(result)}
+    write_json(path.with_suffix(".json"), told)
+
+
+def read_result(path: Path) -> SetResult:
+    """Read what `write_result` wrote. Raises DataError where the file is none of ours."""
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        assert kept.pop("schema") == SCHEMA, "it is of another version of miles"
+        kept.pop("fingerprint")
+        kept["estimates"] = {name: Estimate(**one) for name, one in kept["estimates"].items()}
+        kept["domains"] = {
+            name: DomainScore(num_prompts=one["num_prompts"], accuracy=Estimate(**one["accuracy"]))
+            for name, one in kept["domains"].items()
+        }
+        return SetResult(**kept)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise DataError(
+            f"{path} is no result of `miles eval`",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"ls {path.parent}   # results are step_N.json",
+        ) from None
+
+
+def folder_of(set_name: str) -> str:
+    """Return the name of a set's folder in `eval/`."""
+    return "" if set_name == HELDOUT else set_name
+
+
+def folder_of_endpoint(url: str, evaluations: Path) -> Path:
+    """Return where the results of its models are, each in a folder of its own."""
+    parts = urlsplit(url)
+    return evaluations / "-".join(str(part) for part in (parts.hostname, parts.port) if part)
+
+
+def results_of(folder: Path, set_name: str) -> list[SetResult]:
+    """Return all kept results of one set, by step; `folder`: the run's `eval/`. A file that cannot
+    be read is left out."""
+    results = []
+    for path in (folder / set_name).glob("step_*.json"):
+        try:
+            results.append(read_result(path))
+        except DataError:
+            continue
+    return sorted(results, key=lambda result: result.step)
+
+
+def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
+    """Equal where the same is asked, with the same labels, in the same order."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        told = [prompt.text, prompt.label]
+        chat = [turn for turn in prompt.turns if turn["role"] != "system"]  # it is a setting
+        if len(chat) > 1 or prompt.tools:
+            told += [chat, list(prompt.tools)]
+        digest.update(json.dumps(told).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def settings_of(recipe: Recipe) -> dict[str, object]:
+    """Return what the figures depend on beside the model and the prompts, by the recipe's keys."""
+    rollout, evaluation = recipe.rollout, recipe.eval
+    return {
+        "rollout.agent": rollout.agent,
+        "rollout.generation": rollout.generation,
+        "rollout.reward": rollout.reward,
+        **_reward_settings(rollout),
+        **({"rollout.tools": rollout.tools} if rollout.tools else {}),
+        "rollout.stop": rollout.stop,
+        "data.chat_template": recipe.data.chat_template,
+        "data.system_prompt": recipe.data.system_prompt,
+        "eval.function": evaluation.function,
+        "eval.samples_per_prompt": evaluation.samples_per_prompt,
+        "eval.temperature": evaluation.temperature,
+        "eval.top_p": evaluation.top_p,
+        "eval.max_response_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
+        "run.seed": recipe.run.seed,
+        **({"eval.endpoint.extra": extra} if (extra := evaluation.endpoint.extra) else {}),
+    }
+
+
+def _reward_settings(rollout: Rollout) -> dict[str, object]:
+    """Return the settings of rewards in `rollout` that differ from the defaults: another judge
+    gives other figures."""
+    return {
+        f"rollout.{name}": changed
+        for name, section in rollout
+        if isinstance(section, Section) and (changed := section.model_dump(exclude_defaults=True))
+    }
+
+
+REWARD = "rollout.reward"
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How two models differ on one set."""
+
+    set: str
+    a: str
+    b: str
+    """As the user named them, with their steps where they are checkpoints of runs."""
+    a_accuracy: float
+    b_accuracy: float
+    difference: Difference
+    sentence: str
+    other_settings: Sequence[str]
+    """Recipe keys in which the two were asked otherwise."""
+
+
+def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[Comparison]:
+    """Each of `ones` with the one of `others` that is of the same set; both of the same prompts."""
+    by_set = {other.set: other for other in others}
+    return [_compared(one, by_set[one.set]) for one in ones]
+
+
+def _compared(one: SetResult, other: SetResult) -> Comparison:
+    assert one.data_sha256 == other.data_sha256, (one.set, "other prompts")
+    difference = compared(one.rewards, other.rewards)
+    steps = one.model == other.model or one.step or other.step
+    a, b = (f"{x.model} at step {x.step}" if steps else x.model for x in (one, other))
+    keys = sorted({*one.settings, *other.settings})
+    return Comparison(
+        set=one.set,
+        a=a,
+        b=b,
+        a_accuracy=one.accuracy,
+        b_accuracy=other.accuracy,
+        difference=difference,
+        sentence=in_words(difference, a=a, b=b),
+        other_settings=[key for key in keys if one.settings.get(key) != other.settings.get(key)],
+    )
+
+
+def require_same(other: SetResult, name: str, data_sha256: str, settings: Settings) -> None:
+    """Raises DataError where the other model was given other prompts, or another reward."""
+    if other.data_sha256 != data_sha256:
+        raise DataError(
+            f"`{other.model}` was asked other prompts than are in `{name}`",
+            why="a paired test compares prompt by prompt, and texts, labels, order or number "
+            f"differ from those of {other.path}",
+            fix=[
+                f"--data {name}=FILE   # the prompts that it was asked",
+                f"--num-prompts {other.num_prompts}",
+            ],
+        )
+    theirs, mine = other.settings.get(REWARD), settings.get(REWARD)
+    if theirs != mine:
+        raise DataError(
+            f"`{other.model}` was scored by another reward on `{name}`",
+            why=f"`{REWARD}` was {theirs} and is {mine}",
+            fix=f"--set {REWARD}={theirs}",
+        )
+
+
+def kept_result(folder: Path, name: str, *, step: int | None) -> SetResult | None:
+    """Return what `miles eval` kept below `folder` of the set `name`, of one step or the newest;
+    None where there is nothing."""
+    kept = results_of(folder / "eval", folder_of(name))
+    found = [result for result in kept if step is None or result.step == step]
+    return found[-1] if found else None

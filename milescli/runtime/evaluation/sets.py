@@ -1,0 +1,393 @@
+"""The sets of prompts that `miles eval` measures: the run's own held-out prompts, files of the
+user's, and published benchmarks, which are fetched from the hub or read from a local copy. Made
+before any device is taken."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from milescli.backends.hub.datasets import CARD, fetch_data, join_files
+from milescli.backends.hub.splits import choose_files
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.core.errors import DataError, RecipeError
+from milescli.core.nearest import nearest
+from milescli.core.types import Prompt
+from milescli.recipe.data_files import parse_data_file
+from milescli.recipe.hub_name import parse_hub
+from milescli.recipe.layers import from_command_line
+from milescli.recipe.schema import Recipe
+from milescli.rollout.benchmarks import BENCHMARKS, OF_ALL, Row
+from milescli.rollout.chance import doublings
+from milescli.rollout.file_prompts import FilePrompts
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.prompt_encoder import PromptEncoder
+from milescli.rollout.source import SourceReport
+from milescli.rollout.tables import check_file, open_table
+from milescli.runtime.evaluation.results import (
+    HELDOUT,
+    SetResult,
+    folder_of,
+    require_same,
+    settings_of,
+    sha256_of_prompts,
+)
+from milescli.runtime.inputs.data_files import require_files, with_foreign_tasks, with_local_files
+from milescli.runtime.inputs.run_inputs import load_heldout
+
+if TYPE_CHECKING:
+    from milescli.recipe.load import LoadedRecipe
+
+
+DOMAIN = "domain"
+"""The column that is taken without being named."""
+_NAMED = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)=(?P<file>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalWish:
+    """The user's options of an evaluation beside the model."""
+
+    data: Sequence[str] = ()
+    """NAME=FILE or FILE; empty: the recipe's own held-out prompts."""
+    ks: Sequence[int] = ()
+    """Of pass@k and maj@k; empty: 1, 2, 4, ... up to the samples of a prompt."""
+    domain: str | None = None
+    """Column; None: `domain`, where the file has one."""
+    sets: Sequence[str] = ()
+    """Texts of --set."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Options that are short for a --set."""
+    against: Sequence[SetResult] = ()
+    """Of another model, which must have been asked the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalSet:
+    """Some prompts, and how they are asked and scored."""
+
+    name: str
+    recipe: Recipe
+    """Of the model, with the set's `data.eval`, `eval` and reward."""
+    ks: Sequence[int]
+    domain: str | None
+    copy: str | None = None
+    """Of a benchmark, a local one; None: the hub's."""
+    against: SetResult | None = None
+    """Of another model."""
+
+    @property
+    def folder(self) -> str:
+        """Name of the set's folder in `eval/`."""
+        return folder_of(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedSet:
+    """A set with its prompts loaded."""
+
+    set: EvalSet
+    prompts: list[Prompt]
+    domains: Mapping[int, str]
+    """By the index of a prompt; empty without a column."""
+
+
+def set_names(wish: EvalWish) -> list[str]:
+    """Return the names of all sets that the wish names."""
+    return [name for name, _ in map(_named, wish.data)] or [HELDOUT]
+
+
+def sets_of(recipe: Recipe, wish: EvalWish) -> list[EvalSet]:
+    """Return the sets that the wish names. Raises DataError or RecipeError where two are called
+    alike, a file is not there, or more is asked of the samples than there are; opens no file."""
+    named = [_named(text) for text in wish.data]
+    if not named:
+        named = [(HELDOUT, None)]
+    names = [name for name, _ in named]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(
+            f"two sets are called `{twice}`",
+            why="each set's results are kept under its name",
+            fix=[
+                f"--data {twice}-{at}={file}"
+                for at, (name, file) in enumerate(named, 1)
+                if name == twice
+            ],
+        )
+    return [_set_of(recipe, name, file, wish) for name, file in named]
+
+
+def sets_of_model(
+    model: str, wish: EvalWish, *, environ: Mapping[str, str]
+) -> tuple[LoadedRecipe, list[EvalSet]]:
+    """Return the recipe of a model that no run made, and what it is asked. Raises MilesError."""
+    from milescli.recipe.load import load_model
+
+    loaded = load_model(
+        model,
+        prompts=", ".join(wish.data) or HELDOUT,
+        sets=wish.sets,
+        flags=wish.flags,
+        environ=environ,
+        cwd=Path.cwd(),
+        home=Path.home(),
+    )
+    return loaded, sets_of(loaded.recipe, wish)
+
+
+def _named(text: str) -> tuple[str, str | None]:
+    """NAME=FILE -> both; the name of a benchmark -> the name alone; FILE -> its stem, and the
+    file."""
+    if text in BENCHMARKS and not Path(text).is_file():
+        return text, None
+    match = _NAMED.fullmatch(text)
+    if match is not None and not Path(text).expanduser().exists():
+        return match["name"], match["file"]
+    last = re.split(r"[/:]", parse_data_file(text, key="data.eval").name.rstrip("/"))[-1]
+    return Path(last).stem or HELDOUT, text
+
+
+def _set_of(recipe: Recipe, name: str, file: str | None, wish: EvalWish) -> EvalSet:
+    if name in BENCHMARKS:
+        recipe = with_settings_of(recipe, name, sets=wish.sets, flags=wish.flags)
+        if file is not None and not Path(file).expanduser().exists():
+            raise DataError(
+                f"there is no copy of `{name}` at {file}",
+                why="no such file or folder",
+                fix=f"--data {name}   # fetched from the hub",
+            )
+    elif file is not None:
+        recipe = recipe.model_copy(
+            update={"data": recipe.data.model_copy(update={"eval": _absolute(file)})}
+        )
+    if recipe.data.eval is None:
+        raise DataError(
+            "there are no prompts to evaluate on",
+            why="the recipe leaves `data.eval` out",
+            fix="--data NAME=FILE.jsonl",
+        )
+    require_files(recipe.data.model_copy(update=_ONLY_EVAL))
+    count = recipe.eval.samples_per_prompt
+    if count > 1 and not recipe.eval.temperature:
+        raise RecipeError(
+            f"{count} samples of each prompt would be the same sample",
+            why="`eval.temperature` is 0: each token is the likeliest",
+            fix=["--temperature 0.7", "--samples 1"],
+        )
+    if wish.ks and max(wish.ks) > count:
+        raise RecipeError(
+            f"pass@{max(wish.ks)} cannot be told",
+            why=f"{count} sample{'s'[: count > 1]} of each prompt will be taken",
+            fix=[f"--samples {max(wish.ks)} --temperature 0.7", f"-k {count}"],
+        )
+    ks = sorted(set(wish.ks)) or doublings(count)
+    other = next((result for result in wish.against if result.set == name), None)
+    if wish.against and other is None:
+        raise DataError(
+            f"`{wish.against[0].model}` was not asked the set `{name}`",
+            why=f"its results are of {', '.join(result.set for result in wish.against)}",
+            fix=f"--data {wish.against[0].set}=FILE",
+        )
+    return EvalSet(name=name, recipe=recipe, ks=ks, domain=wish.domain, copy=file, against=other)
+
+
+_ONLY_EVAL = dict.fromkeys(("prompts", "mix", "demonstrations", "train", "validation"))
+"""Fields of `data` that an evaluation alone does not read."""
+
+
+def _absolute(file: str) -> str:
+    """Return a path as seen from this folder; leaves what is no path as it is."""
+    if file.startswith(("hf:", "task:")):
+        return file
+    return str(Path(file).expanduser().absolute())
+
+
+def asking_reward_model(sets: Sequence[EvalSet]) -> Recipe:
+    """Return the recipe of the set that a reward model scores, where one does; else of the
+    first."""
+    asking = (one.recipe for one in sets if one.recipe.asks_reward_model)
+    return next(asking, sets[0].recipe)
+
+
+class Readers(Protocol):
+    """The parts of RunInputs that a set is read with."""
+
+    @property
+    def tokenizer(self) -> PromptEncoder:
+        """Tokenizer of the model that is evaluated."""
+
+    @property
+    def prompts(self) -> FilePrompts | MixedPrompts | None:
+        """That were trained on."""
+
+
+def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> LoadedSet:
+    """Load a set's prompts, tokenised for the model of `inputs`. Raises DataError for a file, a
+    column, a label, or a prompt that was trained on."""
+    recipe, tokenizer, prompts = one.recipe, inputs.tokenizer, inputs.prompts
+    trained = [prompts] if isinstance(prompts, FilePrompts) else prompts.parts if prompts else []
+    asked = recipe.data.model_copy(update=_ONLY_EVAL)
+    if one.name in BENCHMARKS:
+        path = write_benchmark(one.name, one.copy, run, output=output)
+        asked = asked.model_copy(update={"eval": str(path)})
+    asked = with_foreign_tasks(asked, recipe.rollout, run)
+    data = with_local_files(
+        asked,
+        run,
+        recipe.run.seed,
+        output=output,
+        folder=str(Path("eval", one.folder)) if one.folder else "",
+    )
+    source, report = load_heldout(
+        recipe, data, tokenizer, trained=trained, base_dir=run.path, output=output
+    )
+    _tell_dropped(one, report, output)
+    prompts_asked = source.first(recipe.eval.num_prompts)
+    if one.against is not None:
+        data_sha256 = sha256_of_prompts(prompts_asked)
+        require_same(one.against, one.name, data_sha256, settings_of(recipe))
+    return LoadedSet(
+        set=one,
+        prompts=prompts_asked,
+        domains=_domains_of(source, one.domain),
+    )
+
+
+def _tell_dropped(one: EvalSet, report: SourceReport, output: Output) -> None:
+    if report.num_dropped:
+        output.warn(
+            f"{one.name}: {report.num_dropped} of {report.num_measured} prompts are longer than "
+            f"{one.recipe.data.max_prompt_tokens} tokens and left out; "
+            f"--set data.max_prompt_tokens={report.prompt_tokens_max} takes them in"
+        )
+
+
+def _domains_of(source: FilePrompts, column: str | None) -> dict[int, str]:
+    """Raises DataError where a column that was named is not there."""
+    domains: dict[int, str] = {}
+    for file in source.files:
+        columns: list[str] = []
+        for line, row in file.table.records():
+            if not isinstance(row, dict):
+                continue
+            columns = columns or list(row)
+            if (value := row.get(column or DOMAIN)) is not None:
+                domains[file.first_index + line - 1] = str(value)
+        if column is not None and column not in columns:
+            raise DataError(
+                f"{file.path} has no column `{column}`",
+                why=f"its columns are {', '.join(columns)}",
+                fix=f"--domain {nearest(column, columns) or columns[-1]}",
+            )
+    return domains
+
+
+_KEY = "eval"
+
+
+def with_settings_of(
+    recipe: Recipe, name: str, *, sets: Sequence[str], flags: Mapping[str, str]
+) -> Recipe:
+    """Return the recipe as the benchmark is asked, but for what the user set: `sets` and `flags` as
+    `load` takes them. Raises RecipeError."""
+    mine = set(from_command_line(sets, flags))
+    wanted = {**OF_ALL, **BENCHMARKS[name].settings, "data.eval": BENCHMARKS[name].hub}
+    values = recipe.model_dump()
+    for key, value in wanted.items():
+        if any(key == one or key.startswith(f"{one}.") for one in mine):
+            continue
+        *parents, last = key.split(".")
+        place: Any = values
+        for parent in parents:
+            place = place[parent]
+        place[last] = value
+    return Recipe.model_validate(values)
+
+
+def write_benchmark(name: str, given: str | None, run: RunDir, *, output: Output | None) -> Path:
+    """Write a benchmark's questions as JSONL of prompt, label and domain. `given`: a local copy, a
+    folder with the files of the hub's data set, or the one file of its split; None: fetched. Raises
+    DataError where rows are not of the published form."""
+    benchmark = BENCHMARKS[name]
+    folder = run.data_dir / "eval" / name
+    file = _file_of(name, benchmark.hub, given, folder / "rows", output=output)
+    examples: list[Row] = []
+    if benchmark.examples_hub is not None:
+        shots = _file_of(name, benchmark.examples_hub, given, folder / "examples", output=output)
+        if shots == file:
+            raise DataError(
+                f"the benchmark `{name}` lacks its worked examples",
+                why=f"{file} is one file, and they are in another split of its data set",
+                fix=f"--data {name}=FOLDER   # with the files of {benchmark.hub}",
+            )
+        examples = [row for _, row in _rows(name, shots)]
+    lines = []
+    for place, row in _rows(name, file):
+        try:
+            one = benchmark.question(row, place, examples)
+        except (KeyError, TypeError, ValueError) as error:
+            told = f"row {place + 1}: {type(error).__name__}: {error}"
+            raise _not_of_it(name, file, told) from None
+        domain = {} if one.domain is None else {"domain": one.domain}
+        lines.append(json.dumps({"prompt": one.prompt, "label": one.label, **domain}))
+    if len(lines) != benchmark.num_prompts and output is not None:
+        output.warn(
+            f"{name}: {len(lines):,} questions are there, and {benchmark.num_prompts:,} were "
+            "published: figures do not compare"
+        )
+    path = folder / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Output | None) -> Path:
+    data = parse_hub(hub, key=f"data.{_KEY}")
+    if given is None:
+        return fetch_data(data, key=_KEY, into=into, output=output)
+    here = Path(given).expanduser().absolute()
+    if not here.is_dir():
+        check_file(here, field=_KEY)
+        return here
+    paths = [str(path.relative_to(here)) for path in here.rglob("*") if path.is_file()]
+    card = here / CARD
+    told = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    try:
+        try:
+            chosen = choose_files(data, paths, card=told, key=_KEY)
+        except DataError:  # a folder of one subset alone
+            chosen = choose_files(replace(data, subset=None), paths, card=told, key=_KEY)
+    except DataError as error:
+        raise DataError(
+            f"{here} is no copy of {data.spelled()}",
+            why=f"{error.what}; {error.why}",
+            fix=[f"--data {name}   # fetched from the hub", f"--data {name}=FILE   # of its split"],
+        ) from None
+    files = [here / path for path in chosen]
+    if len(files) == 1:
+        return files[0]
+    return join_files(files, into / f"{_KEY}{files[0].suffix}", key=_KEY)
+
+
+def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
+    """Return (place, row) of each."""
+    for line, row in open_table(file).records():
+        if not isinstance(row, Mapping):
+            raise _not_of_it(name, file, f"row {line}: {row}")
+        if missing := [key for key in BENCHMARKS[name].columns if key not in row]:
+            lacks = ", ".join(f"`{key}`" for key in missing)
+            raise _not_of_it(name, file, f"row {line} lacks {lacks}; it has {', '.join(row)}")
+        yield line - 1, row
+
+
+def _not_of_it(name: str, file: Path, why: str) -> DataError:
+    return DataError(
+        f"{file} is no copy of the benchmark `{name}`",
+        why=why,
+        fix=[f"--data my-{name}={file}   # as a set of your own", f"--data {name}   # the hub's"],
+    )

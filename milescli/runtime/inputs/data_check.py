@@ -1,0 +1,316 @@
+"""`miles data check`: what a run would see of its data. Reads, and makes nothing that stays; called
+by the command."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.agents.tool_kit import offered
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.core.errors import DataError, MilesError
+from milescli.core.types import Pair, Trajectory
+from milescli.recipe.agents import Role
+from milescli.recipe.data import Data
+from milescli.recipe.data_files import FIELDS, names_in
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
+from milescli.rollout.examples import load_examples
+from milescli.rollout.fit import ExampleReport
+from milescli.rollout.leaks import exact_leaks
+from milescli.rollout.mapped import row_named
+from milescli.rollout.rewards import needs_label
+from milescli.rollout.roles import roles_of
+from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+from milescli.rollout.source import Loaded, file_named, load_part
+from milescli.rollout.tables import check_file, open_table
+from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.runtime.inputs.data_files import (
+    check_labels_of,
+    kind_of_rows,
+    near_leaks_told,
+    refuse_learned,
+    require_files,
+    rollouts_of,
+    texts_for_vocabulary,
+    with_foreign_tasks,
+    with_local_files,
+)
+from milescli.runtime.inputs.data_look import (
+    NUM_SHOWN,
+    FileLook,
+    Rendered,
+    look_at,
+    look_at_rows,
+    rendered,
+    rendered_rows,
+)
+from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """The files that one key of the recipe, or one source of its mix, names."""
+
+    name: str
+    """prompts, eval, demonstrations; or how the source of the mix is called."""
+    data: Data
+    named: list[str]
+    """Its files as the user says them."""
+    field: str
+    rollout: Rollout | None
+    """How its prompts are scored; None: not known."""
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    """Who speaks in their episodes, where several do."""
+    files: list[FileLook] = field(default_factory=list)
+    kind: Kind | None = None
+    """Of rows that are learned from; None: they are prompts."""
+    loaded: Loaded | None = None
+    """Prompts. None without a tokenizer, and where rows are bad."""
+    examples: Sequence[Trajectory | Pair] = ()
+    """Rows that are learned from."""
+    report: ExampleReport | None = None
+    """On these."""
+    rendered: list[Rendered] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class DataCheck:
+    """The findings of a check."""
+
+    parts: list[Part]
+    problems: list[MilesError] = field(default_factory=list)
+    """For which a run would be refused."""
+    warnings: list[str] = field(default_factory=list)
+
+
+def check_file_alone(
+    name: str,
+    *,
+    prompt_key: str | None,
+    label_key: str | None,
+    model: Path | None,
+    output: Output,
+) -> DataCheck:
+    """Check a file, data set or task that no recipe names. `model`: a folder with a tokenizer;
+    None: lengths are in characters."""
+    data = Data(prompts=name, prompt_key=prompt_key, label_key=label_key)
+    with _made_here() as run:
+        data = with_local_files(data, run, 0, output=output)
+        tokenizer = load_tokenizer(model) if model else None
+        part = Part(name="prompts", data=data, named=[name], field="prompts", rollout=None)
+        if (kind := _kind_of(data)) is not None:
+            learned = data.model_copy(update={"train": data.prompts, "prompts": None})
+            part = Part(
+                name="train", data=learned, named=[name], field="train", rollout=None, kind=kind
+            )
+        return _checked([part], tokenizer, run=run, seed=0, num_heldout=None, output=output)
+
+
+def _kind_of(data: Data) -> Kind | None:
+    """Guess by the first rows what a file of unknown use holds: pairs, or a chat that ends with an
+    answer, are learned from."""
+    file = file_named(names_in(data.prompts)[0], key="data.prompts")
+    check_file(Path(file.name), field="prompts")
+    records = (row for _, row in open_table(Path(file.name)).records() if isinstance(row, dict))
+    first = next(records, {})
+    if {CHOSEN, REJECTED} <= set(first):
+        return "pairs"
+    chat = next((first[name] for name in CHAT_COLUMNS if name in first), None)
+    last = chat[-1] if isinstance(chat, list) and chat else None
+    role = last.get("role", last.get("from")) if isinstance(last, dict) else None
+    return "chats" if role in ("assistant", "gpt") else None
+
+
+def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataCheck:
+    """Check all data of a recipe, with its reward and its model's tokenizer, or the tokenizer in
+    `model`."""
+    require_files(recipe.data)
+    with _made_here() as run:
+        data = with_foreign_tasks(recipe.data, recipe.rollout, run)
+        data = with_local_files(data, run, recipe.run.seed, output=output)
+        folder = model or _tokenizer_folder(recipe, data, run)
+        tokenizer = load_tokenizer(
+            folder,
+            chat_template=recipe.data.chat_template,
+            tools=offered(recipe.rollout),
+        )
+        return _checked(
+            list(_parts(recipe, data)),
+            tokenizer,
+            run=run,
+            seed=recipe.run.seed,
+            num_heldout=recipe.eval.num_prompts,
+            output=output,
+            ends_at_turn=recipe.trains_scores,
+        )
+
+
+@contextmanager
+def _made_here() -> Iterator[RunDir]:
+    with tempfile.TemporaryDirectory(prefix="miles-data-") as folder:
+        yield RunDir(path=Path(folder))
+
+
+def _tokenizer_folder(recipe: Recipe, data: Data, run: RunDir) -> Path:
+    model = recipe.model
+    if model.scratch is not None:
+        texts = texts_for_vocabulary(recipe, data, run)
+        return make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
+    folder = Path(model.path or "").expanduser()
+    if is_checkpoint(folder):
+        return checkpoint_of(folder).model_dir
+    if folder.is_dir():
+        return folder
+    from milescli.backends.hub.models import fetch_tokenizer
+
+    return fetch_tokenizer(str(model.path), revision=model.revision)
+
+
+def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
+    mixes = zip(recipe.data.mix or [], data.mix or [], rollouts_of(recipe)[1:], strict=True)
+    for named, source, rollout in mixes:
+        changes = {
+            "prompts": source.path,
+            "prompt_key": source.prompt_key or data.prompt_key,
+            "label_key": source.label_key or data.label_key,
+        }
+        mixed = data.model_copy(update=changes)
+        yield Part(
+            name=source.called,
+            data=mixed,
+            named=names_in(named.path),
+            field="prompts",
+            rollout=rollout,
+            roles=roles_of(rollout),
+        )
+    for name in FIELDS:
+        if getattr(data, name) is not None:
+            yield Part(
+                name=name,
+                data=data,
+                named=names_in(getattr(recipe.data, name)),
+                field=name,
+                rollout=None if name == "demonstrations" else recipe.rollout,
+                roles=roles_of(recipe.rollout),
+                kind=kind_of_rows(recipe) if name in ("train", "validation") else None,
+            )
+
+
+def _checked(
+    parts: list[Part],
+    tokenizer: ChatTokenizer | None,
+    *,
+    run: RunDir,
+    seed: int,
+    num_heldout: int | None,
+    output: Output,
+    ends_at_turn: bool = False,
+) -> DataCheck:
+    check = DataCheck(parts=parts)
+    for part in parts:
+        if part.kind is not None:
+            _check_rows(part, part.kind, tokenizer, check, ends_at_turn=ends_at_turn)
+            continue
+        wants = part.rollout is not None and needs_label(part.rollout)
+        try:
+            part.files = look_at(
+                part.data,
+                part.field,
+                needs_label=wants,
+                with_lengths=tokenizer is None,
+                folder=run.path,
+                output=output,
+            )
+            check.problems += [look.problem for look in part.files if look.problem]
+            if tokenizer is None or any(look.problem for look in part.files):
+                continue
+            part.loaded = load_part(
+                part.data,
+                part.field,  # type: ignore[arg-type]
+                tokenizer=tokenizer,
+                seed=seed,
+                base_dir=run.path,
+                needs_label=wants,
+                say=output.note,
+            )
+        except DataError as error:
+            check.problems.append(error)
+            continue
+        shown = part.loaded.source.some(NUM_SHOWN)[:NUM_SHOWN]
+        try:
+            for prompt in shown:
+                part.rendered += rendered(prompt, tokenizer, field=part.field, roles=part.roles)
+        except DataError as error:
+            check.problems.append(error)
+        if part.rollout is not None:
+            try:
+                check_labels_of(part.rollout, part.loaded.source, None, output=output)
+            except MilesError as error:
+                check.problems.append(error)
+    _hold_against_each_other(check, num_heldout, output=output)
+    return check
+
+
+def _check_rows(
+    part: Part,
+    kind: Kind,
+    tokenizer: ChatTokenizer | None,
+    check: DataCheck,
+    *,
+    ends_at_turn: bool,
+) -> None:
+    """Check the rows of `data.train` or `data.validation`, as a run takes them."""
+    key: RowField = part.field  # type: ignore[assignment]
+    try:
+        part.files = look_at_rows(part.data, key, kind=kind)
+        check.problems += [look.problem for look in part.files if look.problem]
+        if tokenizer is None or any(look.problem for look in part.files):
+            return
+        part.examples, part.report = load_examples(
+            part.data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=ends_at_turn
+        )
+    except DataError as error:
+        check.problems.append(error)
+        return
+    part.rendered = list(rendered_rows(part.examples, tokenizer))
+
+
+def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
+    """Held-out prompts against all that is trained on."""
+    loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
+    heldout, named = next(
+        ((source, part.named) for part, source in loaded if part.field == "eval"), (None, [])
+    )
+    if heldout is None:
+        return
+    graded = heldout.first(num_heldout)
+    for part in check.parts:
+        if part.field == "train" and part.examples:
+            try:
+                refuse_learned(graded, part.examples)
+            except DataError as error:
+                check.problems.append(error)
+    for part, source in loaded:
+        if part.field != "prompts":
+            continue
+        if leaks := exact_leaks(heldout, source, num_heldout=num_heldout):
+            pairs = [
+                f"{row_named(leak.heldout, heldout.files)} is "
+                f"{row_named(leak.prompts, source.files)}"
+                for leak in leaks
+            ]
+            more = f"; and {len(pairs) - NUM_SHOWN} more" if len(pairs) > NUM_SHOWN else ""
+            check.problems.append(
+                DataError(
+                    f"{len(leaks)} held-out prompts are training prompts too",
+                    why="; ".join(pairs[:NUM_SHOWN]) + more,
+                    fix="--set data.eval=FILE with other prompts",
+                )
+            )
+        elif told := near_leaks_told(heldout, graded, source, named=named, output=output):
+            check.warnings.append(told)

@@ -1,0 +1,368 @@
+"""The data of a run, before any process starts: files are found or fetched, tasks of environments
+of other packages are written as rows (`task:verifiers`, `task:harbor`), labels and leaks are
+checked, demonstrations are made. Called by `run_inputs`."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from milescli.agents.harbor import tasks as tasks_of_harbor
+from milescli.agents.verifiers import tasks as tasks_of_verifiers
+from milescli.backends.hub.datasets import fetch_data
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
+from milescli.core.errors import DataError, RecipeError
+from milescli.core.types import Pair, Prompt, Trajectory
+from milescli.recipe.data import Data, MixSource
+from milescli.recipe.data_files import FIELDS, names_in
+from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.train import OF_PAIRS, OF_ROWS
+from milescli.rollout.base import RewardFn
+from milescli.rollout.chats import demonstrated
+from milescli.rollout.example_rows import Kind
+from milescli.rollout.labels import MAX_LABELS, check_labels
+from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
+from milescli.rollout.mapped import by_file, evenly, row_named
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.rewards import label_checks
+from milescli.rollout.roles import role_demonstrations, roles_of
+from milescli.rollout.source import FilePrompts, file_named
+from milescli.rollout.tables import check_file, open_table
+from milescli.rollout.tables.base import LINE_SUFFIXES
+from milescli.rollout.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
+from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.runtime.inputs.episode_parts import rollout_of_source
+from milescli.train.objectives import load_objective
+
+NUM_LEAKS_SHOWN = 5
+SCRATCH_BYTES = 8 * 2**20
+SCRATCH_ROWS = 100_000
+"""What the vocabulary of a model made from scratch is made of, at most."""
+
+
+def require_files(data: Data) -> None:
+    """Raises DataError where a file of this computer cannot be opened. `prepare` finds the same;
+    this takes no time."""
+    for field in FIELDS:
+        mixed = [source.path for source in data.mix or [] if field == "prompts"]
+        values = (getattr(data, field), *mixed)
+        for name in (name for value in values for name in names_in(value)):
+            file = file_named(name, key=f"data.{field}")
+            if not is_hub(file.name) and not is_task(file.name):
+                check_file(Path(file.name).expanduser().absolute(), field=field)
+
+
+def with_local_files(
+    data: Data, run: RunDir, seed: int, *, output: Output | None, folder: str = ""
+) -> Data:
+    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
+    the user gave them. `folder`: of the run's `data/`, for those of other data than the run's."""
+    changes: dict[str, object] = {}
+    for field in FIELDS:
+        named = getattr(data, field)
+        local = [
+            _local(
+                name,
+                field,
+                str(Path(folder, str(number or ""))),
+                run=run,
+                seed=seed,
+                output=output,
+            )
+            for number, name in enumerate(names_in(named))
+        ]
+        if named is not None:
+            changes[field] = local[0] if isinstance(named, str) else local
+    if data.mix is not None:
+        changes["mix"] = [
+            _local_source(source, number, run=run, seed=seed, output=output)
+            for number, source in enumerate(data.mix)
+        ]
+    return data.model_copy(update=changes)
+
+
+def _local_source(
+    source: MixSource, number: int, *, run: RunDir, seed: int, output: Output | None
+) -> MixSource:
+    paths = [
+        _local(name, "prompts", f"mix/{number}/{place}", run=run, seed=seed, output=output)
+        for place, name in enumerate(names_in(source.path))
+    ]
+    return source.model_copy(update={"path": paths, "name": source.called})
+
+
+def _local(
+    text: str, field: str, folder: str, *, run: RunDir, seed: int, output: Output | None
+) -> str:
+    file = file_named(text, key=f"data.{field}")
+    if is_hub(file.name):
+        path = fetch_data(
+            parse_hub(file.name, key=f"data.{field}"),
+            key=field,
+            into=run.data_dir / folder,
+            output=output,
+        )
+    elif is_task(file.name):
+        path = write_task(file.name, run.data_dir, seed)
+    else:
+        path = Path(file.name).expanduser().absolute()
+    return replace(file, name=str(path)).spelled()
+
+
+def rollouts_of(recipe: Recipe) -> list[Rollout]:
+    """Return the recipe's `rollout`, then that of each source of its mix: with the reward of the
+    source, where it has one."""
+    return [
+        recipe.rollout,
+        *(rollout_of_source(recipe, source) for source in recipe.data.mix or []),
+    ]
+
+
+def sources_of(
+    recipe: Recipe, prompts: FilePrompts | MixedPrompts
+) -> list[tuple[FilePrompts, Rollout]]:
+    """Return the rows that are trained on, source by source, each with its scorer."""
+    if isinstance(prompts, MixedPrompts):
+        return list(zip(prompts.parts, rollouts_of(recipe)[1:], strict=True))
+    return [(prompts, recipe.rollout)]
+
+
+def check_labels_of(
+    rollout: Rollout, source: FilePrompts, graded: list[Prompt] | None, *, output: Output | None
+) -> None:
+    """Puts labels before the reward. `graded`: those of some prompts; None: of all, and of large
+    files some."""
+    say = output.note if output else None
+    for name, reward in label_checks(rollout).items():
+        _check_labels(name, reward, source, graded, say=say)
+
+
+def _check_labels(
+    name: str,
+    reward: RewardFn,
+    source: FilePrompts,
+    graded: list[Prompt] | None,
+    *,
+    say: Callable[[str], None] | None,
+) -> None:
+    if graded is None and source.is_large:
+        for file in source.files:
+            rows, num_labels = file.different_labels(MAX_LABELS)
+            check_labels(reward, rows, name=name, path=file.path, say=say, num_labels=num_labels)
+        return
+    for file, prompts in by_file(source.prompts if graded is None else graded, source.files):
+        check_labels(reward, prompts, name=name, path=file.path, say=say)
+
+
+def refuse_leak(
+    heldout: FilePrompts, trained: Sequence[FilePrompts], *, num_heldout: int | None
+) -> None:
+    """Raises DataError where a held-out prompt is trained on."""
+    for prompts in trained:
+        leaks = exact_leaks(heldout, prompts, num_heldout=num_heldout)
+        if not leaks:
+            continue
+        raise DataError(
+            f"{len(leaks)} held-out prompts are training prompts too",
+            why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
+            f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
+            fix="--set data.eval=FILE with other prompts",
+        )
+
+
+def kind_of_rows(recipe: Recipe) -> Kind:
+    """Return what the recipe's objective takes of a file. Raises RecipeError where it takes
+    groups."""
+    name = recipe.train.objective
+    if name in OF_ROWS:
+        return "pairs" if name in OF_PAIRS else "chats"
+    takes = getattr(load_objective(name, recipe), "takes", "groups")
+    if takes not in ("chats", "pairs"):
+        raise RecipeError(
+            f"the objective `{name}` does not learn from rows",
+            why=f"its `takes` is {takes!r}, and `data.train` is {recipe.data.train}",
+            fix='give it `takes = "chats"` or `takes = "pairs"`',
+        )
+    return takes
+
+
+def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
+    """Same as `refuse_leak`, for rows that are learned: of a chat the tokens before its first
+    answer."""
+    asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
+    sides = (
+        (place, side)
+        for place, row in enumerate(rows)
+        for side in ((row.chosen, row.rejected) if isinstance(row, Pair) else (row,))
+    )
+    leaks = {}
+    for place, side in sides:
+        if side is not None:
+            start = max(side.loss_mask.find(1), 0)
+            if prompt := asked.get(side.token_ids[:start].tobytes()):
+                leaks.setdefault(prompt.index, (prompt, place))
+    if leaks:
+        prompt, place = next(iter(leaks.values()))
+        raise DataError(
+            f"{len(leaks)} held-out prompts are learned from too",
+            why=f"{prompt.text!r:.80}, prompt {prompt.index + 1} of `data.eval`, is also that of "
+            f"usable row {place + 1} of `data.train`: the evaluation would measure memory",
+            fix="--set data.eval=FILE with other prompts",
+        )
+
+
+def near_leaks_told(
+    heldout: FilePrompts,
+    graded: list[Prompt],
+    prompts: FilePrompts,
+    *,
+    named: str | list[str] | None,
+    output: Output,
+) -> str | None:
+    """Return which held-out prompts, of those that are graded, are nearly training prompts; None
+    where none is, and where they are (`named`, as `data.eval`) of a task of ours, whose rows may be
+    alike in all but what counts."""
+    if (names := names_in(named)) and all(map(is_held_out_by_us, names)):
+        return None
+    compared = [graded[place] for place in evenly(len(graded), NEAR_HELDOUT)]
+    label, total = "comparing with the held-out prompts", min(NEAR_ROWS, len(prompts))
+    with Transfer(output, label=label, total=total, unit="prompts", tells_quick=False) as seen:
+        leaks = near_leaks(compared, prompts, tick=seen.reached)
+    if len(graded) > NEAR_HELDOUT or len(prompts) > NEAR_ROWS:
+        output.note(
+            f"{len(compared):,} of {len(graded):,} held-out prompts were compared with "
+            f"{min(NEAR_ROWS, len(prompts)):,} of {len(prompts):,} training prompts for near "
+            "equality, evenly spread; for exact equality all"
+        )
+    if not leaks:
+        return None
+    pairs = [
+        f"{row_named(leak.heldout, heldout.files)} and {row_named(leak.prompts, prompts.files)}"
+        for leak in leaks
+    ]
+    more = f"; and {len(pairs) - NUM_LEAKS_SHOWN} more" if len(pairs) > NUM_LEAKS_SHOWN else ""
+    shown = "; ".join(pairs[:NUM_LEAKS_SHOWN])
+    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}{more}"
+
+
+def demonstrations_of(
+    recipe: Recipe, source: FilePrompts, tokenizer: ChatTokenizer
+) -> list[Trajectory]:
+    """Return the worked responses on their loss masks; of large files as many as the warm-up
+    takes."""
+    most = recipe.warmup.steps * recipe.warmup.batch_size
+    roles = roles_of(recipe.rollout)
+    trajectories = list[Trajectory]()
+    for prompt in source.some(most):
+        if prompt.demonstration is not None and roles:
+            trajectories += role_demonstrations(prompt, tokenizer, roles=roles).values()
+        elif prompt.demonstration is not None:
+            trajectories.append(demonstrated(prompt, tokenizer))
+    if not trajectories:
+        raise DataError(
+            f"`{recipe.data.demonstrations}` has no worked responses",
+            why="the warm-up imitates them: it needs a column `demonstration`, or responses that "
+            "end in `#### label`",
+            fix=["--set data.demonstrations=FILE", "--set warmup.steps=0"],
+        )
+    longest = max(trajectory.num_tokens for trajectory in trajectories)
+    if longest > recipe.warmup.max_loss_tokens:
+        raise DataError(
+            f"a demonstration is {longest} tokens long",
+            why=f"`warmup.max_loss_tokens` is {recipe.warmup.max_loss_tokens}",
+            fix=f"--set warmup.max_loss_tokens={longest}",
+        )
+    return trajectories
+
+
+def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
+    """Return the texts that a scratch model's vocabulary is made of: the lines of
+    `model.scratch.vocabulary`, else of the first file of `data`, those of a large one up to
+    SCRATCH_BYTES; of a file that is not text, its rows."""
+    mixed = data.mix[0].path if data.mix else None
+    scratch, own = recipe.model.scratch, None
+    if scratch is not None and scratch.vocabulary is not None:
+        own = _local(
+            scratch.vocabulary, "vocabulary", "", run=run, seed=recipe.run.seed, output=None
+        )
+    named = (own, data.demonstrations, data.prompts, data.train, mixed)
+    first = next(name for value in named for name in names_in(value))
+    path = Path(file_named(first, key="data.prompts").name)
+    if path.suffix in LINE_SUFFIXES:
+        with path.open("rb") as file:
+            text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
+        return text.splitlines()
+    rows = islice(open_table(path).records(), SCRATCH_ROWS)
+    return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
+
+
+HELDOUT = "-heldout"
+EVERY = 16
+"""One prompt of so many is held out, whatever the seed."""
+TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
+    "verifiers": tasks_of_verifiers,
+    "harbor": tasks_of_harbor,
+}
+"""By the agent that plays them."""
+
+
+def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
+    """Return the same data, with tasks of another package written as files of the run. The recipe's
+    `rollout` says which tasks they are, so that they are written before other tasks are. Raises
+    RecipeError or MachineError where the package does not give them."""
+    made: dict[str, str] = {}
+    changes: dict[str, object] = {}
+    for field in FIELDS:
+        named = getattr(data, field)
+        names = [_local_task_file(name, field, rollout, run, made) for name in names_in(named)]
+        if names != names_in(named):
+            changes[field] = names[0] if isinstance(named, str) else names
+    return data.model_copy(update=changes)
+
+
+def _local_task_file(
+    name: str, field: str, rollout: Rollout, run: RunDir, made: dict[str, str]
+) -> str:
+    file = file_named(name, key=f"data.{field}")
+    short = file.name.removeprefix(TASK_PREFIX)
+    package = short.removesuffix(HELDOUT)
+    if file.name == short or package not in TASKS:
+        return name
+    if package != rollout.agent:
+        raise RecipeError(
+            f"`{file.name}` is played by another agent",
+            why=f"`rollout.agent` is {rollout.agent}, and labels of these rows are tasks of "
+            f"{package}",
+            fix=f"--set rollout.agent={package}",
+        )
+    if short not in made:
+        made |= _written(package, TASKS[package](rollout), run)
+    return replace(file, name=made[short]).spelled()
+
+
+def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
+    """Both files, by the names of their tasks."""
+    run.data_dir.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
+    places: dict[str, int] = {}
+    for row in rows:  # rows of one prompt are on one side
+        place = places.setdefault(json.dumps(row["prompt"]), len(places))
+        parts[package + HELDOUT * (place % EVERY == EVERY - 1)].append(row)
+    made = {}
+    for name, part in parts.items():
+        path = run.data_dir / f"{name}.jsonl"
+        path.write_text(_lines(part), encoding="utf-8")
+        made[name] = str(path)
+    return made
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)

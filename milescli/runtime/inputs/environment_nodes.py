@@ -1,0 +1,96 @@
+"""The environments of a run on all of its nodes: processes for them where the driver is not. On one
+computer there are none, and nothing of this is called."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from milescli.agents.environment import EnvironmentAgent
+from milescli.agents.environment_fleet import OtherNode
+from milescli.backends.ray.everywhere import each_node
+from milescli.backends.ray.node_processes import NodeProcesses
+from milescli.cluster.nodes import RunNodes
+from milescli.cluster.resources import NodeResources
+from milescli.core.errors import RecipeError
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.agents import plays_here
+from milescli.rollout.episode import load_agent
+from milescli.runtime.inputs.run_inputs import RunInputs
+
+BESIDE_THE_DRIVER = ("openenv",)
+"""Environments of packages that `miles env install` has put on the driver's node."""
+
+
+TRY_THERE = "milescli.agents.environment:try_there"
+TRY_TIMEOUT_S = 180.0
+"""Of a node, for the imports of an environment and the beginning of an episode."""
+
+
+def require_environments(recipe: Recipe, inputs: RunInputs, nodes: RunNodes) -> None:
+    """Raises RecipeError or MachineError where another node of the run cannot begin an episode of
+    the recipe's environment, before a device is taken."""
+    others = [member.node.node_id for member in nodes.chosen if not member.node.is_driver]
+    if not others or inputs.prompts is None or not _lives_on_nodes(recipe.rollout):
+        return
+    assert nodes.address is not None, "another node is one of a cluster"
+    asked = {
+        "import_from": list(sys.path),
+        "settings": recipe.rollout.environment,
+        "prompt": inputs.prompts.first(1)[0],
+    }
+    for answer in each_node(nodes.address, TRY_THERE, asked, timeout_s=TRY_TIMEOUT_S, only=others):
+        if isinstance(answer.error, RecipeError):
+            what = f"{answer.error.what} on {answer.node}"
+            raise RecipeError(what, why=answer.error.why, fix=answer.error.fixes)
+        if answer.error is not None:
+            raise answer.error
+
+
+def _lives_on_nodes(rollout: Rollout) -> bool:
+    """True if the rollout's episodes are played in environments that may be on other nodes."""
+    plays = rollout.plays_environment and plays_here(rollout)
+    return plays and rollout.environment.name not in BESIDE_THE_DRIVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadEnvironments:
+    """The processes that hold environments on other nodes."""
+
+    agent: EnvironmentAgent
+    nodes: Sequence[NodeProcesses]
+    """But the driver's."""
+
+    def end(self) -> None:
+        """Later episodes are played beside the driver. Called when none is played; may be called
+        more than once."""
+        self.agent.fleet.leave_nodes()
+        for node in self.nodes:
+            node.close()
+
+
+async def spread_environments(
+    recipe: Recipe, resources: NodeResources, *, tell: Callable[[str], None]
+) -> SpreadEnvironments | None:
+    """Environments of the recipe live on all nodes of the run from now on. None: it has none, or
+    they stay with the driver. Raises WorkerDied or WaitTimeout where a node does not take them."""
+    others = sorted(resources.agents)
+    if not others or not _lives_on_nodes(recipe.rollout):
+        return None
+    agent = load_agent(recipe.rollout)
+    assert isinstance(agent, EnvironmentAgent), "it plays in an environment"
+    nodes = [
+        NodeProcesses(resources.cluster, number=number, tell=tell, name="environments")
+        for number in others
+    ]
+    timeout_s = recipe.machine.start_timeout_s
+    cores = await asyncio.gather(*(node.start(timeout_s=timeout_s) for node in nodes))
+    agent.fleet.spread(
+        [
+            OtherNode(name=str(node.node), num_cores=num_cores, process=node.process)
+            for node, num_cores in zip(nodes, cores, strict=True)
+        ]
+    )
+    return SpreadEnvironments(agent=agent, nodes=nodes)

@@ -1,0 +1,526 @@
+"""The models that a run is given besides its policy, before any process starts: teachers, a reward
+model, a draft model, policies of roles, an adapter. Each is found, fetched, or written out of a
+run's checkpoint, and its tokenizer is compared with the policy's. Called by `run_inputs`,
+`planning` and `evaluate`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.checkpoint.base import is_converted
+from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE, RunDir
+from milescli.core.errors import FitError, MachineError, RecipeError
+from milescli.models import ModelFacts, load_facts, parse_facts, table
+from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
+from milescli.models.base import CONFIG_NAME, WeightTable, read_config
+from milescli.plan.adapters import trained_shape
+from milescli.plan.legal import check_layout
+from milescli.plan.on_cpu import longest_tokens
+from milescli.plan.types import Plan
+from milescli.recipe.machine import RunSettings
+from milescli.recipe.schema import Recipe
+from milescli.recipe.templates import shipped_shape
+from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from milescli.backends.sglang.client.teacher import ServedTeachers
+    from milescli.console.output import Output
+    from milescli.conversion.source import CheckpointSource
+    from milescli.export.adapter import Adapter
+
+
+NUM_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenModel:
+    """The place of such a model, as the recipe names it."""
+
+    what: str
+    """`teacher`, `reward model`."""
+    key: str
+    """Of the recipe."""
+    path: str
+    revision: str | None = None
+    step: int | None = None
+    """Of a run; None: its newest checkpoint."""
+
+    def facts(self, longest: int) -> ModelFacts:
+        """Return the model's facts, without making or loading it. `longest`: tokens of a sequence
+        that it will read. Raises RecipeError where it is not there, or has no positions for them;
+        CheckpointError where it is no model."""
+        facts = parse_facts(self.config())
+        if 0 < facts.max_position_embeddings < longest:
+            raise RecipeError(
+                f"the {self.what} {self.path} cannot read the longest sequence",
+                why=f"prompt and response may have {longest} tokens together, and it has "
+                f"{facts.max_position_embeddings} positions",
+                fix=f"name a {self.what} with more in {self.key}, or shorten prompts or responses",
+            )
+        return facts
+
+    def config(self) -> dict[str, object]:
+        """Return the model's config.json, without making or loading the model. Raises as
+        `facts`."""
+        folder = self._require()
+        if is_checkpoint(folder):
+            return read_config(checkpoint_of(folder, self.step).model_dir)
+        if folder.is_dir():
+            return read_config(folder)
+        if self.revision in (None, "main") and (shape := shipped_shape(self.path)):
+            return shape
+        return read_config(fetch_config(self.path, revision=self.revision, instead=self._copy))
+
+    def folder(self, target: Path, *, output: Output | None) -> Path:
+        """Return the model's Hugging Face folder; a run's checkpoint is written to `target`, once:
+        a run keeps the model that it was given, whatever the other run learns later."""
+        folder = self._require()
+        if is_checkpoint(folder):
+            if not (target / CONFIG_NAME).exists():
+                from milescli.conversion.unpack import unpack
+
+                checkpoint = checkpoint_of(folder, self.step)
+                model_dir = checkpoint.model_dir
+                unpack(checkpoint.tensors, target, model_dir=model_dir, output=output)
+            return target.absolute()
+        if folder.is_dir():
+            return folder.absolute()
+        return fetch_model(self.path, revision=self.revision, output=output, instead=self._copy)
+
+    def refuse_other_tokens(
+        self, folder: Path, *, tokenizer: ChatTokenizer, least: int
+    ) -> ChatTokenizer:
+        """Return the model's tokenizer. `tokenizer`: the policy's; `least`: tokens that its
+        embedding must have. Raises RecipeError where both do not give each text the same ids,
+        naming what differs."""
+        theirs = load_tokenizer(folder, chat_template=RAW)
+        difference, num_tokens = _difference(tokenizer, theirs), load_facts(folder).vocab_size
+        if difference is None and num_tokens < least:
+            difference = f"it knows {num_tokens:,} tokens, the policy {least:,}"
+        if difference is not None:
+            raise RecipeError(
+                f"the {self.what} {self.path} has another tokenizer than the policy",
+                why=f"{difference}; what it says of a token id would be about another text",
+                fix=[
+                    f"name a model of the policy's family in {self.key}",
+                    f"--set model.scratch=null --set model.path={self.path}   # a policy with its "
+                    "tokenizer",
+                ],
+            )
+        return theirs
+
+    @property
+    def is_on_hub(self) -> bool:
+        """True if the path reads like a name on the hub, and no folder of this disk could be
+        meant."""
+        folder = Path(self.path).expanduser()
+        return not (folder.is_absolute() or self.path.count("/") != 1 or folder.parent.is_dir())
+
+    @property
+    def _copy(self) -> str:
+        return f"name the folder of a copy in {self.key}"
+
+    def _require(self) -> Path:
+        """Names of the hub pass."""
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir() and not self.is_on_hub:
+            raise RecipeError(
+                f"the {self.what} {self.path} is not there",
+                why=f"`{self.key}` names a Hugging Face folder, a name on the hub, or the "
+                "directory of a run",
+                fix=[_command_that_makes(folder), f"name another in {self.key}"],
+            )
+        return folder
+
+
+def _command_that_makes(folder: Path) -> str:
+    """Return a command that makes the model of a missing folder. A run is called by its recipe and
+    a number, unless it was given a name."""
+    of_run = re.fullmatch(r"(.+)-\d+", folder.name)
+    if folder.parent.name == RunSettings().dir and of_run:
+        return f"miles launch --recipe {of_run[1]} --name {folder.name}"
+    return f"miles export RUN --to {folder}"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """True if the folder is a run, one of its checkpoints or a converted model: not yet a Hugging
+    Face folder."""
+    run = folder.parent.parent if folder.parent.name == CHECKPOINTS else folder
+    return (run / RECIPE_FILE).is_file() or is_converted(folder)
+
+
+def checkpoint_of(folder: Path, step: int | None = None) -> CheckpointSource:
+    """Return the checkpoint of such a folder; of a run the newest one, unless `step` is given.
+    Raises CheckpointError."""
+    from milescli.conversion.source import find_checkpoint  # imports torch
+
+    return find_checkpoint(folder, model=None, step=step, model_option="--base")
+
+
+def _difference(own: ChatTokenizer, theirs: ChatTokenizer) -> str | None:
+    """Describe how two vocabularies differ; None where both give each text the same ids, as far as
+    they say."""
+    ours, other = own.inner.get_vocab(), theirs.inner.get_vocab()
+    apart = sorted((token for token in ours if ours[token] != other.get(token)), key=ours.get)
+    apart += sorted((token for token in other if token not in ours), key=other.get)
+    if not apart:
+        return None
+    shown = ", ".join(
+        f"{token!r} is {_named(ours.get(token))} for the policy, {_named(other.get(token))} there"
+        for token in apart[:NUM_SHOWN]
+    )
+    return f"{len(apart):,} of {len(ours.keys() | other.keys()):,} tokens differ: {shown}"
+
+
+def _named(number: int | None) -> str:
+    return "missing" if number is None else f"id {number}"
+
+
+def draft_path(recipe: Recipe) -> GivenModel | None:
+    """Return where the draft model lies; None: no model of its own guesses."""
+    settings = recipe.rollout.speculative
+    if settings.kind != "draft":
+        return None
+    assert settings.model is not None, "recipe.check lets no draft without a model pass"
+    return GivenModel(
+        what="draft model",
+        key="rollout.speculative.model",
+        path=settings.model,
+        revision=settings.revision,
+    )
+
+
+def require_draft(recipe: Recipe) -> ModelFacts | None:
+    """Return the draft model's facts, without loading it. Raises RecipeError where it is not there,
+    or cannot read the longest sequence; CheckpointError where it is no model."""
+    path = draft_path(recipe)
+    return None if path is None else path.facts(longest_tokens(recipe))
+
+
+def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:
+    """Raises where a draft model with these facts cannot be trained beside the policy:
+    MachineError, CheckpointError or FitError."""
+    off = "--set train.draft.lr=null"
+    if plan.device_kind != "cpu":
+        raise MachineError(
+            f"a draft model does not learn on {plan.device_kind}",
+            why="the memory that it takes beside policy and engines is not planned for there",
+            fix=off,
+        )
+    if plan.channel != "tensor":
+        raise FitError(
+            "what the draft model learns would not reach the engines",
+            why=f"the channel is {plan.channel}, as they are on other devices than the trainer",
+            fix=["--set engines.placement=colocated", off],
+        )
+    facts.require_trainable()
+    try:
+        check_layout(plan.trainer, facts)
+    except FitError as error:
+        raise FitError(
+            "the draft model cannot be trained under the policy's layout",
+            why=f"{error.what}: {error.why}",
+            fix=off,
+        ) from None
+
+
+def draft_folder(
+    recipe: Recipe,
+    run: RunDir,
+    *,
+    tokenizer: ChatTokenizer,
+    facts: ModelFacts,
+    output: Output | None,
+) -> Path | None:
+    """Return the draft model's Hugging Face folder. Raises as `require_draft`, and RecipeError
+    where it reads other tokens than the policy, whose `facts` these are."""
+    path = draft_path(recipe)
+    if path is None:
+        return None
+    folder = path.folder(run.held_model_dir("draft-model", path.path), output=output)
+    path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
+    return folder
+
+
+def without_speculation(recipe: Recipe) -> Recipe:
+    """Return the recipe with one token a pass: for engines that load folders, which SGLang cannot
+    do while it guesses."""
+    plain = recipe.rollout.speculative.model_copy(
+        update={"kind": "none", "model": None, "revision": None}
+    )
+    return recipe.model_copy(
+        update={"rollout": recipe.rollout.model_copy(update={"speculative": plain})}
+    )
+
+
+def reward_path(recipe: Recipe) -> GivenModel | None:
+    """Return where the reward model lies; None: the recipe asks none."""
+    if not recipe.asks_reward_model:
+        return None
+    asked = recipe.rollout.reward_model
+    assert asked.path is not None, "recipe.check lets no reward model without a path pass"
+    return GivenModel(
+        what="reward model",
+        key="rollout.reward_model.path",
+        path=asked.path,
+        revision=asked.revision,
+    )
+
+
+def reward_facts(recipe: Recipe) -> ModelFacts | None:
+    """Return the facts of the recipe's reward model, without loading it; None: it asks none. Raises
+    RecipeError where it gives no score."""
+    path = reward_path(recipe)
+    if path is None:
+        return None
+    if not (facts := path.facts(longest_tokens(recipe))).scores:
+        raise RecipeError(
+            f"`{path.path}` is no reward model",
+            why="it gives a next token, and no score: its config.json does not name a model for "
+            "sequence classification with one label",
+            fix="miles launch --recipe RECIPE --set train.objective=reward_model   # trains one",
+        )
+    return facts
+
+
+def reward_model_folder(
+    recipe: Recipe, run: RunDir, tokenizer: ChatTokenizer, *, output: Output | None
+) -> Path | None:
+    """Return the Hugging Face folder of the recipe's reward model; None: it asks none. Raises
+    RecipeError where it reads other tokens than the policy."""
+    path = reward_path(recipe)
+    if path is None:
+        return None
+    folder = path.folder(run.held_model_dir("reward-model", path.path), output=output)
+    path.refuse_other_tokens(folder, tokenizer=tokenizer, least=tokenizer.vocab_size)
+    return folder
+
+
+def teacher_paths(recipe: Recipe) -> list[GivenModel]:
+    """Return where each teacher lies that the trainer's ranks hold."""
+    return [
+        GivenModel(what="teacher", key="train.distill.teachers", path=teacher.path or "")
+        for teacher in recipe.held_teachers
+    ]
+
+
+def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
+    """Return the facts of each such teacher, without making or loading it. Raises RecipeError for
+    one that is not there, CheckpointError for one that is no model."""
+    return [_facts(teacher, recipe.longest_sequence) for teacher in teacher_paths(recipe)]
+
+
+def _facts(teacher: GivenModel, longest: int) -> ModelFacts:
+    facts = teacher.facts(longest)
+    if facts.scores:
+        raise RecipeError(
+            f"the teacher {teacher.path} gives a score instead of a next token",
+            why="it is a reward model, and a teacher says how likely each token is",
+            fix="name a model that writes",
+        )
+    facts.require_trainable()
+    return facts
+
+
+def teacher_folders(
+    recipe: Recipe,
+    run: RunDir,
+    *,
+    tokenizer: ChatTokenizer,
+    facts: ModelFacts,
+    output: Output | None,
+) -> list[Path]:
+    """Return the Hugging Face folder of each teacher that the trainer's ranks hold. `facts`,
+    `tokenizer`: the policy's. Raises RecipeError where a teacher has another tokenizer."""
+    settings, folders = recipe.train.distill, []
+    if recipe.teachers and settings.kl != "sampled" and settings.top_k >= facts.vocab_size:
+        raise RecipeError(
+            f"`train.distill.top_k` cannot be {settings.top_k}",
+            why=f"the policy has {facts.vocab_size:,} tokens, and others must be left beside them",
+            fix=f"--set train.distill.top_k={min(32, facts.vocab_size - 1)}",
+        )
+    for number, teacher in enumerate(teacher_paths(recipe)):
+        folder = teacher.folder(run.teacher_model_dir(number), output=output)
+        theirs = teacher.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
+        if theirs.eos_id != tokenizer.eos_id and output is not None:
+            ends = [each.inner.convert_ids_to_tokens(each.eos_id) for each in (theirs, tokenizer)]
+            output.warn(f"the teacher {teacher.path} ends by {ends[0]}, the policy by {ends[1]}")
+        folders.append(folder)
+    return folders
+
+
+def served_teachers(recipe: Recipe) -> ServedTeachers | None:
+    """Return the teachers that are asked by HTTP; None: there are none. Raises RecipeError where
+    the environment has no key."""
+    if not recipe.train.distill.is_served:
+        return None
+    from milescli.backends.sglang.client.teacher import ServedTeachers
+
+    return ServedTeachers(recipe)
+
+
+def met_teachers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
+    """Return the address of each served teacher and the model that it serves. `tokenizer`, `facts`:
+    the policy's. Raises RecipeError where one has another tokenizer, EndpointError where it does
+    not answer."""
+    served = served_teachers(recipe)
+    return [] if served is None else asyncio.run(served.meet(tokenizer, facts.vocab_size))
+
+
+KEY = "rollout.roles"
+
+
+def policy_paths(recipe: Recipe) -> list[GivenModel]:
+    """Return where each policy of `rollout.policies` lies, in their order. These are older versions
+    of the policy that play roles (`rollout.roles.NAME.policy`); an engine like the policy's serves
+    each."""
+    return [_path(text, Path(recipe.run.dir)) for text in recipe.rollout.policies]
+
+
+def _path(text: str, runs: Path) -> GivenModel:
+    """Return where the policy of a role lies. `runs`: the folder in which a run's bare name is
+    looked for."""
+    path, at, step = text.rpartition("@")
+    has_step = bool(at) and step.isdecimal()
+    name = path if has_step else text
+    named = runs / name
+    if re.fullmatch(r"[\w.-]+", name) and (named / RECIPE_FILE).is_file():
+        name = str(named)
+    return GivenModel(what="policy", key=KEY, path=name, step=int(step) if has_step else None)
+
+
+def require_policies(recipe: Recipe, facts: ModelFacts) -> None:
+    """Check that each policy of a role is there and has the shape of the policy that is trained,
+    whose `facts` these are. Raises RecipeError where one is not there, or has another shape;
+    CheckpointError where it is no model."""
+    for path in policy_paths(recipe):
+        _require_same(path, path.facts(recipe.longest_sequence), facts)
+
+
+def policy_folders(
+    recipe: Recipe,
+    run: RunDir,
+    *,
+    tokenizer: ChatTokenizer,
+    facts: ModelFacts,
+    output: Output | None,
+) -> tuple[Path, ...]:
+    """Return the Hugging Face folder of each policy, in the order of `rollout.policies`. Raises as
+    `require_policies`, and RecipeError where one has another tokenizer."""
+    folders = []
+    for text, path in zip(recipe.rollout.policies, policy_paths(recipe), strict=True):
+        folder = path.folder(run.held_model_dir("role-model", text), output=output)
+        _require_same(path, load_facts(folder), facts)
+        path.refuse_other_tokens(folder, tokenizer=tokenizer, least=facts.vocab_size)
+        folders.append(folder)
+    return tuple(folders)
+
+
+def without_policies(recipe: Recipe) -> Recipe:
+    """Return the recipe with all roles played by the policy: for callers that only read its
+    data."""
+    roles = {
+        name: role.model_copy(update={"policy": None})
+        for name, role in recipe.rollout.roles.items()
+    }
+    return recipe.model_copy(update={"rollout": recipe.rollout.model_copy(update={"roles": roles})})
+
+
+def by_role(recipe: Recipe, policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of `policies` by the roles that each policy plays."""
+    played = {name: role.policy for name, role in recipe.rollout.roles.items()}
+    return {name: policies[path] for name, path in played.items() if path in policies}
+
+
+def _require_same(path: GivenModel, theirs: ModelFacts, ours: ModelFacts) -> None:
+    """Raises RecipeError where the policy of a role has another shape than the trained one: its
+    engine is planned like the policy's."""
+    apart = [
+        field.name
+        for field in dataclasses.fields(ours)
+        if getattr(ours, field.name) != getattr(theirs, field.name)
+    ]
+    if apart:
+        first = apart[0]
+        raise RecipeError(
+            f"the policy {path.path} of a role is no version of the policy that is trained",
+            why=f"its `{first}` is {getattr(theirs, first)}, and that of the trained one "
+            f"{getattr(ours, first)}: the engines of a run serve one shape",
+            fix="serve it elsewhere, and write `endpoint: {url: http://HOST:PORT/v1, model: NAME}` "
+            "in the place of `policy`",
+        )
+
+
+_TOLERANCE = 1e-6
+"""Of a scaling, relative."""
+
+
+def require_adapter(recipe: Recipe, facts: ModelFacts) -> ModelFacts:
+    """Return the facts as they are, where `model.adapter` is what the run trains. Raises
+    CheckpointError where `model.adapter` is no PEFT folder, RecipeError where it is not of the
+    shape that `train.lora` trains over this model."""
+    if recipe.model.adapter is None:
+        return facts
+    from milescli.export.adapter import read_adapter  # with torch
+
+    adapter, shape = read_adapter(Path(recipe.model.adapter).expanduser()), trained_shape(recipe)
+    assert shape is not None, "recipe.check lets no adapter pass that is not trained"
+    of_adapter = adapter_table(table(facts), shape)
+    wanted, there = set(pairs_of(of_adapter)), set(adapter.pairs)
+    scalings = {adapter.scaling(module) for module in there}
+    differs = list[tuple[str, str]]()
+    if adapter.rank != shape.rank:
+        differs.append((f"its rank is {adapter.rank}", f"--lora {adapter.rank}"))
+    if any(abs(one - shape.scaling) > _TOLERANCE * shape.scaling for one in scalings):
+        alpha = max(scalings) * adapter.rank
+        differs.append((f"its alpha is {alpha:g}", f"--set train.lora.alpha={alpha:g}"))
+    if adapter.shared.keys() != shared_matrices(of_adapter).keys():
+        kind = "shared_outer" if adapter.shared else "each"
+        differs.append(
+            (
+                "its experts share a matrix" if adapter.shared else "its experts share nothing",
+                f"--set train.lora.experts={kind}",
+            )
+        )
+    if wanted != there:
+        leaves = ", ".join(_leaves(there))
+        fix = f"--set 'train.lora.targets=[{leaves}]'"
+        if _leaves(wanted) == _leaves(there):
+            fix = "--set train.lora.exclude=[]   # or what it leaves out"
+        differs.append((f"it has {len(there)} pairs, at {leaves}, and not {len(wanted)}", fix))
+    elif adapter.rank == shape.rank and (odd := _misshapen(adapter, of_adapter)):
+        differs.append((f"`{odd}` is of another size", "--set model.path=FOLDER   # its base"))
+    if adapter.saved:
+        saved = min(adapter.saved)
+        differs.append((f"it has the whole of `{saved}`, too", "miles export it with --merge"))
+    if differs:
+        raise RecipeError(
+            f"`model.adapter={recipe.model.adapter}` is not what `train.lora` trains",
+            why="; ".join(what for what, _ in differs),
+            fix=[fix for _, fix in differs],
+        )
+    return facts
+
+
+def _leaves(modules: Iterable[str]) -> list[str]:
+    return sorted({module.rpartition(".")[2] for module in modules})
+
+
+def _misshapen(adapter: Adapter, of_adapter: WeightTable) -> str | None:
+    sizes = of_adapter.hf_shapes()
+    return next(
+        (
+            module
+            for module, places in pairs_of(of_adapter).items()
+            for place, tensor in zip(places, adapter.pairs[module], strict=True)
+            if tuple(tensor.shape) != sizes[place.name][-2:]
+        ),
+        None,
+    )

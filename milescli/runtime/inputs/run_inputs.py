@@ -1,0 +1,405 @@
+"""What a run takes in, before any process starts: model folder, tokenizer, prompts,
+demonstrations. Bad input is refused here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from milescli.agents.environment import try_environment
+from milescli.agents.foreign.playing import require_environment_there
+from milescli.agents.tool_kit import offered
+from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.checkpoint.mtp_layer import require_mtp_layer
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.score_model import score_model
+from milescli.checkpoint.weight_files import require_weights
+from milescli.console.output import Output
+from milescli.core.errors import RecipeError
+from milescli.core.types import Prompt, Trajectory
+from milescli.models import ModelFacts, load_facts, parse_facts, scratch
+from milescli.models.base import CONFIG_NAME, read_config
+from milescli.models.mtp import with_mtp
+from milescli.models.score_head import with_score_head
+from milescli.recipe.data import Data
+from milescli.recipe.model import Model
+from milescli.recipe.schema import Recipe
+from milescli.recipe.templates import shipped_shape
+from milescli.rollout.agents import require_agent
+from milescli.rollout.environments import require_environment
+from milescli.rollout.example_rows import Kind, RowField
+from milescli.rollout.examples import ExampleReport, Examples, load_examples
+from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.mix_source import load_mix
+from milescli.rollout.prompt_encoder import PromptEncoder
+from milescli.rollout.rewards import load_all_rewards, needs_label
+from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+from milescli.rollout.source import FilePrompts, SourceReport, load_source
+from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.runtime.inputs.data_files import (
+    check_labels_of,
+    demonstrations_of,
+    kind_of_rows,
+    near_leaks_told,
+    refuse_leak,
+    refuse_learned,
+    rollouts_of,
+    sources_of,
+    texts_for_vocabulary,
+    with_foreign_tasks,
+    with_local_files,
+)
+from milescli.runtime.inputs.episode_parts import rollout_of_source
+from milescli.runtime.inputs.given_models import (
+    checkpoint_of,
+    draft_folder,
+    is_checkpoint,
+    met_teachers,
+    policy_folders,
+    require_adapter,
+    reward_model_folder,
+    teacher_folders,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """Checked and tokenised."""
+
+    model_dir: Path
+    """A Hugging Face folder with config.json, safetensors and a tokenizer."""
+    facts: ModelFacts
+    tokenizer: ChatTokenizer
+    prompts: FilePrompts | MixedPrompts | None
+    """None where the run learns from rows."""
+    heldout: list[Prompt]
+    """Empty without `data.eval`."""
+    demonstrations: list[Trajectory]
+    """For the warm-up, the worked responses on their loss masks; empty without one."""
+    reports: dict[str, SourceReport | ExampleReport]
+    """By data field."""
+    rows: Examples[Any] | None = None
+    """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    critic_dir: Path | None = None
+    """A Hugging Face folder that gives scores; None: the run trains no critic."""
+    reward_model_dir: Path | None = None
+    """A Hugging Face folder that gives scores; None: no reward model is asked."""
+    draft_dir: Path | None = None
+    """A Hugging Face folder of the model that guesses ahead; None: none of its own does."""
+    teacher_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `train.distill.teachers` that the ranks hold, in order."""
+    policy_dirs: tuple[Path, ...] = ()
+    """Hugging Face folders of `rollout.policies`, which play roles, in order: engines of their own,
+    the last ones of the plan, are started on them."""
+    served: tuple[str, ...] = ()
+    """Of its served teachers: address, and what is served there."""
+    validation: list[Any] = dataclasses.field(default_factory=list)
+    """Held-out ones; empty without `data.validation`."""
+
+    def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
+        """Return the folder that one of `num_engines` engines is started on."""
+        place = engine - (num_engines - len(self.policy_dirs))
+        return self.policy_dirs[place] if place >= 0 else self.model_dir
+
+    @property
+    def data_sha256(self) -> str:
+        """SHA-256 of the file that the run learns from."""
+        return self.reports["train" if self.rows is not None else "prompts"].sha256
+
+    def as_manifest(self) -> dict[str, object]:
+        """Return the inputs for manifest.json."""
+        return {name: asdict(report) for name, report in self.reports.items()}
+
+
+def facts_of_recipe(model: Model) -> ModelFacts:
+    """Return the facts of the recipe's model, by `config_of_recipe`. `prepare` reads what was
+    fetched in the end."""
+    return parse_facts(config_of_recipe(model))
+
+
+def config_of_recipe(model: Model) -> dict[str, object]:
+    """Return the config.json of the recipe's model without making or loading it: of a name on the
+    hub, the shape that ships with the recipes, else that file alone."""
+    if model.scratch is not None:
+        return scratch.config_of(model.scratch)
+    assert model.path is not None, "recipe.check lets no recipe without a model pass"
+    folder = Path(model.path).expanduser()
+    if folder.is_dir():
+        return read_config(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
+    if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
+        return shape
+    return read_config(fetch_config(model.path, revision=model.revision))
+
+
+def require_model(model: Model) -> None:
+    """Raises CheckpointError where a folder of this computer has no usable weights; takes no time,
+    as headers alone are read."""
+    folder = Path(model.path or "").expanduser()
+    if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
+        require_weights(folder)
+
+
+def planned_facts(recipe: Recipe) -> ModelFacts:
+    """Same as `facts_of_recipe`, for the model that is trained: with a score head where the
+    objective wants one, with its MTP layer where that is trained."""
+    facts = facts_of_recipe(recipe.model)
+    if recipe.train.mtp.is_on:
+        return with_mtp(facts)
+    return with_score_head(facts) if recipe.trains_scores else facts
+
+
+def _require_what_rollout_asks(recipe: Recipe) -> None:
+    """Check what rollout needs of this machine, where episodes are played and scored. Raises
+    MilesError."""
+    for rollout in rollouts_of(recipe):
+        load_all_rewards(rollout)
+    require_agent(recipe.rollout)
+    require_environment_there(recipe.rollout)
+    if recipe.rollout.plays_environment:
+        require_environment(recipe.rollout.environment)
+
+
+def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+    """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
+    CheckpointError before any device is taken.
+
+    `output`: where a download says how much it is, and how far; None: nowhere.
+    """
+    _require_what_rollout_asks(recipe)
+    tools = offered(recipe.rollout)
+    data = with_foreign_tasks(recipe.data, recipe.rollout, run)
+    data = with_local_files(data, run, recipe.run.seed, output=output)
+    model_dir = _model_folder(recipe, run, data, output=output)
+    tokenizer = load_tokenizer(model_dir, chat_template=data.chat_template, tools=tools)
+    if recipe.trains_scores:
+        model_dir = score_model(
+            model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
+        )
+    facts = require_adapter(recipe, load_facts(model_dir))
+    teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
+    reports: dict[str, SourceReport | ExampleReport] = {}
+    rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
+    say = output.note if output else None
+
+    def load(field: str) -> FilePrompts:
+        source, reports[field] = load_source(
+            data,
+            field,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=field != "demonstrations" and needs_label(recipe.rollout),
+            say=say,
+        )
+        return source
+
+    prompts: FilePrompts | MixedPrompts | None = None
+    if data.mix:
+        prompts, reports["prompts"] = load_mix(
+            data,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
+            say=say,
+        )
+    elif rows is None:
+        prompts = load("prompts")
+    demonstrations = (
+        demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+    )
+    trained = sources_of(recipe, prompts) if prompts is not None else []
+    if recipe.rollout.plays_environment and trained:
+        try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
+    for part, rollout in trained:
+        check_labels_of(rollout, part, None, output=output)
+    heldout = list[Prompt]()
+    if data.eval:
+        parts = [part for part, _ in trained]
+        source, reports["eval"] = load_heldout(
+            recipe, data, tokenizer, trained=parts, base_dir=run.path, output=output
+        )
+        heldout = source.first(recipe.eval.num_prompts)
+        if rows is not None:
+            refuse_learned(heldout, rows.items)
+    return RunInputs(
+        model_dir=model_dir,
+        facts=facts,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        heldout=heldout,
+        demonstrations=demonstrations,
+        reports=reports,
+        rows=rows,
+        validation=validation,
+        teacher_dirs=tuple(teachers),
+        served=tuple(met_teachers(recipe, tokenizer, facts)),
+        critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
+        reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
+        draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
+        policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
+    )
+
+
+def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+    """Return the inputs of a model that is only evaluated; prompts are loaded apart. Raises as
+    `prepare`."""
+    model_dir = model_dir_of(recipe.model, run, output=output)
+    return RunInputs(
+        model_dir=model_dir,
+        facts=load_facts(model_dir),
+        tokenizer=load_tokenizer(
+            model_dir,
+            chat_template=recipe.data.chat_template,
+            tools=offered(recipe.rollout),
+        ),
+        prompts=None,
+        heldout=[],
+        demonstrations=[],
+        reports={},
+    )
+
+
+def with_reward_model(
+    inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
+) -> RunInputs:
+    """Return the inputs with the reward model that `recipe` asks, where it asks one. Raises as
+    `prepare`."""
+    folder = reward_model_folder(recipe, run, inputs.tokenizer, output=output)
+    return dataclasses.replace(inputs, reward_model_dir=folder)
+
+
+def with_policies(
+    inputs: RunInputs, recipe: Recipe, run: RunDir, *, output: Output | None
+) -> RunInputs:
+    """Return the inputs with the models that play roles of `recipe`. Raises as `prepare`."""
+    folders = policy_folders(
+        recipe, run, tokenizer=inputs.tokenizer, facts=inputs.facts, output=output
+    )
+    return dataclasses.replace(inputs, policy_dirs=folders)
+
+
+def load_heldout(
+    recipe: Recipe,
+    data: Data,
+    tokenizer: PromptEncoder,
+    *,
+    trained: Sequence[FilePrompts],
+    base_dir: Path,
+    output: Output | None,
+) -> tuple[FilePrompts, SourceReport]:
+    """Return the prompts of `data.eval`, whose files are here, of which the first
+    `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
+    was `trained` on. Raises DataError, or warns of one that nearly was."""
+    source, report = load_source(
+        data,
+        "eval",
+        tokenizer=tokenizer,
+        seed=recipe.run.seed,
+        base_dir=base_dir,
+        needs_label=needs_label(recipe.rollout),
+        say=output.note if output else None,
+    )
+    asked = source.first(recipe.eval.num_prompts)
+    refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
+    for part in trained if output else []:
+        if told := near_leaks_told(source, asked, part, named=recipe.data.eval, output=output):
+            output.warn(told)
+    check_labels_of(recipe.rollout, source, asked, output=output)
+    return source, report
+
+
+def _critic_folder(
+    recipe: Recipe,
+    run: RunDir,
+    model_dir: Path,
+    facts: ModelFacts,
+    tokenizer: ChatTokenizer,
+    *,
+    output: Output | None,
+) -> Path | None:
+    """Return the critic's model, made of the policy's folder or of `train.critic.path`. Raises
+    RecipeError where it reads other tokens than the policy."""
+    if not recipe.has_critic:
+        return None
+    source = model_dir
+    if (path := recipe.train.critic.path) is not None:
+        source = model_dir_of(Model(path=path), run, output=output)
+        theirs = load_facts(source)
+        if theirs.vocab_size != facts.vocab_size:
+            raise RecipeError(
+                "the critic reads other tokens than the policy",
+                why=f"`train.critic.path` {path} has a vocabulary of {theirs.vocab_size}, the "
+                f"policy one of {facts.vocab_size}",
+                fix="--set train.critic.path=null   # the policy's own weights, with a new head",
+            )
+    return score_model(source, run.critic_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed)
+
+
+def _rows(
+    recipe: Recipe,
+    data: Data,
+    tokenizer: ChatTokenizer,
+    reports: dict[str, SourceReport | ExampleReport],
+    *,
+    output: Output | None,
+) -> tuple[Examples[Any] | None, list[Any]]:
+    """Return the rows of `data.train` and `data.validation`."""
+    if data.train is None:
+        return None, []
+    kind: Kind = kind_of_rows(recipe)
+    loaded: dict[RowField, list[Any]] = {"train": [], "validation": []}
+    for key in loaded:
+        if getattr(data, key) is not None:
+            loaded[key], report = load_examples(
+                data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=recipe.trains_scores
+            )
+            reports[key] = report
+            if report.note and output is not None:
+                output.warn(report.note)
+    rows = Examples(loaded["train"], seed=recipe.run.seed, shuffle=data.shuffle)
+    return rows, loaded["validation"][: recipe.eval.num_prompts]
+
+
+def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:
+    """Return the Hugging Face folder of a run's model, fetched where it is on the hub. The trainer
+    and the engines read it as it is: nothing is converted."""
+    if model.scratch is not None:
+        return run.own_model_dir
+    folder = Path(model.path or "").expanduser()
+    if is_checkpoint(folder):
+        return _unpacked(folder, run, output=output)
+    return (
+        folder.absolute()
+        if folder.is_dir()
+        else fetch_model(str(model.path), revision=model.revision, output=output)
+    )
+
+
+def _unpacked(folder: Path, run: RunDir, *, output: Output | None) -> Path:
+    """Another run, or a converted model, as a Hugging Face folder within the run, made once: the
+    engines read no other."""
+    if not (run.own_model_dir / CONFIG_NAME).exists():
+        from milescli.conversion.unpack import unpack
+
+        checkpoint = checkpoint_of(folder)
+        model_dir = checkpoint.model_dir
+        unpack(checkpoint.tensors, run.own_model_dir, model_dir=model_dir, output=output)
+    return run.own_model_dir
+
+
+def _model_folder(recipe: Recipe, run: RunDir, data: Data, *, output: Output | None) -> Path:
+    model = recipe.model
+    if model.scratch is None:
+        folder = model_dir_of(model, run, output=output)
+        if recipe.train.mtp.is_on:
+            require_mtp_layer(folder)
+        return folder
+    if not (run.own_model_dir / "model.safetensors").exists():
+        texts = texts_for_vocabulary(recipe, data, run)
+        make_scratch_tokenizer(texts, model.scratch.vocab_size, run.own_model_dir)
+        scratch.make_model(model.scratch, run.own_model_dir, recipe.run.seed)
+    return run.own_model_dir

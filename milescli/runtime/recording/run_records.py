@@ -1,0 +1,211 @@
+"""What a run records of its recipe, code, machine and layout when it starts (recipe.yaml,
+plan.json, manifest.json), and what a resumed run finds changed. A change of what the run learns is
+refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as python_platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import milescli
+from milescli.checkpoint.run_dir import RunDir, utc_now, write_json
+from milescli.checkpoint.store import write_atomically
+from milescli.core.errors import CheckpointError
+from milescli.models import table
+from milescli.models.costs import token_flops
+from milescli.plan.types import Plan
+from milescli.platform.machine import Machine
+from milescli.recipe.load import LoadedRecipe, values_of
+from milescli.recipe.resolved import resolved_yaml
+from milescli.runtime.spec import RunSpec
+
+RECORDED_PACKAGES = ("torch", "sglang", "sglang-router", "megatron-core", "ray", "transformers")
+MAY_CHANGE = (
+    "machine",
+    "fault",
+    "run.hooks",
+    "run.trackers",
+    "run.project",
+    "run.metrics_address",
+    "run.keep_groups",
+    "parallel",
+    "engines",
+    "weights",
+    "checkpoint",
+    "rollout.speculative",
+    "train.draft",
+    "train.steps",
+)
+"""Where and how far it runs may change; what it learns may not."""
+GIT_TIMEOUT_S = 5.0
+_LAYOUT = ("tp", "pp", "cp", "ep", "etp", "dp")
+
+
+def surroundings(machine: Machine) -> dict[str, object]:
+    """Return what a run's figures depend on beside its recipe, by name, for manifest.json."""
+    return {
+        "miles": milescli.__version__,
+        "commit": _commit(),
+        "packages": {name: version(name) for name in RECORDED_PACKAGES},
+        "python": python_platform.python_version(),
+        "machine": described(machine),
+    }
+
+
+def described(machine: Machine) -> str:
+    """Describe a machine in a few words: what sums depend on, and not how much memory is free
+    today."""
+    nodes, devices = len(machine.nodes), machine.nodes[0].devices
+    what = f"{len(devices)} x {devices[0].name}" if devices else _processor()
+    return what if nodes == 1 else f"{nodes} nodes, {what} each"
+
+
+def read_record(run: RunDir) -> dict[str, object]:
+    """manifest.json as the last attempt left it; empty where it cannot be read."""
+    try:
+        record = json.loads(run.manifest_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def edited_keys(run: RunDir, kept: LoadedRecipe, *, may_change: Sequence[str]) -> list[str]:
+    """`key: old -> new` of what was changed in the run's recipe.yaml by hand, and may be. `kept`:
+    the file as it is now. Raises CheckpointError where something else was: the run would learn
+    otherwise from here on."""
+    record = read_record(run)
+    if record.get("recipe_sha256") in (None, run.recipe_sha256):
+        return []
+    before, now = record.get("recipe"), json.loads(json.dumps(values_of(kept.recipe)))
+    if not isinstance(before, dict):  # of an older version
+        raise _edited(run, ["which keys it had before is not known"], [])
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    lines = {name: f"{name}: {_short(before[name])} -> {_short(now[name])}" for name in changed}
+    refused = [name for name in changed if not _is_below(name, may_change)]
+    if refused:
+        back = [f"{name}: {json.dumps(before[name])}" for name in refused]
+        raise _edited(run, [lines[name] for name in refused], back)
+    return list(lines.values())
+
+
+def _edited(run: RunDir, changed: list[str], back: list[str]) -> CheckpointError:
+    new = f"miles launch --recipe {run.shown}/recipe.yaml --name {run.name}-edited"
+    return CheckpointError(
+        f"the recipe of run `{run.name}` was edited",
+        why=f"a run learns by one recipe from its start to its end; {run.shown}/recipe.yaml has "
+        "now\n" + "\n".join(changed),
+        fix=[
+            f"{new}   # a new run, by the edited recipe",
+            f"put back in {run.shown}/recipe.yaml: {'; '.join(back) or 'what was there'}",
+        ],
+    )
+
+
+def changes_since(
+    before: Mapping[str, object], now: Mapping[str, object], *, plan: Plan, run: RunDir
+) -> list[str]:
+    """Return what differs from the last attempt, a line each, and what it means; empty where
+    nothing does. `before`, `now`: of `surroundings`; `plan`: of this attempt."""
+    lines = _differences(before, now)
+    try:
+        old = json.loads(run.plan_file.read_text(encoding="utf-8"))
+        lines += _differences(layout_of(old), layout_of(asdict(plan)))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # of an older version
+    if lines:
+        lines.append(
+            "the run goes on from its checkpoint, but need not be the run that was not stopped to "
+            "the last bit: sums may be taken in another order"
+        )
+    return lines
+
+
+def _differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    lines: list[str] = []
+    for name, value in now.items():
+        old = before.get(name)
+        if isinstance(value, Mapping):
+            lines += _differences(old if isinstance(old, Mapping) else {}, value)
+        elif old is not None and value is not None and old != value:
+            lines.append(f"{name}: {_short(old)} -> {_short(value)}")
+    return lines
+
+
+def layout_of(plan: Mapping[str, dict[str, object]]) -> dict[str, object]:
+    """Return the parts of a plan that decide in which order it takes sums."""
+    trainer, engines = plan["trainer"], plan["engines"]
+    return {
+        **{f"trainer {name}": trainer[name] for name in _LAYOUT},
+        **{f"engines {name}": engines[name] for name in ("num", "tp") if name in engines},
+        "tokens of a microbatch": plan["batch"]["max_tokens_per_microbatch"],
+        "precision": plan["precision"],
+    }
+
+
+def _is_below(name: str, sections: Sequence[str]) -> bool:
+    return any(name == section or name.startswith(f"{section}.") for section in sections)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@cache
+def _commit() -> str | None:
+    """Return the commit of the source tree that miles runs from; `-dirty` where it differs from
+    that; None where it is an installed package."""
+    root = Path(milescli.__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _processor() -> str:
+    """Return the processor's model, which decides which kernels a CPU runs."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"CPU {names[0] if names else python_platform.machine()}"
+
+
+def write_records(spec: RunSpec, loaded: LoadedRecipe) -> None:
+    """`loaded`: the recipe with the origin of each value."""
+    run, model_dir = spec.run, spec.inputs.model_dir
+    write_atomically(run.recipe_file, resolved_yaml(loaded))
+    write_atomically(run.plan_file, spec.plan.to_json())
+    write_json(
+        run.manifest_file,
+        {
+            "created": utc_now(),
+            **surroundings(spec.nodes.machine),
+            "seed": spec.recipe.run.seed,
+            "recipe_sha256": run.recipe_sha256,
+            "recipe": values_of(loaded.recipe),
+            "plan_fingerprint": spec.plan.fingerprint,
+            "token_flops": asdict(token_flops(table(spec.inputs.facts))),
+            "data": spec.inputs.as_manifest(),
+            "model_dir": os.path.relpath(model_dir, run.path)
+            if run.path in model_dir.parents
+            else str(model_dir),
+        },
+    )

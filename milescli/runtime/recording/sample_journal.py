@@ -1,0 +1,451 @@
+"""The journal of a run: a thread writes groups to journal/ as they are finished, and a resumed run
+takes them from there. Whatever the disk does, the run goes on. `rollout.journal` decides which of
+it may be taken; `identity_of` says which run a journal belongs to: what decides what is sampled,
+and what decides the last bits of the weights."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from milescli.checkpoint.base import MANIFEST_NAME
+from milescli.checkpoint.checked_records import (
+    Place,
+    RecordWriter,
+    keep_only,
+    read_record,
+    whole_records,
+)
+from milescli.checkpoint.store import CheckpointStore
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import MachineError
+from milescli.core.events import EventBus, Notice
+from milescli.core.types import Group, Prompt
+from milescli.core.units import format_bytes
+from milescli.rollout.group_record import FIELDS, GroupHead, decoded, encoded, head_of
+from milescli.rollout.journal import BatchRecord, Usable, usable
+from milescli.runtime.recording import run_records
+from milescli.runtime.saving import version_of
+from milescli.runtime.spec import RunSpec
+
+SUFFIX = ".journal"
+MAX_WAITING = 8192
+"""Records that the disk has not taken yet; more, and it is too slow for this run."""
+CLOSE_TIMEOUT_S = 10.0
+_BAD_RECORD = (OSError, KeyError, TypeError, ValueError)
+"""What reading a record that is none may raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What decides whether a journal belongs to a run: the settings that decide what is sampled,
+    and those that decide the last bits of the weights."""
+
+    past: str
+    """Hash of what decides what is sampled: another, and nothing of it can be taken."""
+    line: str
+    """Hash of what decides the last bits of the weights beside it: another, and what later weights
+    sampled cannot be taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """How far the oldest checkpoint is that a run may be resumed from."""
+
+    step: int
+    position: int
+    """Of the source."""
+
+
+@dataclass(slots=True)
+class _Segment:
+    """One file: the groups that were finished between two checkpoints."""
+
+    path: Path
+    size: int = 0
+    last_position: int = -1
+    last_step: int = -1
+
+
+@dataclass(slots=True)
+class _Contents:
+    """The groups that the files hold."""
+
+    heads: dict[int, GroupHead] = field(default_factory=dict)
+    places: dict[int, Place] = field(default_factory=dict)
+    batches: dict[int, tuple[BatchRecord, Place]] = field(default_factory=dict)
+    step_of: dict[int, int] = field(default_factory=dict)
+    """Position -> step of the batch that has it."""
+    identity: Identity | None = None
+    """Of the newest file; None: there is none."""
+    is_one_past: bool = True
+
+    def add(self, head: dict[str, Any], place: Place) -> None:
+        """The later of two records of a position, or of a step, counts."""
+        if head["kind"] == "begin":
+            identity = Identity(past=head["past"], line=head["line"])
+            self.is_one_past &= self.identity is None or self.identity.past == identity.past
+            self.identity = identity
+        elif head["kind"] == "batch":
+            batch = BatchRecord(**head["batch"])
+            self.batches[batch.step] = batch, place
+            self.step_of |= dict.fromkeys(batch.positions, batch.step)
+        else:
+            group = head_of(head)
+            self.heads[group.position], self.places[group.position] = group, place
+            # a batch that had another group in this place is not that batch any more
+            self.batches.pop(self.step_of.pop(group.position, -1), None)
+
+
+class SampleJournal:
+    """Implements milescli.rollout.journal.Journal. Belongs to one event loop; its files belong to
+    its thread from the first record on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        identity: Identity,
+        bound_bytes: float,
+        max_staleness: int,
+        oldest_kept: Callable[[], Kept | None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`oldest_kept`, `warn`: called in the journal's thread; the first may raise OSError."""
+        self._folder, self._identity, self._bound_bytes = folder, identity, bound_bytes
+        self._max_staleness, self._oldest_kept, self._warn = max_staleness, oldest_kept, warn
+        self._heads: dict[int, GroupHead] = {}
+        self._places: dict[int, Place] = {}
+        self._batches: dict[int, BatchRecord] = {}
+        self._segments: list[_Segment] = []
+        self._writer: RecordWriter | None = None
+        self._let_go = self._told = False
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ before the run
+
+    def begin(self) -> None:
+        """Begin the journal of a new run: whatever lies there belongs to no run that can be
+        resumed."""
+        for path in self._files():
+            path.unlink()
+        self._segments.clear()
+
+    def load(
+        self, *, step: int, version: int, position: int, taken: Collection[int] = ()
+    ) -> str | None:
+        """Find what a run may take that goes on from the checkpoint of `step`, whose weights are
+        `version`, with the source at `position`, and some positions behind it `taken`; the rest is
+        removed. Returns what there is to be said of it. Raises OSError where what is not to be
+        taken cannot be removed."""
+        found = self._contents()
+        if found.identity is None:
+            return None
+        if not found.is_one_past or found.identity.past != self._identity.past:
+            self.begin()
+            return (
+                "the journal is of another past (recipe, data or the form of records changed): "
+                "what was in flight is sampled again"
+            )
+        is_same_line = found.identity.line == self._identity.line
+        take = usable(
+            found.heads,
+            [batch for batch, _ in found.batches.values()],
+            step=step,
+            version=version,
+            position=position,
+            is_same_line=is_same_line,
+        )
+        self._remove_others(found, take)
+        ahead = [place for place in take.groups - set(taken) if place >= position]
+        self._heads = {place: found.heads[place] for place in ahead}
+        self._places = {place: found.places[place] for place in ahead}
+        self._batches = {n: batch for n, batch in take.batches.items() if n > step}
+        left = len(found.heads) - len(take.groups)
+        if not ahead and not left:
+            return None
+        why = (
+            "their steps are not whole in it"
+            if is_same_line
+            else "layout, versions or machine changed"
+        )
+        return (
+            f"the journal has {len(ahead)} groups that no step before {step + 1} took: none of "
+            "them is sampled again"
+            + (f"; {left} of later weights are not taken, as {why}" if left else "")
+        )
+
+    def _contents(self) -> _Contents:
+        found = _Contents()
+        for path in self._files():
+            segment = _Segment(path, size=path.stat().st_size)
+            self._segments.append(segment)
+            with suppress(*_BAD_RECORD):  # what comes after it is left out
+                for place, head in whole_records(path):
+                    found.add(head, place)
+                    _note(segment, head)
+        return found
+
+    def _remove_others(self, found: _Contents, take: Usable) -> None:
+        keep = {found.places[position] for position in take.groups}
+        keep |= {found.batches[step][1] for step in take.batches}
+        if len(keep) == len(found.places) + len(found.batches):
+            return
+        for segment in self._segments:
+            begin = [place for place, head in _heads(segment.path) if head["kind"] == "begin"]
+            ours = [place for place in keep if place.path == segment.path]
+            keep_only(segment.path, begin + sorted(ours, key=lambda place: place.offset))
+            segment.size = segment.path.stat().st_size
+        # where they are has changed
+        for segment in self._segments:
+            for place, head in _heads(segment.path):
+                if head["kind"] == "group":
+                    found.places[head["position"]] = place
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    # ------------------------------------------------------------------ what was sampled before
+
+    def batch(self, step: int, *, start: int) -> BatchRecord | None:
+        batch = self._batches.get(step)
+        if batch is None or batch.start != start:
+            return None
+        fits = all(self._fits(step, position) for position in batch.positions)
+        return batch if fits else None
+
+    async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
+        if not self._fits(step, position):
+            return None
+        place = self._places[position]
+        try:
+            head, body = await in_thread(lambda: read_record(place))
+            return decoded(head, body, prompt=prompt)
+        except _BAD_RECORD as error:
+            # sampled again it is another, and so is all that comes after it
+            self._places.clear()
+            self._batches.clear()
+            self._do(self._start_again)
+            self._warn(
+                f"{place.path} cannot be read any more ({error}): what it had is sampled anew"
+            )
+            return None
+
+    def _fits(self, step: int, position: int) -> bool:
+        """True if the group is there, and neither too old for the step nor of the future."""
+        if position not in self._places:
+            return False
+        head, version = self._heads[position], version_of(step - 1)
+        return version - self._max_staleness <= head.oldest and head.newest <= version
+
+    # ------------------------------------------------------------------ what is sampled now
+
+    def keep_group(self, position: int, group: Group) -> None:
+        def write() -> None:
+            head, parts = encoded(position, group)
+            self._append({"kind": "group", **head}, parts)
+
+        self._do(write)
+
+    def keep_batch(self, batch: BatchRecord) -> None:
+        self._do(lambda: self._append({"kind": "batch", "batch": asdict(batch)}))
+
+    def checkpoint(self) -> None:
+        """Begin a checkpoint: make what there is durable, remove what no resume can need, and begin
+        anew what was let go."""
+        self._do(self._next_segment)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what waits, for so long at most."""
+        if self._thread is not None:
+            self._do(self._end_segment)
+            self._queue.put(None)
+            self._thread.join(timeout_s)
+
+    def _do(self, call: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="miles-journal", daemon=True)
+            self._thread.start()
+        if self._queue.qsize() < MAX_WAITING:
+            self._queue.put(call)
+        else:
+            self._give_up(f"the disk takes them too slowly, {MAX_WAITING} wait for it")
+
+    def _work(self) -> None:
+        while (call := self._queue.get()) is not None:
+            try:
+                call()
+            except Exception as error:  # whatever it is, the run does not need the journal
+                self._give_up(f"{type(error).__name__}: {error}")
+
+    def _give_up(self, why: str) -> None:
+        """Write nothing until the next checkpoint."""
+        self._let_go = True
+        if not self._told:
+            self._told = True
+            self._warn(
+                f"{self._folder} takes no more samples until the next checkpoint ({why}); the run "
+                "goes on, and after a resume what is not there is sampled again"
+            )
+
+    def _append(self, head: dict[str, Any], parts: list[bytes] | None = None) -> None:
+        if self._let_go:
+            return
+        size = sum(segment.size for segment in self._segments) + sum(map(len, parts or []))
+        if size > self._bound_bytes:
+            bound = format_bytes(int(self._bound_bytes))
+            self._give_up(f"it would be larger than fault.journal_gib, {bound}")
+            return
+        writer = self._writer or self._new_segment()
+        writer.append(head, parts or [])
+        self._segments[-1].size = writer.size
+        _note(self._segments[-1], head)
+
+    def _new_segment(self) -> RecordWriter:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        number = 1 + max((int(path.stem) for path in self._files()), default=0)
+        writer = RecordWriter(self._folder / f"{number:06d}{SUFFIX}")
+        writer.append({"kind": "begin", **asdict(self._identity)})
+        self._segments.append(_Segment(writer.path, size=writer.size))
+        self._writer = writer
+        return writer
+
+    def _end_segment(self) -> None:
+        if (writer := self._writer) is not None:
+            self._writer = None
+            writer.close()
+
+    def _next_segment(self) -> None:
+        self._end_segment()
+        with suppress(OSError, ValueError, KeyError):  # a checkpoint that is just removed
+            if (oldest := self._oldest_kept()) is not None:
+                self._forget(oldest)
+        self._let_go = False
+
+    def _forget(self, oldest: Kept) -> None:
+        for segment in list(self._segments):
+            if segment.last_position < oldest.position and segment.last_step <= oldest.step:
+                segment.path.unlink(missing_ok=True)
+                self._segments.remove(segment)
+
+    def _start_again(self) -> None:
+        self._end_segment()
+        self.begin()
+
+
+def _heads(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+    with suppress(*_BAD_RECORD):
+        yield from whole_records(path)
+
+
+def _note(segment: _Segment, head: dict[str, Any]) -> None:
+    if head["kind"] == "group":
+        segment.last_position = max(segment.last_position, head["position"])
+    elif head["kind"] == "batch":
+        segment.last_step = max(segment.last_step, head["batch"]["step"])
+
+
+_OF_WEIGHTS = ("engines", "weights", "parallel")
+"""Sections that may change at a resume, and change last bits."""
+
+
+async def open_journal(
+    spec: RunSpec, store: CheckpointStore, *, bus: EventBus
+) -> SampleJournal | None:
+    """Return the journal of an attempt; None where `fault.journal_gib` is 0. A resumed run is told
+    what it finds in it. Raises MachineError where what lies there of another past cannot be
+    removed."""
+    loop, checkpoint = asyncio.get_running_loop(), spec.checkpoint
+
+    def tell(text: str, level: str) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            loop.call_soon_threadsafe(bus.emit, Notice(text=text, level=level))
+
+    def opened() -> SampleJournal | None:
+        bound_gib = spec.recipe.fault.journal_gib
+        journal = SampleJournal(
+            spec.run.journal_dir,
+            identity=identity_of(spec),
+            bound_bytes=bound_gib * 1024**3,
+            max_staleness=spec.recipe.rollout.max_staleness,
+            oldest_kept=lambda: _oldest_kept(store),
+            warn=lambda text: tell(text, "warning"),
+        )
+        if checkpoint is None or not bound_gib:
+            journal.begin()
+            return journal if bound_gib else None
+        manifest = checkpoint.manifest
+        said = journal.load(
+            step=manifest.step,
+            version=manifest.version,
+            position=manifest.prompt_position,
+            taken=manifest.taken,
+        )
+        if said is not None:
+            tell(said, "info")
+        return journal
+
+    try:
+        return await in_thread(opened)
+    except OSError as error:
+        raise MachineError(
+            f"the journal of samples in {spec.run.journal_dir} can be neither used nor removed",
+            why=f"{type(error).__name__}: {error}",
+            fix=[f"ls -l {spec.run.journal_dir}   # whose is it?", f"rm -r {spec.run.journal_dir}"],
+        ) from error
+
+
+def _oldest_kept(store: CheckpointStore) -> Kept | None:
+    """Return the oldest checkpoint that may be resumed from; None while none is complete but those
+    that stay for ever."""
+    if not (steps := [step for step in store.steps() if step not in store.protect]):
+        return None
+    record = json.loads((store.path(steps[0]) / MANIFEST_NAME).read_text(encoding="utf-8"))
+    return Kept(step=steps[0], position=record["prompt_position"])
+
+
+def identity_of(spec: RunSpec) -> Identity:
+    """Return the identity of this attempt."""
+    recipe = spec.recipe.model_dump(mode="json")
+    changing = {name: recipe[name] for name in _OF_WEIGHTS}
+    return Identity(
+        past=_hash(
+            {
+                "records": FIELDS,
+                "byteorder": sys.byteorder,
+                "data": spec.inputs.data_sha256,
+                "recipe": _without(recipe, run_records.MAY_CHANGE),
+            }
+        ),
+        line=_hash(
+            {
+                "steps": spec.recipe.train.steps,
+                "recipe": changing,
+                "surroundings": run_records.surroundings(spec.nodes.machine),
+                "layout": run_records.layout_of(asdict(spec.plan)),
+            }
+        ),
+    )
+
+
+def _without(recipe: Mapping[str, object], names: Sequence[str]) -> dict[str, object]:
+    """Without these keys, `section` or `section.key`."""
+    left = {name: value for name, value in recipe.items() if name not in names}
+    for section, _, key in (name.partition(".") for name in names):
+        if key and isinstance(values := left.get(section), Mapping):
+            left[section] = {name: value for name, value in values.items() if name != key}
+    return left
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

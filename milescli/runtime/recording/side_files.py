@@ -1,0 +1,80 @@
+"""Files that a run writes for people and trackers, and does not need itself: events, metrics, kept
+samples. Where the disk takes no more of them, the run goes on and says so once. Checkpoints are
+the business of `saving`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from milescli.checkpoint.integrity import free_bytes
+from milescli.core.events import EventBus, Notice
+from milescli.core.units import format_bytes
+
+
+class SideFiles:
+    """Writes files that a run can do without: where the disk fails, it warns the user once. Of one
+    attempt."""
+
+    def __init__(self, bus: EventBus) -> None:
+        self._bus = bus
+        self._told = set[str]()
+
+    def write(self, path: Path, text: str) -> None:
+        """The file has all of it, or is not there."""
+        with self.writing(path):
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            except OSError:
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+                raise
+
+    def warn_once(self, text: str) -> None:
+        """Warn once of what goes wrong with all of them alike."""
+        if text not in self._told:
+            self._told.add(text)
+            self._bus.emit(Notice(text=text, level="warning"))
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Let what is written to `path` inside fail, with one warning for each folder."""
+        try:
+            yield
+        except OSError as error:
+            if (place := str(path.parent)) not in self._told:
+                self._told.add(place)
+                free = format_bytes(free_bytes(path.parent))
+                self._bus.emit(
+                    Notice(
+                        text=f"{path} cannot be written ({type(error).__name__}: {error}); {free} "
+                        "are free there. The run goes on without it, and without others beside it "
+                        "that cannot be written",
+                        level="warning",
+                    )
+                )
+
+
+class LineFile:
+    """A file that lines are appended to, each written at once. One that was torn by a full disk, or
+    by the death of whoever wrote before, spoils no line after it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        self.os_write = os.write
+        size = os.fstat(self._file).st_size
+        self._is_torn = size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
+
+    def write(self, line: str) -> None:
+        """Append it. Raises OSError where the disk does not take all of it."""
+        data = (b"\n" if self._is_torn else b"") + line.encode() + b"\n"
+        count = self.os_write(self._file, data)
+        if count:
+            self._is_torn = count < len(data)
+        if count < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))

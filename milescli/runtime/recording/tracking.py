@@ -1,0 +1,159 @@
+"""Who is told of a run outside of its folder: the trackers of `run.trackers`, each in a thread, and
+Prometheus at `run.metrics_address`. They are told, and never steer, hold up or end a run. Entered
+by `train`; what can be refused is refused by `require_tracking` before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import milescli
+from milescli.console.output import Output
+from milescli.core.events import Event, EventBus, Notice, RunEnded, stamped
+from milescli.core.log_tail import last_records
+from milescli.platform import memory_record
+from milescli.recipe.check_trackers import metrics_address
+from milescli.recipe.load import values_of
+from milescli.recipe.machine import RunSettings
+from milescli.runtime.spec import RunSpec
+from milescli.trackers.background import BackgroundTracker
+from milescli.trackers.base import TrackedRun, load_trackers
+from milescli.trackers.metrics_server import MetricsServer, require_free
+from milescli.trackers.prometheus import Exposition
+
+CLOSE_S = 20.0
+"""For all trackers to take in what is left when the run has ended."""
+_UNSAID_S = 1.0
+"""Waits of less are not told of."""
+FAILED = "failed"
+
+
+def require_tracking(settings: RunSettings) -> None:
+    """Check the trackers before anything starts. Raises RecipeError where a tracker cannot be had,
+    MachineError where nobody can listen at the address."""
+    load_trackers(settings)
+    if (address := metrics_address(settings)) is not None:
+        require_free(*address)
+
+
+@contextmanager
+def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
+    """Trackers and Prometheus are told of what the bus says inside. Raises as
+    `require_tracking`."""
+    with _metrics(spec, bus=bus, output=output):
+        tracking = Tracking(spec, bus=bus, output=output)
+        bus.listeners.append(tracking)
+        try:
+            yield tracking
+        finally:
+            tracking.close()
+            for text in tracking.missing:
+                output.warn(text)
+
+
+class Tracking:
+    """Sends events to the run's trackers. A listener. Of several adapters each has trackers of its
+    own, which are told of what happens to the whole run, too. On the way out of it they are closed:
+    while the session of the run is open, since the helpers of some of them count as processes of
+    the run, and end with it."""
+
+    def __init__(self, spec: RunSpec, *, bus: EventBus, output: Output) -> None:
+        self._bus, self._output = bus, output
+        self.missing: list[str] = []
+        """What the user should know when the run has ended."""
+        factories = load_trackers(spec.recipe.run)
+        specs = (spec.adapters or {None: spec}) if factories else {}
+        runs = {name: tracked_run(one) for name, one in specs.items()}
+        self._by_adapter: Mapping[str | None, list[BackgroundTracker]] = {
+            who: [
+                BackgroundTracker(name, partial(factory, run=run))
+                for name, factory in factories.items()
+            ]
+            for who, run in runs.items()
+        }
+        self.trackers = [one for some in self._by_adapter.values() for one in some]
+
+    def __call__(self, event: Event) -> None:
+        """Hand it on; say what went wrong with one before."""
+        if not self.trackers:
+            return
+        record = stamped(event)
+        who = record.get("adapter")
+        told = self.trackers if who is None else self._by_adapter.get(str(who), [])
+        is_end = record["event"] == RunEnded.__name__
+        for tracker in told:
+            tracker.tell(record)
+            if is_end:
+                tracker.close(str(record["outcome"]))
+        if is_end:
+            return  # nothing comes after it: `close` says what is left to say
+        for text in self._news():
+            self._bus.emit(Notice(text=text, level="warning"))
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all trackers, within the bound. Only the first call counts."""
+        deadline = time.monotonic() + CLOSE_S
+        for tracker in self.trackers:
+            tracker.close(FAILED)
+        soon = time.monotonic() + _UNSAID_S
+        if slow := [one.name for one in self.trackers if not one.wait(soon - time.monotonic())]:
+            who = ", ".join(dict.fromkeys(slow))
+            self._output.note(f"waiting for {who} to take in the rest, at most {CLOSE_S:g} s")
+        are_slow = [one for one in self.trackers if not one.wait(deadline - time.monotonic())]
+        self.missing += self._news() + [
+            f"tracker {one.name} was not done {CLOSE_S:g} s after the run: {one.num_waiting} "
+            "records are missing there; events.jsonl and metrics.jsonl have them"
+            for one in are_slow
+        ]
+        self.trackers = []
+
+    def _news(self) -> list[str]:
+        """Pass on each event once, of several adapters."""
+        return list(dict.fromkeys(text for one in self.trackers for text in one.news()))
+
+
+def tracked_run(spec: RunSpec) -> TrackedRun:
+    """Return what trackers know of the run."""
+    run = spec.run
+    return TrackedRun(
+        name=run.full_name,
+        id=run.tracking_id(),
+        project=spec.recipe.run.project,
+        folder=run.path,
+        version=milescli.__version__,
+        first_step=spec.first_step,
+        recipe=values_of(spec.recipe),
+    )
+
+
+@contextmanager
+def _metrics(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[None]:
+    address = metrics_address(spec.recipe.run)
+    if address is None:
+        yield
+        return
+    run = spec.run
+    exposition = Exposition(run=run.name, version=milescli.__version__)
+
+    def text() -> str:
+        for record in last_records(run.path / "logs" / "latest" / memory_record.FILE):
+            exposition.feed(record)
+            break
+        return exposition.text()
+
+    server = MetricsServer(*address, text)
+    try:
+        bus.listeners.append(lambda event: exposition.feed(stamped(event)))
+        output.note(said := f"metrics are served at {server.url}")
+        bus.emit(Notice(text=said))
+        yield
+    finally:
+        server.close()

@@ -1,0 +1,104 @@
+"""Functions of the user's that are told what a run does: `run.hooks.*`, each by import path. They
+run in a process of their own, one at a time, within a bound; what one raises ends the run with its
+name."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from milescli.core.concurrency import in_thread
+from milescli.core.events import Event
+from milescli.core.examples import example_groups
+from milescli.core.registry import Registry
+from milescli.core.scalars import scalars_of
+from milescli.core.types import StepReport
+from milescli.recipe.schema import Recipe
+
+LANE = "hooks"
+"""What a hook waits for does not hold up a filter."""
+HOOKS: dict[str, Registry] = {
+    "all_samples": Registry("all_samples", {}, signature=("step", "groups", "refused")),
+    "before_step": Registry("before_step", {}, signature=("step", "groups")),
+    "after_step": Registry("after_step", {}, signature=("step", "report", "groups")),
+    "after_save": Registry("after_save", {}, signature=("step", "folder")),
+    "tracker": Registry("tracker", {}, signature=("step", "scalars")),
+}
+"""By the name of the key. all_samples: the groups that a step will be trained on, and those that
+its filter refused; before_step: the groups of a step, before they are trained on;
+after_step: its StepReport and its groups, when the engines have the weights; after_save: the folder
+of a complete checkpoint; tracker: the scalars of a step, a warm-up step or an evaluation."""
+
+
+class UserHooks:
+    """The hooks that a recipe names. Belongs to one event loop."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises RecipeError where one cannot be had or does not take what it is given."""
+        settings = recipe.run.hooks
+        self._calls: dict[str, Callable[..., Any]] = {}
+        for name, registry in HOOKS.items():
+            if (path := getattr(settings, name)) is not None:
+                self._calls[name] = registry.resolve_isolated(
+                    path,
+                    key=f"run.hooks.{name}",
+                    lane=LANE,
+                    bound_s=settings.timeout_s,
+                    longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",
+                )
+
+    async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
+        """Call it; does nothing where there is none, or where the `event` that a tracker is told of
+        has no scalars. Raises RecipeError where it raises, or takes longer than its bound."""
+        if hook not in self._calls:
+            return
+        if event is not None:
+            if (scalars := scalars_of(event)) is None:
+                return
+            told = dict(zip(("step", "scalars"), scalars, strict=True))
+        await in_thread(lambda: self._calls[hook](**told))
+
+
+def check_all_samples(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    first, *others = example_groups()
+    hook(step=1, groups=others, refused=[first])
+
+
+def check_before_step(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, groups=example_groups())
+
+
+def check_after_step(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, report=_REPORT, groups=example_groups())
+
+
+def check_after_save(hook: Callable[..., Any]) -> None:
+    """Call it as a run would, with a folder that holds a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "manifest.json").write_text("{}", encoding="utf-8")
+        hook(step=1, folder=Path(folder))
+
+
+def check_tracker(hook: Callable[..., Any]) -> None:
+    """Call it as a run would."""
+    hook(step=1, scalars={"train/loss": 0.5, "rollout/reward_mean": 0.25})
+
+
+_REPORT = StepReport(
+    loss=0.5,
+    grad_norm=1.0,
+    lr=1e-6,
+    logprob_diff_mean=0.0,
+    logprob_diff_max=0.0,
+    num_tokens=100,
+    num_loss_tokens=50,
+    num_microbatches=1,
+    forward_backward_s=1.0,
+    optimizer_s=0.1,
+    figures={"policy_loss": 0.5, "entropy": 1.0},
+)

@@ -1,0 +1,381 @@
+"""The small process behind `miles launch` and `miles resume`: it forks the driver before anything
+heavy is imported, passes signals on, speaks where the driver dies without a word, and with
+`--supervised` starts it again.
+
+Where both share the foreground of a terminal, its signals reach both, and only those that somebody
+sends to this process are passed on. Elsewhere the child has a process group of its own, and all
+are. Whoever ends this process by SIGKILL ends the driver, too."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milescli.autopsy.write import WHAT_IT_TELLS, write_why
+from milescli.checkpoint.run_dir import (
+    RunDir,
+    resume_command,
+    step_done,
+    step_saved,
+    verdict_file,
+)
+from milescli.cluster.clean_up import wait_for_clean_up
+from milescli.core import errors
+from milescli.core.driver_pipe import Said, heard, speak_into
+from milescli.core.errors import (
+    ExitCode,
+    MilesError,
+    NodesJoined,
+    Stopped,
+    WorkerDied,
+)
+from milescli.core.events import RunEnded, stamped
+from milescli.core.stacks import is_stopped_process
+from milescli.platform.oom import oom_kills
+from milescli.recipe.fault import Fault
+from milescli.runtime.recording.side_files import LineFile
+from milescli.runtime.recovery.restarts import Restarts
+from milescli.runtime.recovery.supervise import ended_now
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+
+OTHER_NODES = ("NodeDied", "NodesJoined")
+"""Kinds of errors that a run goes on after in any case: `machine.on_node_loss` says how."""
+MENDABLE = (*OTHER_NODES, "WorkerDied", "WorkerKilled", "WaitTimeout", "MachineError")
+"""Kinds of errors that another attempt may not meet: nothing is to be changed by the user."""
+PAUSE_S, LONGEST_PAUSE_S = 5.0, 300.0
+"""Before a driver is started again: the first time, twice that the second time, and so on."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parent:
+    """Runs the drivers of one run, one after the other."""
+
+    output: Output
+    again: str
+    """The command to begin with, for the error of a driver that died before its run was made."""
+    resume: Callable[[Path], None]
+    """Goes on with a run."""
+    mends: Collection[str]
+    """Kinds of errors after which it does: MENDABLE where it is supervised, else OTHER_NODES."""
+    _run: RunDir | None = None
+    _has_begun: bool = False
+    """An attempt has; what ends the first one before that is a machine that is not ready."""
+    _limits: Fault = field(default_factory=Fault)
+    _num_steps: int | None = None
+    """That the run is to do; None: it has not said. When they are saved there is nothing to go on
+    with."""
+
+    def drive(self, work: Callable[[], None]) -> int:
+        """Start `work` in a driver; returns the exit code of the last one, whose user was told
+        everything. Raises WorkerDied where it died without a word."""
+        restarts: Restarts | None = None
+        while True:
+            oom_before = oom_kills()
+            ended = run_in_child(work, on_hold=self._tell_of_hold)
+            if ended is None:  # this is the driver, at its end
+                return ExitCode.DONE
+            error = self._error_of(ended, oom_before=oom_before)
+            was_told = error is None or "code" in ended.said
+            if restarts is None:
+                restarts = Restarts(limits=self._limits)
+            if error is None or not self._may_mend(ended, error):
+                if not was_told and error is not None:
+                    raise error
+                return _code_of(ended)
+            run = self._run
+            assert run is not None, "nothing to go on with"
+            if isinstance(error, NodesJoined):
+                self.output.note(f"{run.name} begins again: attempt {len(run.attempts()) + 1}")
+            else:
+                self._pause_after(error, run, restarts, was_told=was_told)
+            self._has_begun, work = True, partial(self.resume, run.path)
+
+    def _pause_after(
+        self, error: MilesError, run: RunDir, restarts: Restarts, *, was_told: bool
+    ) -> None:
+        """Raises the error where bounds are met."""
+        step = step_done(run.events())
+        if refusal := restarts.refusal(f"{type(error).__name__}: {error.what}", step):
+            raise type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+        if not was_told:
+            self.output.error(error)
+        pause_s = min(PAUSE_S * 2 ** (restarts.total - 1), LONGEST_PAUSE_S)
+        self.output.warn(
+            f"{run.name} is started again from its newest checkpoint in {pause_s:.0f} s: "
+            f"attempt {len(run.attempts()) + 1}, restart {restarts.total} of at most "
+            f"{self._limits.max_restarts} within {self._limits.window_s:g} s"
+        )
+        _pause(pause_s, run)
+
+    def _tell_of_hold(self, driver: int) -> None:
+        self.output.warn(
+            f"the driver (process {driver}) is stopped by SIGSTOP, and the run waits for it: "
+            f"`kill -CONT {driver}` lets it go on; Ctrl-C saves and ends it, as ever"
+        )
+
+    def _may_mend(self, ended: Ended, error: MilesError) -> bool:
+        return (
+            self._run is not None
+            and self._run.is_run
+            and (self._num_steps is None or step_saved(self._run.events()) != self._num_steps)
+            and ended.stopped_by is None
+            and type(error).__name__ in self.mends
+            and (self._has_begun or "log_dir" in ended.said)
+        )
+
+    def _error_of(self, ended: Ended, *, oom_before: int | None) -> MilesError | None:
+        """Return what ended the driver, reported to the user or not yet; None where it finished, or
+        the user ended it."""
+        said = ended.said
+        if "max_restarts" in said:
+            self._limits = Fault(max_restarts=said["max_restarts"], window_s=said["window_s"])
+            self._num_steps = said.get("num_steps")
+        if "run" in said:
+            self._run = RunDir(Path(said["run"]))
+        if "code" in said:
+            return _as_error(said["error"]) if said["code"] and "error" in said else None
+        self.output.give_back_terminal()
+        _wait_for_clean_up(said)
+        run = self._run if self._run is not None and self._run.is_run else None
+        go_on = self.again
+        if run is not None:
+            saved = step_saved(run.events())
+            go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
+        if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
+            error = ended_now(ended.stopped_by, fix=go_on)
+        else:
+            error = _cause(ended, run, oom_before=oom_before)
+            error.fixes.insert(0, go_on)
+            if run is not None:
+                error.fixes.append(f"miles why {run.shown}   # {WHAT_IT_TELLS}")
+        if run is not None:
+            _conclude(said, run, error=error)
+        return error
+
+
+def _code_of(ended: Ended) -> int:
+    return ended.said.get("code", ExitCode.FAILED)
+
+
+def _as_error(fields: dict[str, Any]) -> MilesError:
+    """Return an error of the same kind, where it is one of ours."""
+    kind = getattr(errors, fields["kind"], MilesError)
+    return kind(fields["error"], why=fields["why"], fix=fields["fix"])
+
+
+def _cause(ended: Ended, run: RunDir | None, *, oom_before: int | None) -> MilesError:
+    """Find the cause of a death without a word."""
+    if "cause" in ended.said:
+        return _as_error(ended.said["cause"])
+    of_run = f" of run {run.name}" if run is not None else ""
+    if ended.code < 0:
+        how = f"process {ended.pid} was ended by {_name_of(-ended.code)}"
+    else:
+        how = (
+            f"process {ended.pid} ended by itself with exit code {ended.code}, without a word: "
+            "code of yours or of a library called `os._exit`, or Ray did, which ends whoever has "
+            "lost its raylet or its control store"
+        )
+    killed = None if oom_before is None else (oom_kills() or 0) - oom_before
+    if killed:
+        how += (
+            f"; the kernel has ended {killed} process{'es'[: 2 * (killed > 1)]} of this control "
+            "group meanwhile, as there was no memory left"
+        )
+    elif ended.code == -signal.SIGKILL and killed == 0:
+        how += "; the kernel ended nothing of this control group for want of memory"
+    return WorkerDied(f"the driver{of_run} died", why=how, fix=[])
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
+    """Write down what the driver could not."""
+    if "log_dir" not in said:
+        return
+    step = step_done(run.events())
+    file = verdict_file(Path(said["log_dir"]))
+    if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
+        return
+    cause = error.as_dict()
+    event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
+    with suppress(OSError):  # a full disk: the terminal is told in any case
+        file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
+        LineFile(run.events_file).write(json.dumps(stamped(event)))
+        write_why(file.parent)
+
+
+def _seconds_since(log_dir: Path) -> float:
+    """Since the attempt began."""
+    times = [entry.stat().st_mtime for entry in log_dir.iterdir()]
+    return max(time.time() - min(times), 0.0) if times else 0.0
+
+
+def _wait_for_clean_up(said: Said) -> None:
+    """Raises MachineError where something is left."""
+    if "token" in said:
+        wait_for_clean_up(
+            token=said["token"],
+            scratch_dirs=[Path(said["scratch_dir"])] if "scratch_dir" in said else [],
+            verdict=verdict_file(Path(said["log_dir"])) if "log_dir" in said else None,
+        )
+
+
+def _pause(seconds: float, run: RunDir) -> None:
+    """Raises Stopped where the user ends it meanwhile."""
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    try:
+        if signal.sigtimedwait(wanted, seconds) is not None:
+            raise Stopped(
+                "stopped between two attempts",
+                why="Ctrl-C or SIGTERM while the driver was to be started again",
+                fix=f"miles resume {run.shown}",
+            )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_SET_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG"""
+_FROM_TERMINAL = 0x80
+"""SI_KERNEL: of a signal that the terminal sent, to all its foreground."""
+_SHARED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+"""Passed on in any case."""
+_OWN_GROUP = (signal.SIGHUP, signal.SIGWINCH, signal.SIGTSTP, signal.SIGCONT)
+"""Passed on to a child with a group of its own."""
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""By which a user ends a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a driver ended."""
+
+    pid: int
+    said: Said
+    """By itself."""
+    code: int
+    """Exit code of the process; -N: ended by signal N."""
+    stopped_by: int | None
+    """The first signal by which the user wanted the end; None: he did not."""
+
+
+def run_in_child(work: Callable[[], None], *, on_hold: Callable[[int], None]) -> Ended | None:
+    """Fork; returns how the child ended. In the child: does `work`, raises what that raises, and
+    returns None: it goes the way that a process without a parent would go. Call it on a main thread
+    without others. `on_hold` is told the process id of a child that somebody held by SIGSTOP."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    in_foreground = _is_foreground()
+    passed_on = {*_SHARED, *(() if in_foreground else _OWN_GROUP)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*passed_on, signal.SIGCHLD})
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # nobody reads before the end: what does not fit is not said
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _be_driver(pipe=writing, parent=parent, own_group=not in_foreground, mask=before)
+        work()
+        return None
+    os.close(writing)
+    if not in_foreground:
+        with suppress(OSError):  # it has done so itself, or ended
+            os.setpgid(child, child)
+    try:
+        code, stopped_by = _wait(child, passed_on, in_foreground=in_foreground, on_hold=on_hold)
+        return Ended(pid=child, said=heard(reading), code=code, stopped_by=stopped_by)
+    finally:
+        os.close(reading)
+        # what still came for the child is not for this process
+        while signal.sigtimedwait([*passed_on, signal.SIGCHLD], 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _is_foreground() -> bool:
+    for stream in (0, 1, 2):
+        with suppress(OSError):
+            return os.tcgetpgrp(stream) == os.getpgrp()
+    return False
+
+
+def _be_driver(*, pipe: int, parent: int, own_group: bool, mask: set[signal.Signals]) -> None:
+    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has just ended, and this process would not be told
+        os._exit(1)
+    if own_group:
+        os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    speak_into(pipe)
+
+
+def _wait(
+    child: int,
+    passed_on: set[signal.Signals],
+    *,
+    in_foreground: bool,
+    on_hold: Callable[[int], None],
+) -> tuple[int, int | None]:
+    """Return (exit code, first signal that asked for the end)"""
+    stopped_by: int | None = None
+    while True:
+        came = signal.sigwaitinfo({*passed_on, signal.SIGCHLD})
+        number = signal.Signals(came.si_signo)
+        if number == signal.SIGCHLD:
+            for status in _changes(child):
+                if not os.WIFSTOPPED(status):
+                    return os.waitstatus_to_exitcode(status), stopped_by
+                if os.WSTOPSIG(status) == signal.SIGSTOP:
+                    on_hold(child)
+            continue
+        if number in STOPS and stopped_by is None:
+            stopped_by = number
+        if not in_foreground or came.si_code != _FROM_TERMINAL:
+            with suppress(ProcessLookupError):
+                if number in (signal.SIGTSTP, signal.SIGCONT):
+                    os.killpg(child, number)
+                else:
+                    os.kill(child, number)
+        if number in STOPS and is_stopped_process(child):  # else it would never hear it
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGCONT)
+        if number == signal.SIGTSTP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _changes(child: int) -> Iterator[int]:
+    """Wait statuses of the child since the last look: it was stopped, or ended. Orphans are reaped,
+    too: in a container this may be the process that inherits them."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            if pid == child:
+                yield status
+            elif pid == 0:
+                return

@@ -1,0 +1,398 @@
+"""Watches the engines of a run, and starts another in the place of one that dies, while the rest go
+on. Nothing that was sampled is lost, and nothing is sampled twice into a batch: the requests of the
+dead engine are sent again, with the same seeds.
+
+`EngineWatch` says whether one engine lives and answers while requests wait for it. One that
+computes and does not answer may be slow: it gets the time that its work takes on the slowest
+hardware. The keepers act on what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.client.http import EngineDied
+from milescli.backends.sglang.launch.router import RouterServer
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
+from milescli.core.events import Event, WorkerLost, WorkerSilent
+from milescli.core.log_tail import last_log_lines
+from milescli.core.run_processes import CpuClock
+from milescli.core.silence import UNSURE, Silence
+from milescli.core.types import EngineAddress
+from milescli.models import load_facts, table
+from milescli.models.costs import token_flops
+from milescli.recipe.machine import MachineSettings
+from milescli.runtime.build import SCORER_NAME, Builder
+from milescli.runtime.recovery.engines import EngineActors, Engines, ScoreClient
+from milescli.runtime.recovery.healing_trainer import HealingTrainer
+from milescli.runtime.recovery.restarts import Repairs, beyond
+
+ASKED_AFTER_S = 5.0
+"""Without a reply, while requests wait: then it is asked whether it is well. So long it may take to
+say so, too, before it counts as silent."""
+PASS_TOKENS = 16_384
+"""New tokens that an engine takes in one pass at most, between two of which it answers."""
+SLOWEST_FLOPS = {"cpu": 1e9, "cuda": 1e13, "rocm": 1e13}
+"""Operations a second, of a core or of a device, far below what is usual: a core of a busy machine
+was seen to do 2e10."""
+
+
+class WatchedFleet(Protocol):
+    """The client of the engines, as those that keep them alive see it; see SglangFleet."""
+
+    on_death: Callable[[EngineDied], None] | None
+
+    @property
+    def engines(self) -> Sequence[EngineAddress]:
+        """That are asked."""
+        ...
+
+    def remove(self, error: EngineDied) -> None:
+        """Ask this engine no more."""
+
+    def num_waiting(self, url: str) -> int:
+        """Requests that the engine at this URL has not replied to."""
+        ...
+
+    def silent_s(self, url: str) -> float:
+        """Seconds since it said anything."""
+        ...
+
+    async def answers(self, url: str) -> bool:
+        """True if the engine answers."""
+        ...
+
+
+class EngineWatch:
+    """Watches one engine, from its start to its death. Belongs to one event loop."""
+
+    def __init__(
+        self, engine: EngineActors, *, fleet: WatchedFleet, settings: MachineSettings
+    ) -> None:
+        """`fleet`: that asks it."""
+        self.engine, self._fleet = engine, fleet
+        self.silence = Silence(worker=engine.name, bound_s=settings.silence_s)
+        self._patience_s = settings.start_timeout_s
+        """Until it has replied once: it may compile what it needs first."""
+        self._clock = CpuClock()
+        self._unheard_since: float | None = None
+        self._waited_since: float | None = None
+        self._has_replied = False
+        self._question: asyncio.Task[bool] | None = None
+        self._asked_at = 0.0
+        self._is_unwell = False
+        """By the last reply to a question, or by none."""
+
+    async def look(self) -> None:
+        """Look once. Raises WorkerDied where it has ended."""
+        look = await self.engine.look()
+        is_busy = look.stopped is None and self._clock.is_busy(look.cpu_s)
+        unheard = self._unheard()
+        if look.stopped is not None:
+            waiting = self._fleet.num_waiting(self.engine.url)
+            self.silence.look(f"{look.stopped}, and {waiting} requests wait for it")
+        else:
+            self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
+
+    def close(self) -> None:
+        """Ask nothing more."""
+        if self._question is not None:
+            self._question.cancel()
+
+    def _unexplained(self, unheard: str | None, *, is_busy: bool) -> str | None:
+        """Return the same, unless it may still be at its work: on a CPU it computes then, on a
+        device nothing is seen of that."""
+        if unheard is None:
+            self._unheard_since = None
+            return None
+        self._unheard_since = self._unheard_since or time.monotonic()
+        may_work = is_busy or self.engine.specs[0].device_kind != "cpu"
+        is_at_work = may_work and time.monotonic() < self._unheard_since + self._work_s()
+        return None if is_at_work else unheard
+
+    def _work_s(self) -> float:
+        """Return the seconds that one pass over its requests may take."""
+        spec, waiting = self.engine.specs[0], self._fleet.num_waiting(self.engine.url)
+        tokens = min(waiting * spec.context_length, PASS_TOKENS)
+        each = spec.cpu_threads if spec.device_kind == "cpu" else 1
+        return tokens * self._token_flops / (SLOWEST_FLOPS[spec.device_kind] * each * spec.tp)
+
+    @cached_property
+    def _token_flops(self) -> float:
+        spec = self.engine.specs[0]
+        return token_flops(table(load_facts(spec.model_dir))).forward_mean(spec.context_length)
+
+    def _unheard(self) -> str | None:
+        """That requests wait for it in vain."""
+        url, now = self.engine.url, time.monotonic()
+        waiting = self._fleet.num_waiting(url)
+        if not waiting:
+            self._waited_since, self._is_unwell = None, False
+            return None
+        if self._waited_since is None:
+            self._waited_since = now
+        if self._fleet.silent_s(url) < min(ASKED_AFTER_S, now - self._waited_since):
+            self._has_replied, self._is_unwell = True, False
+            return None
+        self._ask(url, now)
+        if not self._is_unwell:
+            return None
+        if not self._has_replied and now - self._waited_since < self._patience_s:
+            return None
+        return f"it does not answer, and {waiting} requests wait for it"
+
+    def _ask(self, url: str, now: float) -> None:
+        question = self._question
+        if question is None:
+            self._asked_at = now
+            self._question = asyncio.ensure_future(self._fleet.answers(url))
+        elif not question.done():
+            self._is_unwell |= now - self._asked_at > ASKED_AFTER_S
+        else:
+            self._question = None
+            self._is_unwell = bool(question.exception()) or not question.result()
+            self._has_replied |= not self._is_unwell
+
+    async def death(self) -> WorkerDied:
+        """Return the error of an engine that hangs. Writes down where, first."""
+        spec, silence = self.engine.specs[0], self.silence
+        stacks = await self.engine.dump_stacks()
+        where = "".join(f"\nits stacks: {file}" for file in stacks)
+        return WorkerDied(
+            f"{self.engine.name} has not spoken for {silence.seconds:.0f} s",
+            why=f"{silence.reason}{where}\nlast lines of its log:\n{last_log_lines(spec.log_path)}",
+            fix=[f"less {spec.log_path}", f"--set machine.silence_s={4 * silence.bound_s:.0f}"],
+        )
+
+
+ROUTER_START_TIMEOUT_S = 60.0
+"""For a router to answer; it takes a second."""
+Start = Callable[[], Awaitable[EngineAddress]]
+"""Starts an engine."""
+Join = Callable[[Start], Awaitable[None]]
+"""Starts an engine, gives it the weights of the others, and lets it answer: `Devices.replace`."""
+
+
+class EngineKeeper:
+    """Keeps the engines of one fleet alive. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        fleet: WatchedFleet,
+        *,
+        indices: range,
+        engines: Engines,
+        builder: Builder,
+        repairs: Repairs,
+        join: Join,
+    ) -> None:
+        """`indices`: of the fleet's engines in the plan; `join`: see Join."""
+        self._fleet, self._indices, self._engines = fleet, indices, engines
+        self._builder, self._repairs, self._join = builder, repairs, join
+        self._healing: dict[int, asyncio.Task[None]] = {}
+        self._watches: dict[int, EngineWatch] = {}
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self.on_empty: Callable[[], None] | None = None
+        """Called where no engine is left for the moment."""
+        fleet.on_death = self._hear
+
+    async def probe(self) -> None:
+        """Look at the engines; one that is dead or hangs is replaced from here on. Raises
+        WorkerDied where it is not, as bounds are met."""
+        there = [self._engines.actors[i] for i in self._indices if i not in self._healing]
+        if self._failure is None and not self._is_closed:
+            await asyncio.gather(*(self._look(engine) for engine in there))
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        self._fleet.on_death, self._is_closed = None, True
+        for watch in self._watches.values():
+            watch.close()
+        tasks = list(self._healing.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, engine: EngineActors) -> None:
+        watch = self._watches.get(engine.index)
+        if watch is None or watch.engine is not engine:
+            if watch is not None:
+                watch.close()
+            settings = self._builder.recipe.machine
+            watch = EngineWatch(engine, fleet=self._fleet, settings=settings)
+            self._watches[engine.index] = watch
+        try:
+            await watch.look()
+        except WorkerDied as error:
+            self._lost(engine, error)
+            return
+        if news := watch.silence.news(self._repairs.step()):
+            self._repairs.bus.emit(news)
+        if watch.silence.is_too_long:
+            self._lost(engine, await watch.death())
+
+    def _hear(self, error: EngineDied) -> None:
+        """Hear from the fleet that an engine does not answer."""
+        for index in self._indices:
+            engine = self._engines.actors[index]
+            if engine.url == error.url:
+                self._lost(engine, error)
+
+    def _lost(self, engine: EngineActors, error: WorkerDied) -> None:
+        is_replaced = self._engines.actors[engine.index] is not engine
+        if engine.index in self._healing or is_replaced or self._failure is not None:
+            return
+        dead = EngineDied(error.what, why=error.why, fix=error.fixes)
+        dead.url = engine.url
+        self._fleet.remove(dead)
+        if self._may_start(engine, error):
+            healing = asyncio.ensure_future(self._heal(engine))
+            self._healing[engine.index] = healing
+        if self.on_empty is not None and not self._fleet.engines:
+            self.on_empty()
+
+    def _may_start(self, engine: EngineActors, error: MilesError) -> bool:
+        """True if another is started; else the run ends with this error. On a node that is gone
+        nothing is started."""
+        if isinstance(error, NodeDied):
+            self._failure = error
+            return False
+        if refusal := self._repairs.begin(engine.name, error):
+            self._failure = beyond(error, refusal)
+            return False
+        return True
+
+    async def _heal(self, engine: EngineActors) -> None:
+        """Start engines in its place until one is there, or bounds are met."""
+        began = time.monotonic()
+        try:
+            while True:
+                dead = self._engines.actors[engine.index]
+                await self._builder.end_engine(dead)
+                try:
+                    await self._join(lambda d=dead: self._builder.restart_engine(d, self._engines))
+                except (WorkerDied, WaitTimeout) as error:
+                    if not self._may_start(engine, error):
+                        return
+                else:
+                    break
+        except Exception as error:  # other weights than it was sent, or a fault of ours: told by
+            self._failure = error  # `probe`
+            return
+        finally:
+            del self._healing[engine.index]
+        self._repairs.done(engine.name, began=began)
+
+
+class RouterKeeper:
+    """Starts another router in the place of one that died, at the same address. What it was asked
+    is asked again by the fleet."""
+
+    def __init__(
+        self,
+        fleet: SglangFleet,
+        *,
+        engines: Engines,
+        repairs: Repairs,
+        silence: Silence,
+    ) -> None:
+        """`fleet`: whose engines it sends requests to."""
+        self._fleet, self._engines = fleet, engines
+        self._repairs, self._silence = repairs, silence
+
+    async def probe(self) -> None:
+        """Look at the router; returns when it is there again. Raises WorkerDied where bounds are
+        met."""
+        router = self._engines.router
+        assert router is not None, "a keeper without a router"
+        if (error := await self._loss(router)) is None:
+            return
+        began = time.monotonic()
+        if refusal := self._repairs.begin(router.name, error):
+            raise beyond(error, refusal)
+        urls = tuple(engine.url for engine in self._fleet.engines)
+        new = RouterServer(replace(router.spec, worker_urls=urls))
+        await in_thread(lambda: router.stop(0.0))
+        self._engines.router = new
+        await in_thread(new.start)
+        await in_thread(lambda: new.wait_ready(ROUTER_START_TIMEOUT_S))
+        self._silence.look(None)
+        self._repairs.done(router.name, began=began)
+
+    async def _loss(self, router: RouterServer) -> WorkerDied | None:
+        """Return why another is needed; None: the router lives, and answers."""
+        look = router.look()
+        if look.ended is not None:
+            return router.death(f"on its own: {look.ended}")
+        is_well = look.stopped is None and await in_thread(router.speaks)
+        times = UNSURE if look.stopped is None else 1.0
+        self._silence.look(None if is_well else look.stopped or "it does not answer", times=times)
+        if news := self._silence.news(self._repairs.step()):
+            self._repairs.bus.emit(news)
+        if not self._silence.is_too_long:
+            return None
+        return WorkerDied(
+            f"the router has not spoken for {self._silence.seconds:.0f} s",
+            why=f"{self._silence.reason}; its log ends:\n{router.last_words()}",
+            fix=f"less {router.log_path}",
+        )
+
+    async def close(self) -> None:
+        """Nothing runs between two probes."""
+
+
+def warn_of_losses(tell: Callable[[str], None]) -> Callable[[Event], None]:
+    """Return a listener that warns the user of what hangs and of what is lost."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, WorkerSilent):
+            tell(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
+        elif isinstance(event, WorkerLost):
+            tell(f"{event.what}; another is started in its place")
+
+    return listen
+
+
+def keep_frozen(
+    fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
+) -> None:
+    """Keep engines alive that no trainer sends weights to: a new one loads those that the others
+    hold. `name`: of the fleet."""
+
+    async def join(start: Start) -> None:
+        await fleet.admit(await start(), fleet.version)
+
+    engines.keepers.append(
+        EngineKeeper(
+            fleet,
+            indices=builder.indices_of(name),
+            engines=engines,
+            builder=builder,
+            repairs=repairs,
+            join=join,
+        )
+    )
+
+
+def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:
+    """Keep the reward model alive, where there is one: it learns nothing, so a new one is as it
+    was, and scores again what the dead one had not scored."""
+    if engines.scorer is None:
+        return
+    ranks = HealingTrainer(
+        engines.scorer,
+        restart=builder.start_scorer,
+        repairs=repairs,
+        silence_s=builder.recipe.machine.silence_s,
+        name=SCORER_NAME,
+    )
+    engines.scorer_keeper, engines.scores = ranks, ScoreClient(ranks)

@@ -1,0 +1,229 @@
+"""The rollout side of a run: actors that hold engine processes, the router before them, and the
+clients of engines and reward model. Started by `build`, kept alive by `engine_keepers`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.backends.sglang.launch.process import ProcessLook
+from milescli.backends.sglang.launch.router import RouterServer
+from milescli.backends.sglang.launch.spec import EngineSpec
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import WorkerDied
+from milescli.core.log_tail import last_log_lines
+from milescli.runtime.recovery.rank_group import RankGroup
+from milescli.train.base import TrainBatch, Trainer
+from milescli.train.objectives.reward_model import scored_sequence
+from milescli.train.packing import pack
+
+STOP_TIMEOUT_S = 20.0
+"""For an engine to end in good order, or by SIGKILL."""
+KILL_TIMEOUT_S = 8.0
+"""The same, by SIGKILL at once."""
+DUMP_TIMEOUT_S = 40.0
+"""For an actor to write down where its processes hang."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineActors:
+    """One engine: an actor on each node that it lies on; the first has its HTTP server."""
+
+    index: int
+    """Its place in the plan."""
+    specs: Sequence[EngineSpec]
+    handles: Sequence[ActorHandle]
+    groups: Sequence[int] = ()
+    """[nodes] its process groups, once it was started."""
+
+    @property
+    def name(self) -> str:
+        """Name of the engine, as errors call it."""
+        return self.specs[0].name
+
+    @property
+    def url(self) -> str:
+        """URL of its HTTP server."""
+        return self.specs[0].url
+
+    async def start(self, *, timeout_s: float) -> None:
+        """Begin its processes; does not wait until they answer."""
+        await start_all(self.handles, timeout_s=timeout_s)
+        await run_all(self.handles, "start", timeout_s=timeout_s)
+        self.groups = await run_all(self.handles, "group", timeout_s=timeout_s)
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Wait until it answers. Raises WorkerDied or WaitTimeout."""
+        await run_all(self.handles, "wait_ready", timeout_s, timeout_s=timeout_s + 10)
+
+    async def look(self) -> ProcessLook:
+        """Look at its processes on all nodes. `stopped`: also, that an actor does not answer.
+        Raises WorkerDied where a process of it, or an actor, has ended."""
+        pairs = zip(self.handles, self.specs, strict=True)
+        looks = await asyncio.gather(*(_look(handle, spec) for handle, spec in pairs))
+        stopped = next((look.stopped for look in looks if look.stopped), None)
+        return ProcessLook(stopped=stopped, cpu_s=sum(look.cpu_s for look in looks))
+
+    async def dump_stacks(self) -> list[str]:
+        """Write where its processes are beside their logs; the files. Not of those whose actor does
+        not speak."""
+        speaks = await asyncio.gather(*(handle.look() for handle in self.handles))
+        dumps = [
+            handle.run("dump_stacks", timeout_s=DUMP_TIMEOUT_S)
+            for handle, state in zip(self.handles, speaks, strict=True)
+            if state is not None
+        ]
+        files = await asyncio.gather(*dumps, return_exceptions=True)
+        return [file for file in files if isinstance(file, str)]
+
+    async def stop(self, *, grace_s: float = 10.0) -> None:
+        """End its processes, after `grace_s` by SIGKILL. What has no actor any more is left to the
+        watchdog, or to its successor."""
+        with contextlib.suppress(Exception):  # a dead one cannot be stopped
+            timeout_s = STOP_TIMEOUT_S if grace_s else KILL_TIMEOUT_S
+            await run_all(self.handles, "stop", grace_s, timeout_s=timeout_s)
+
+
+class Keeper(Protocol):
+    """Starts an engine in the place of one that died; see `engine_keepers`."""
+
+    async def probe(self) -> None:
+        """Look at the engines. Raises WorkerDied where one is not replaced any more."""
+        ...
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Engines:
+    """All engines of a run, with router and clients."""
+
+    actors: dict[int, EngineActors] = field(default_factory=dict)
+    """By their place in the plan."""
+    router: RouterServer | None = None
+    fleet: SglangFleet | None = None
+    evaluation: SglangFleet | None = None
+    """Of the engines that are kept for evaluations; None: the plan keeps none."""
+    policies: dict[str, SglangFleet] = field(default_factory=dict)
+    """Of the engines that serve `rollout.policies`, by their name there."""
+    adapters: dict[str, SglangFleet] = field(default_factory=dict)
+    """Of several adapters: the same engines, as each of them asks."""
+    scorer: RankGroup | None = None
+    """Holds the reward model, where the recipe asks one; from `keep_scorer` on it is kept alive."""
+    scores: ScoreClient | None = None
+    scorer_keeper: Keeper | None = None
+    keepers: list[Keeper] = field(default_factory=list)
+    """Of each fleet that is kept alive; none: the death of an engine is an error."""
+
+    @property
+    def heads(self) -> list[EngineSpec]:
+        """Of each engine the part that answers requests, in the plan's order."""
+        return [self.actors[index].specs[0] for index in sorted(self.actors)]
+
+    async def probe(self) -> None:
+        """Look whether they live, and the reward model. Raises WorkerDied where one does not, and
+        nobody replaces it."""
+        if self.keepers:
+            await asyncio.gather(*(keeper.probe() for keeper in self.keepers))
+        else:
+            await asyncio.gather(*(engine.look() for engine in self.actors.values()))
+        if self.scorer_keeper is not None:
+            await self.scorer_keeper.probe()
+
+    async def leave(self) -> None:
+        """Start nothing any more."""
+        keepers = filter(None, (*self.keepers, self.scorer_keeper))
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
+
+    async def stop(self) -> None:
+        """End clients, router and engines."""
+        await self.leave()
+        others = (*self.policies.values(), *self.adapters.values())
+        for fleet in filter(None, (self.fleet, self.evaluation, *others)):
+            await fleet.close()
+        if self.router is not None:
+            await asyncio.to_thread(self.router.stop)
+        await asyncio.gather(*(engine.stop() for engine in self.actors.values()))
+
+
+async def _look(handle: ActorHandle, spec: EngineSpec) -> ProcessLook:
+    """Look at one engine process through the actor that holds it."""
+    look: ProcessLook | None = await handle.look("look")
+    if look is None:
+        return ProcessLook(stopped=f"the actor that holds {spec.name} does not answer")
+    if look.ended is not None:
+        raise WorkerDied(
+            f"{spec.name} died",
+            why=f"{look.ended}; last lines of its log:\n{last_log_lines(spec.log_path)}",
+            fix=f"less {spec.log_path}",
+        )
+    return look
+
+
+CALL_TOKENS = 16384
+"""Sent at once, about; more wait."""
+_Waiting = tuple[Sequence[int], asyncio.Future[float]]
+
+
+class ScoreClient:
+    """The driver's side of a reward model: requests that arrive while it reads are read together
+    next. Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event
+    loop."""
+
+    def __init__(self, ranks: Trainer) -> None:
+        """`ranks`: of the model."""
+        self._ranks = ranks
+        self._waiting: list[_Waiting] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def score(self, token_ids: Sequence[int]) -> float:
+        """Return the reward model's score of a sequence. Raises what the call of the ranks
+        raises."""
+        reply: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._waiting.append((token_ids, reply))
+        if self._work is None or self._work.done():
+            self._work = asyncio.ensure_future(self._serve())
+        return await reply
+
+    async def _serve(self) -> None:
+        while self._waiting:
+            batch = self._taken()
+            try:
+                scores = await self._scores([token_ids for token_ids, _ in batch])
+            except Exception as error:  # told to all who wait for it
+                for _, reply in batch:
+                    if not reply.done():
+                        reply.set_exception(error)
+                continue
+            for (_, reply), score in zip(batch, scores, strict=True):
+                if not reply.done():
+                    reply.set_result(score)
+
+    def _taken(self) -> list[_Waiting]:
+        """Take the requests that came first, up to the bound; one at least."""
+        tokens = count = 0
+        while count < len(self._waiting) and (not count or tokens < CALL_TOKENS):
+            tokens += len(self._waiting[count][0])
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    async def _scores(self, lines: Sequence[Sequence[int]]) -> list[float]:
+        batch = await in_thread(lambda: self._packed(lines))
+        return [float(values[-1]) for values in await self._ranks.score(batch)]
+
+    def _packed(self, lines: Sequence[Sequence[int]]) -> TrainBatch:
+        return pack(
+            [scored_sequence(line, group=n) for n, line in enumerate(lines)],
+            objective="reward_model",
+            dp=1,
+            max_tokens_per_microbatch=1,  # each alone: who asked beside it must not change a bit
+        )

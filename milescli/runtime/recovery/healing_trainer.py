@@ -1,0 +1,327 @@
+"""The trainer of a run, whose ranks may die: others are started on the same slots, take the newest
+copy of the state or checkpoint, and do again what was done since, by the batches that were kept.
+The engines stay up, and nothing is sampled twice."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+from milescli.checkpoint.store import not_written
+from milescli.core.errors import CheckpointError, NodeDied, WaitTimeout, WorkerDied
+from milescli.core.events import Notice
+from milescli.core.types import EngineAddress
+from milescli.core.units import format_bytes
+from milescli.runtime.recovery.peer_copies import Copies
+from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
+from milescli.runtime.recovery.replay import (
+    Call,
+    Numbered,
+    RecordedCalls,
+    ReplayedTrainer,
+    num_steps,
+)
+from milescli.runtime.recovery.restarts import Repairs, beyond
+
+
+class HealingTrainer(ReplayedTrainer):
+    """Makes the calls of a trainer on ranks that live: where ranks die, it starts new ones and
+    repeats what the old ones had done. One call at a time; belongs to one event loop."""
+
+    def __init__(
+        self,
+        ranks: RankGroup,
+        *,
+        restart: Callable[[], Awaitable[RankGroup]],
+        repairs: Repairs,
+        silence_s: float,
+        name: str = "trainer",
+        room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        copies: Copies | None = None,
+    ) -> None:
+        """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
+        where there is none; `silence_s`: see MachineSettings; `name`: of all
+        ranks together, as errors and events call them. `room`: within it new ranks have the devices
+        that they take turns on; None: they have devices of their own, and start as soon as the dead
+        ones are missed. `copies`: of their state, taken after steps."""
+        self._ranks = ranks
+        self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
+        self._name = name
+        self._restart, self._repairs = restart, repairs
+        self._turn = asyncio.Lock()
+        self._kept = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
+        self._copies = copies
+        self._is_warned = False
+        """That a death would end the run, as too much would have to be kept."""
+        self._saving: dict[str | None, tuple[Path, int]] = {}
+        """By adapter: the folder that is being written, and the mark of what is in it. No copy is
+        taken meanwhile: new ranks that write it anew must begin before it."""
+        self._failed_saves: dict[str | None, CheckpointError] = {}
+        """Why new ranks could not write that folder."""
+        self._lasting = list[Call]()
+        """What no checkpoint keeps."""
+        self._room, self._memory_state = room, Call("wake")
+        """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
+        self._fleets: dict[str, list[EngineAddress]] = {}
+        self._open = set[str]()
+        """Fleets that these ranks have a channel to."""
+        self._healing: asyncio.Task[None] | None = None
+        self._death: WorkerDied | None = None
+        """Of the first rank that died, where that was seen."""
+
+    def of_adapter(self, name: str) -> AdapterTrainer:
+        """Return the trainer as one of several adapters has it: in its turn."""
+        return AdapterTrainer(self, name)
+
+    def is_saved(self, adapter: str | None = None) -> None:
+        """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
+        was done before it need never be repeated."""
+        _, mark = self._saving.pop(adapter, (None, self._kept.done))
+        self._kept.set_saved(mark, adapter)
+
+    def is_given_up(self, adapter: str | None = None) -> None:
+        """The checkpoint that was written last will never be complete: what was done since the one
+        before it is kept on."""
+        self._saving.pop(adapter, None)
+        self._failed_saves.pop(adapter, None)
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if all calls are recorded that new ranks would have to repeat."""
+        copy = self._copies.mark if self._copies is not None else None
+        return self._kept.reaches_checkpoints or self._kept.reaches(copy)
+
+    async def probe(self) -> None:
+        """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
+        WorkerDied where they are not, as too much was done to be done again, or bounds are met."""
+        if self._healing is not None and self._healing.done():
+            healed, self._healing = self._healing, None
+            healed.result()
+        if self._copies is not None:
+            await self._copies.probe()
+            self._warn("the copy is lost, and fault.kept_gib let batches before it go")
+        is_idle = self._healing is None and not self._turn.locked() and self._room is None
+        if self._death is not None and not is_idle:
+            return  # they are being replaced, or will be when it is their turn
+        ranks = self._ranks
+        error = await self._watch.loss(ranks)
+        if error is None or ranks is not self._ranks:
+            return
+        if not self._is_whole or isinstance(error, NodeDied):
+            raise error
+        self._death = error
+        await ranks.kill()  # whoever waits for them learns it at once, and heals
+        if self._healing is None and not self._turn.locked() and self._room is None:
+            self._healing = asyncio.ensure_future(self._heal_idle(error))
+
+    async def close(self) -> None:
+        """Start nothing more."""
+        if self._healing is not None:
+            self._healing.cancel()
+            await asyncio.gather(self._healing, return_exceptions=True)
+        if self._copies is not None:
+            await self._copies.close()
+
+    async def _heal_idle(self, error: WorkerDied) -> None:
+        """Replace dead ranks where no call is under way that would find them."""
+        dead = self._ranks
+        async with self._turn:
+            if self._ranks is dead:
+                await self._recover(error)
+
+    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+        async with self._turn:
+            while True:
+                try:
+                    result = await self._once(call)
+                    break
+                except (WorkerDied, WaitTimeout) as error:
+                    await self._recover(await self._cause(error))
+            if changes:
+                self._keep(call)
+            if call.method == "step" and self._copies is not None:
+                await self._copy(self._copies)
+            return result
+
+    async def _copy(self, copies: Copies) -> None:
+        """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
+        them next."""
+        copies.count_step()
+        if not self._saving:
+            with suppress(WorkerDied, WaitTimeout):
+                await copies.take(self._ranks, self._kept.done)
+
+    async def _once(self, call: Call) -> Any:
+        if call.fleet is not None and call.fleet not in self._open:
+            await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
+            self._open.add(call.fleet)
+        if call.method == "save":
+            _empty(call.args[0])
+        with self._watch.during(call.method, call.size_bytes):
+            return await call.of(self._ranks)
+
+    async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
+        """Return the death of a rank that explains it. Raises the error where none has died."""
+        dead = self._death or await self._ranks.find_dead(within_s=DEATH_GRACE_S)
+        if isinstance(dead, NodeDied):
+            raise dead
+        if dead is None or not self._is_whole:
+            raise error
+        return dead
+
+    def _keep(self, call: Call) -> None:
+        """Record a call that changed the ranks. Where too much is kept, what no copy needs is let
+        go, then all of it: until the next checkpoint or copy a rank's death ends the run."""
+        kept = self._kept
+        kept.add(call)
+        if kept.is_too_much and self._copies is not None and kept.reaches(self._copies.mark):
+            kept.let_go(self._copies.mark)
+        size = format_bytes(kept.size_bytes)
+        if kept.is_too_much:
+            kept.let_go(kept.done)
+        self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
+
+    def _warn(self, why: str) -> None:
+        """That a rank's death would end the run now; once, until all is there again."""
+        if not self._is_whole and not self._is_warned:
+            until = "checkpoint" if self._copies is None else "checkpoint or copy"
+            text = f"until the next {until} a trainer rank's death ends the run: {why}"
+            self._repairs.bus.emit(Notice(text=text, level="warning"))
+        self._is_warned = not self._is_whole
+
+    async def _recover(self, error: WorkerDied) -> None:
+        """New ranks, as far as the dead ones were. Raises the error where bounds are met, or what
+        they would have to do again is not there."""
+        began = time.monotonic()
+        while True:
+            if not self._is_whole:
+                raise error
+            if refusal := self._repairs.begin(self._name, error):
+                raise beyond(error, refusal)
+            try:
+                await self._ranks.kill()
+                async with self._room() if self._room is not None else nullcontext():
+                    source = await self._begin_again(error)
+                    if self._memory_state.method != "wake":  # as new ranks are
+                        await self._memory_state.of(self._ranks)
+            except (WorkerDied, WaitTimeout) as another:
+                if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
+                    raise
+                error = dead if isinstance(another, WaitTimeout) else another
+                continue
+            break
+        self._repairs.done(self._name, began=began, source=source)
+
+    async def _begin_again(self, error: WorkerDied) -> str:
+        """New ranks, and what was done since the newer of copy and checkpoint; which that was, in
+        words. Raises the error where the copy is lost and the checkpoint is not enough."""
+        kept, copies = self._kept, self._copies
+        mark = copies.mark if copies is not None else None
+        if copies is not None and mark is not None and mark >= kept.saved():
+            calls = kept.since(mark)
+            self._ranks, self._death = await copies.start_ranks(), None
+            self._open.clear()
+            if await copies.restore(self._ranks):
+                await self._do_again(calls)
+                return f"from the copy in memory, {_told_again(calls)}"
+            await self._ranks.kill()
+        if not kept.reaches_checkpoints:
+            raise error
+        self._ranks, self._death = await self._restart(), None
+        self._open.clear()
+        calls = kept.since_checkpoints
+        await self._do_again(calls)
+        if not num_steps(calls):
+            return ""
+        begun = "the newest checkpoint" if kept.has_saved else "the beginning"
+        return f"from {begun}, {_told_again(calls)}"
+
+    async def _do_again(self, calls: Numbered) -> None:
+        """Repeat what was done since; a checkpoint that was being written is written where it
+        was."""
+        for call in self._lasting:
+            await call.of(self._ranks)
+        due = dict(self._saving)
+        for number, call in calls:
+            if call.adapter in due and number >= due[call.adapter][1]:
+                await self._save_again(due.pop(call.adapter)[0], call.adapter)
+            await call.of(self._ranks)
+        for adapter, (folder, _) in due.items():
+            await self._save_again(folder, adapter)
+
+    async def _save_again(self, folder: Path, adapter: str | None) -> None:
+        try:
+            _empty(folder)
+            await Call("save", (folder,), adapter=adapter).of(self._ranks)
+            await Call("finish_save", adapter=adapter).of(self._ranks)
+        except CheckpointError as error:
+            self._failed_saves[adapter] = error
+
+    def note(self, call: Call) -> None:
+        if call.method == "connect_engines":
+            engines, fleet = call.args
+            self._fleets[fleet] = engines
+            self._open.add(fleet)
+        elif call.method == "dismiss_teachers":
+            self._lasting.append(call)
+        elif call.method == "save":
+            self._saving[call.adapter] = call.args[0], self._kept.done
+        else:
+            self._memory_state = call
+
+    async def is_written_of(self, adapter: str | None) -> bool:
+        """False where the ranks are dead."""
+        async with self._turn:
+            try:
+                return await Call("is_written", adapter=adapter).of(self._ranks)
+            except (WorkerDied, WaitTimeout):  # seen by `probe`, too
+                return False
+
+    def failed_save(self, adapter: str | None) -> CheckpointError | None:
+        return self._failed_saves.get(adapter)
+
+
+class AdapterTrainer(ReplayedTrainer):
+    """The trainer of one of several adapters: every call is made in its turn."""
+
+    def __init__(self, trainer: HealingTrainer, name: str) -> None:
+        self._trainer, self.adapter = trainer, name
+
+    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+        return await self._trainer.ask(call, changes=changes)
+
+    def note(self, call: Call) -> None:
+        self._trainer.note(call)
+
+    async def is_written_of(self, adapter: str | None) -> bool:
+        return await self._trainer.is_written_of(adapter)
+
+    def failed_save(self, adapter: str | None) -> CheckpointError | None:
+        return self._trainer.failed_save(adapter)
+
+    def is_saved(self) -> None:
+        """Record that its newest checkpoint is complete; see HealingTrainer."""
+        self._trainer.is_saved(self.adapter)
+
+    def is_given_up(self) -> None:
+        self._trainer.is_given_up(self.adapter)
+
+
+def _told_again(calls: Numbered) -> str:
+    num = num_steps(calls)
+    return f"{num} step{'s'[: num != 1]} done again"
+
+
+def _empty(folder: Path) -> None:
+    """What ranks that died have left of a checkpoint is no part of one. Raises CheckpointError
+    where the disk takes no more."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise not_written(folder, error) from error

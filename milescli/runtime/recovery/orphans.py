@@ -1,0 +1,77 @@
+"""Processes that outlive a run whose driver, parent and watchdog were killed or held, so that
+nobody ended them. Whoever works on the run next ends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_lock import lock
+from milescli.cluster.clean_up import wait_for_clean_up, watchdog_on_duty
+from milescli.core.run_processes import processes_of
+
+if TYPE_CHECKING:
+    from milescli.console.output import Output
+
+NOTE = ".session.json"
+"""In the log folder of a session."""
+_SCRATCH = re.compile(r"/tmp/miles-\w+")
+"""Whatever a note says, nothing else is removed."""
+
+
+def write_note(log_dir: Path, *, token: str, scratch_dir: Path) -> None:
+    """Write the note of a session that begins: by which its processes are known, and where it
+    writes beside the run."""
+    note = {"token": token, "scratch_dir": str(scratch_dir)}
+    with suppress(OSError):  # a full disk is told of by what a run cannot do without
+        (log_dir / NOTE).write_text(json.dumps(note) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def taken_over(run: RunDir, *, output: Output) -> Iterator[None]:
+    """Under the run's lock, and after the processes are ended that earlier sessions have left on
+    this computer; an attempt without a verdict gets that of a driver that was killed. Raises as
+    `lock`, and MachineError where processes cannot be ended."""
+    with lock(run):
+        _end_left_behind(run, output=output)
+        yield
+
+
+def _end_left_behind(run: RunDir, *, output: Output) -> None:
+    for note in sorted((run.path / "logs").glob(f"*/{NOTE}")):
+        token, scratch_dirs = _read(note)
+        left = list(processes_of(token)) if token else []
+        if left or scratch_dirs:
+            where = note.parent.relative_to(run.path)
+            if watchdog_on_duty(token):
+                output.note(f"the driver of {where} was killed: its watchdog ends what it left")
+            elif left:
+                output.warn(
+                    f"the driver of {where} was killed, and no watchdog is at work: what it left "
+                    f"is ended now ({len(left)} processes)"
+                )
+            wait_for_clean_up(
+                token=token, scratch_dirs=scratch_dirs, verdict=verdict_file(note.parent)
+            )
+        note.unlink(missing_ok=True)
+
+
+def _read(note: Path) -> tuple[str, list[Path]]:
+    """Return the token, and folders of ours that are there; a note that is torn says nothing."""
+    try:
+        said = json.loads(note.read_text(encoding="utf-8"))
+        token, folder = str(said["token"]), Path(str(said["scratch_dir"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", []
+    try:
+        is_ours = folder.lstat().st_uid == os.getuid()
+    except OSError:
+        is_ours = False
+    may_go = is_ours and _SCRATCH.fullmatch(str(folder)) and not folder.is_symlink()
+    return token, [folder] if may_go and token else []

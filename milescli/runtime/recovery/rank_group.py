@@ -1,0 +1,325 @@
+"""All trainer ranks as one Trainer: `RankGroup` makes the same call on every rank, bounded and
+named. It lives in the driver; the ranks are actors. `RankWatch` says each second whether they live,
+answer and get on with their work; `healing_trainer` acts on it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.cluster import Cluster
+from milescli.backends.ray.group import run_all, run_each
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import WorkerDied
+from milescli.core.events import EventBus
+from milescli.core.log_tail import last_log_lines
+from milescli.core.run_processes import CpuClock, cpu_seconds
+from milescli.core.silence import UNSURE, Silence
+from milescli.core.stacks import dump_stacks, is_stopped_process
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.core.units import format_duration
+from milescli.plan.types import TrainerLayout
+from milescli.train.base import Stepped, TrainBatch
+
+CHECK_EVERY_S = 0.2
+TRACE_TIMEOUT_S = 600.0
+"""For a rank to write a trace of many events."""
+DEATH_GRACE_S = 5.0
+"""A process's death is the cause of what others say; so long it is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """What was seen of a rank that does not answer."""
+
+    why: str
+    is_sure: bool
+    """It cannot be busy."""
+
+
+@dataclass(slots=True)
+class RankGroup:
+    """Implements milescli.train.base.Trainer over the actors of the trainer ranks."""
+
+    cluster: Cluster
+    ranks: list[ActorHandle]
+    pids: list[int]
+    """[ranks] on the node of each."""
+    layout: TrainerLayout
+    step_timeout_s: float
+    async_save: bool
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """All ranks are asked the same in the same order, as they wait for each other."""
+    _clocks: defaultdict[int, CpuClock] = field(default_factory=lambda: defaultdict(CpuClock))
+    """By process id."""
+
+    async def look(self) -> list[Hang | None]:
+        """Return [ranks] why it seems to hang; None: it speaks. Raises WorkerDied where one has
+        ended."""
+        looks = await asyncio.gather(*(rank.look() for rank in self.ranks), return_exceptions=True)
+        for died in looks:
+            if isinstance(died, BaseException):
+                raise died
+        pairs = zip(self.ranks, self.pids, looks, strict=True)
+        return [self._hang(rank, pid, does_speak=look is not None) for rank, pid, look in pairs]
+
+    def _hang(self, rank: ActorHandle, pid: int, *, does_speak: bool) -> Hang | None:
+        """On the driver's computer one that computes is slow, and not hung: how long that may take
+        is for who asked it."""
+        is_here = rank.node.is_driver
+        is_busy = is_here and self._clocks[pid].is_busy(cpu_seconds(pid))
+        if does_speak or is_busy:
+            return None
+        if is_here and is_stopped_process(pid):
+            return Hang(f"its process {pid} is stopped (SIGSTOP)", is_sure=True)
+        return Hang("it does not answer", is_sure=False)
+
+    async def find_dead(self, *, within_s: float = 0.0) -> WorkerDied | None:
+        """Return the error for a rank whose process has ended, looked for until one has or the time
+        is over. A busy rank is not dead, and nor is one that hangs."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                await self.look()
+            except WorkerDied as error:
+                return error
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(CHECK_EVERY_S)
+
+    def dump_stacks(self) -> str | None:
+        """Write where the ranks of this computer are, beside their logs; the file. Blocks."""
+        here = {
+            rank.name: pid
+            for rank, pid in zip(self.ranks, self.pids, strict=True)
+            if rank.node.is_driver
+        }
+        return dump_stacks(here, self.ranks[0].log_path.with_name("trainer.stacks.txt"))
+
+    async def kill(self) -> None:
+        """End all ranks at once."""
+        await self.cluster.kill(self.ranks)
+
+    async def _all(self, method: str, *args: Any) -> list[Any]:
+        async with self._turn:
+            return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
+
+    async def take_turn(self, adapter: str) -> None:
+        """Switch to this one of several adapters."""
+        await self._all("take_turn", adapter)
+
+    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
+        await self._all("connect_engines", engines, fleet)
+
+    async def step(
+        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
+    ) -> Stepped:
+        of_ranks = await self._sharded("step_and_tell", batch, lr, critic_lr)
+        told = {number: own for each in of_ranks for number, own in each.logprobs.items()}
+        memory = tuple(seen for each in of_ranks for seen in each.memory)
+        return Stepped(report=of_ranks[0].report, logprobs=told, memory=memory)
+
+    async def start_profile(
+        self, ranks: Sequence[int], folder: str, with_memory: bool
+    ) -> dict[int, str | None]:
+        """Begin a trace on those of these ranks that there are; returns why one does not begin."""
+        return await self._some(ranks, "start_profile", folder, with_memory)
+
+    async def stop_profile(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """End the trace; the ranks write it into that folder."""
+        return await self._some(ranks, "stop_profile")
+
+    async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> dict[int, Any]:
+        there = [rank for rank in ranks if 0 <= rank < len(self.ranks)]
+        timeout_s = max(self.step_timeout_s, TRACE_TIMEOUT_S)
+        async with self._turn:
+            own = [self.ranks[rank] for rank in there]
+            told = await run_all(own, method, *args, timeout_s=timeout_s)
+        return dict(zip(there, told, strict=True))
+
+    async def start_critic(self) -> None:
+        await self._all("start_critic")
+
+    async def measure(self, batch: TrainBatch) -> StepReport:
+        return (await self._sharded("measure", batch))[0]
+
+    async def score(
+        self, batch: TrainBatch, *, rounded_otherwise: bool = False
+    ) -> list[np.ndarray]:
+        otherwise = [True] * rounded_otherwise  # ranks that hold a reward model have no such choice
+        return self._whole(batch, await self._sharded("score", batch, *otherwise))
+
+    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+        return self._whole(batch, await self._sharded("ask_teachers", batch))
+
+    async def dismiss_teachers(self) -> None:
+        await self._all("dismiss_teachers")
+
+    def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
+        """Join what ranks return for the sequences of their shards, sequence by sequence."""
+        whole: list[Any] = [None] * batch.num_sequences
+        for rank, sequences in enumerate(results):
+            if sequences is not None:
+                shard = batch.shards[self.layout.dp_rank(rank)]
+                for number, values in zip(shard.sequence_ids, sequences, strict=True):
+                    whole[number] = values
+        assert all(values is not None for values in whole), "a sequence was not scored"
+        return whole
+
+    async def _sharded(self, method: str, batch: TrainBatch, *args: Any) -> list[Any]:
+        """Every rank gets the shard of its data-parallel rank, which is put into shared memory
+        once."""
+        shards = [await self.cluster.put(shard) for shard in batch.shards]
+        arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
+        async with self._turn:
+            return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
+
+    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
+        await self._all("publish", version, fleet)
+
+    async def verify(self, fleet: str = ROLLOUT) -> None:
+        await self._all("verify", fleet)
+
+    async def reset_optimizer(self) -> None:
+        await self._all("reset_optimizer")
+
+    async def freeze_reference(self) -> None:
+        await self._all("freeze_reference")
+
+    async def shed(self) -> None:
+        await self._all("shed")
+
+    async def sleep(self) -> None:
+        await self._all("sleep")
+
+    async def wake(self) -> None:
+        await self._all("wake")
+
+    async def save(self, folder: Path) -> None:
+        await self._all("save", str(folder), self.async_save)
+
+    async def is_written(self) -> bool:
+        return all(await self._all("is_written"))
+
+    async def finish_save(self) -> dict[str, str]:
+        return (await self._all("finish_save"))[0]
+
+    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
+        await self._all("load", str(folder), weights_only)
+
+    async def take_copy(self) -> list[list[int]]:
+        """Each rank copies its state to its host memory. [ranks][sections] bytes."""
+        return await self._all("take_copy")
+
+    async def expect_copy(self, sizes: Sequence[list[int]]) -> None:
+        """Each rank makes room for a copy of `sizes`, as `take_copy` returned them."""
+        arguments = [(own,) for own in sizes]
+        async with self._turn:
+            await run_each(self.ranks, "expect_copy", arguments, timeout_s=self.step_timeout_s)
+
+    async def take_over(self) -> None:
+        """The ranks go on from the copy that was written to them."""
+        await self._all("take_over")
+
+    async def silence_layers(self, first: int) -> None:
+        await self._all("silence_layers", first)
+
+
+WATCHED = ("step", "score", "measure", "ask_teachers", "publish", "verify")
+"""What takes about as long each time for a batch of about that size. A save waits for disks, and
+has its own bound."""
+LONGER = 5.0
+"""Times the longest so far: what the same call may take."""
+
+
+class RankWatch:
+    """Watches the ranks of one trainer, over all their generations. Belongs to one event loop."""
+
+    def __init__(
+        self, name: str, silence_s: float, *, bus: EventBus, step: Callable[[], int]
+    ) -> None:
+        """`name`: of all ranks together; `step`: steps done."""
+        self._name, self._bound_s, self._bus, self._step = name, silence_s, bus, step
+        self._ranks: RankGroup | None = None
+        self._silences = list[Silence]()
+        """[ranks]"""
+        self._longest = dict[tuple[str, int], float]()
+        """(method, bits in the size of its batch) -> seconds."""
+        self._doing: tuple[str, Silence] | None = None
+
+    @contextmanager
+    def during(self, method: str, size_bytes: int) -> Iterator[None]:
+        """The ranks do this, with a batch of this size, or with none."""
+        key, began = (method, size_bytes.bit_length()), time.monotonic()
+        if method in WATCHED and (longest_s := self._longest_of(*key)):
+            silence = Silence(
+                worker=self._name, bound_s=self._bound_s, longest_s=LONGER * longest_s
+            )
+            self._doing = method, silence
+        try:
+            yield
+            self._longest[key] = max(self._longest.get(key, 0.0), time.monotonic() - began)
+        finally:
+            self._doing = None
+
+    def _longest_of(self, method: str, bits: int) -> float:
+        """Seconds that it took with a batch of half the size at least; 0.0: never done."""
+        seconds = self._longest.items()
+        return max(
+            (s for (what, size), s in seconds if what == method and size >= bits - 1), default=0.0
+        )
+
+    async def loss(self, ranks: RankGroup) -> WorkerDied | None:
+        """Return why other ranks are needed; None: these are well, so far."""
+        if ranks is not self._ranks:
+            names = [rank.name for rank in ranks.ranks]
+            self._silences = [Silence(worker=name, bound_s=self._bound_s) for name in names]
+            self._ranks = ranks
+        try:
+            hangs = await ranks.look()
+        except WorkerDied as error:
+            return error
+        for silence, hang in zip(self._silences, hangs, strict=True):
+            is_sure = hang is None or hang.is_sure
+            silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
+            self._tell(silence)
+        for number, silence in enumerate(self._silences):
+            if silence.is_too_long:
+                return await self._hung(ranks, silence, number)
+        return await self._overdue(ranks)
+
+    async def _overdue(self, ranks: RankGroup) -> WorkerDied | None:
+        """Return why ranks that all answer take much longer than ever before; None: they do not."""
+        if self._doing is None:
+            return None
+        method, silence = self._doing
+        usual = format_duration(silence.longest_s / LONGER)
+        # where an engine hangs in a publish, it is the first to be ended
+        silence.look(f"it is in `{method}`, which took {usual} at most before", times=UNSURE)
+        self._tell(silence)
+        return await self._hung(ranks, silence, 0) if silence.is_too_long else None
+
+    def _tell(self, silence: Silence) -> None:
+        if news := silence.news(self._step()):
+            self._bus.emit(news)
+
+    async def _hung(self, ranks: RankGroup, silence: Silence, number: int) -> WorkerDied:
+        """Return the error of rank `number`, or of all. Writes down where they are, first."""
+        doing = f", in `{self._doing[0]}`" if self._doing is not None else ""
+        stacks = await in_thread(ranks.dump_stacks)
+        log = ranks.ranks[number].log_path
+        return WorkerDied(
+            f"{silence.worker} has not spoken for {silence.seconds:.0f} s{doing}",
+            why=f"{silence.reason}{f'; stacks of all ranks: {stacks}' if stacks else ''}\n"
+            f"last lines of its log:\n{last_log_lines(log)}",
+            fix=[f"less {log}", f"--set machine.silence_s={4 * self._bound_s:.0f}"],
+        )

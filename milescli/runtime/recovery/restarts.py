@@ -1,0 +1,103 @@
+"""How often what died is started again, and what is told of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from milescli.core.errors import MilesError, WorkerKilled
+from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
+from milescli.recipe.fault import Fault
+
+E = TypeVar("E", bound=MilesError)
+T = TypeVar("T")
+
+SAME_STEP_LIMIT = 3
+"""Deaths of one engine at one step: it is what is asked of it that kills it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """Counts restarts, and says whether one more is allowed."""
+
+    limits: Fault
+    total: int = 0
+    _times: deque[float] = field(default_factory=deque)
+    _at_step: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def refusal(self, worker: str, step: int) -> str | None:
+        """Counts one more; or why there must be none."""
+        now = time.monotonic()
+        while self._times and self._times[0] < now - self.limits.window_s:
+            self._times.popleft()
+        self._at_step[worker, step] += 1
+        if self._at_step[worker, step] >= SAME_STEP_LIMIT:
+            return f"it died {SAME_STEP_LIMIT} times at step {step + 1}"
+        if len(self._times) >= self.limits.max_restarts:
+            return (
+                f"{len(self._times)} were started again within {self.limits.window_s:g} s, and "
+                f"fault.max_restarts is {self.limits.max_restarts}"
+            )
+        self._times.append(now)
+        self.total += 1
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repairs:
+    """What every keeper of a run needs to replace what died."""
+
+    bus: EventBus
+    restarts: Restarts
+    step: Callable[[], int] = lambda: 0
+    """Steps done."""
+
+    def begin(self, worker: str, error: MilesError) -> str | None:
+        """Count one more and tell of the loss; or why there must be none."""
+        step = self.step()
+        if refusal := self.restarts.refusal(worker, step):
+            return refusal
+        self.bus.emit(
+            WorkerLost(
+                worker=worker,
+                what=error.what,
+                why=error.why,
+                step=step,
+                restart=self.restarts.total,
+            )
+        )
+        return None
+
+    def done(self, worker: str, *, began: float, source: str = "") -> None:
+        """Tell that another is there. `began`: when the loss was noticed, by time.monotonic;
+        `source`: where its state came from."""
+        seconds = time.monotonic() - began
+        self.bus.emit(
+            WorkerReplaced(worker=worker, step=self.step(), seconds=seconds, source=source)
+        )
+
+
+def beyond(error: E, refusal: str) -> E:
+    """Return the error that ends the run where nothing may be started again."""
+    return type(error)(error.what, why=f"{error.why}\n{refusal}", fix=error.fixes)
+
+
+async def until_started(worker: str, start: Callable[[], Awaitable[T]], *, repairs: Repairs) -> T:
+    """Return the result of `start`; call it again where a process is killed while it starts. Raises
+    WorkerKilled where bounds are met, and at once what else `start` raises: that would come
+    again."""
+    began: float | None = None
+    while True:
+        try:
+            started = await start()
+        except WorkerKilled as error:
+            began = began or time.monotonic()
+            if refusal := repairs.begin(worker, error):
+                raise beyond(error, refusal) from None
+        else:
+            if began is not None:
+                repairs.done(worker, began=began)
+            return started

@@ -1,0 +1,244 @@
+"""Supervises a run: stop signals, the flag by which the loop hears of them, probes that find the
+first cause when a process dies, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from milescli.core.concurrency import in_thread
+from milescli.core.errors import (
+    Interrupted,
+    MilesError,
+    NodesJoined,
+    Stopped,
+    Terminated,
+    WorkerDied,
+)
+from milescli.core.events import EventBus
+from milescli.core.run_processes import processes_of
+from milescli.core.silence import Silence
+from milescli.core.stacks import is_stopped_process
+
+WATCH_EVERY_S = 1.0
+CAUSE_GRACE_S = 5.0
+"""After the loop failed: how long we look for a dead process that explains it, on one computer."""
+
+
+def ended_now(number: int | None, *, fix: str) -> MilesError:
+    """Return the error of work that a signal ended with nothing saved. `fix`: the command that
+    begins again."""
+    kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
+    return kind(
+        "ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix
+    )
+
+
+@dataclass(slots=True)
+class StopSignals:
+    """First Ctrl-C or SIGTERM: ask the loop to stop where nothing is half done, and to save.
+    Second: end now."""
+
+    on_stop: Callable[[], bool]
+    """Asks; False where there is nothing to save, so that the first signal ends at once too."""
+    again: str
+    """The command that begins again, for the error of an end at once."""
+    received: int | None = None
+    _main: asyncio.Task[Any] | None = None
+    _old: dict[int, Any] = field(default_factory=dict)
+
+    def install(self, main: asyncio.Task[Any]) -> None:
+        """Catch the signals while `main` runs."""
+        self._main = main
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._handle, number)
+
+    def remove(self) -> None:
+        """Back to the default."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def _handle(self, number: int) -> None:
+        first, self.received = self.received is None, number
+        if not (first and self.on_stop()) and self._main is not None:
+            self._main.cancel()
+
+
+Probe = Callable[[], Awaitable[None]]
+"""Looks at one process of ours; raises WorkerDied where it has ended."""
+
+
+async def watch(probes: list[Probe]) -> None:
+    """Look at all processes once a second, until one has died: raises its WorkerDied. Never returns
+    otherwise. A probe that takes longer holds up no other: Ray answers late where it is broken."""
+    looks: dict[Probe, asyncio.Future[None]] = {}
+    try:
+        while True:
+            for probe in probes:
+                if probe not in looks:
+                    looks[probe] = asyncio.ensure_future(probe())
+            if looks:
+                await asyncio.wait(
+                    looks.values(), timeout=WATCH_EVERY_S, return_when=asyncio.FIRST_EXCEPTION
+                )
+            for probe in [probe for probe, look in looks.items() if look.done()]:
+                looks.pop(probe).result()
+            await asyncio.sleep(WATCH_EVERY_S)
+    finally:
+        for look in looks.values():
+            look.cancel()
+        await asyncio.gather(*looks.values(), return_exceptions=True)
+
+
+async def run_watched(
+    work: Coroutine[Any, Any, None],
+    probes: list[Probe],
+    signals: StopSignals,
+    *,
+    cause_grace_s: float = CAUSE_GRACE_S,
+) -> None:
+    """Run `work` while watching; whichever ends first ends both. Raises the error that names the
+    first cause.
+
+    A dead process makes others fail as well (lost connections, closed peers): its own WorkerDied is
+    preferred.
+    """
+    main = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(watch(probes))
+    signals.install(main)
+    try:
+        await asyncio.wait({main, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not main.done():
+            raise _error_of(watcher) or AssertionError("the watch ended without a cause")
+        if main.cancelled():
+            raise ended_now(signals.received, fix=signals.again)
+        error = main.exception()
+        if error is None:
+            return
+        if _may_be_symptom(error):
+            await asyncio.wait({watcher}, timeout=cause_grace_s)
+            if watcher.done() and (cause := _error_of(watcher)):
+                raise cause from error
+        raise error
+    finally:
+        signals.remove()
+        for task in (main, watcher):
+            task.cancel()
+        await asyncio.gather(main, watcher, return_exceptions=True)
+
+
+def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
+
+
+def _may_be_symptom(error: BaseException) -> bool:
+    """Errors of the user's making (data, rewards, NaN) are causes; lost peers and timeouts may not
+    be."""
+    return isinstance(error, WorkerDied | TimeoutError | OSError) or not isinstance(
+        error, MilesError
+    )
+
+
+T = TypeVar("T")
+
+
+class StopFlag:
+    """Set where the user asked for the end; the loop looks at it where nothing is half done."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._joined: NodesJoined | None = None
+
+    def set(self) -> None:
+        """Ask for the end."""
+        self._event.set()
+
+    def set_joined(self, joined: NodesJoined) -> None:
+        """Ask for another beginning, between two steps."""
+        self._joined = joined
+
+    def check(self) -> None:
+        """Raises Stopped where it is set, NodesJoined where there is to be another beginning."""
+        if self._event.is_set():
+            raise Stopped("stopped on request", why="Ctrl-C or SIGTERM", fix="miles resume")
+        if self._joined is not None:
+            raise self._joined
+
+    async def unless_set(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, which changes nothing that must be saved; cancelled, with
+        Stopped, where the flag is set meanwhile."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._event.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.check()
+            return task.result()
+        finally:
+            stop.cancel()
+            task.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+
+_MARKS = ("sglang", "ray::")
+"""In the command lines of engines, of the warm process and of what Ray's actors host; what else a
+run starts has bounds of its own."""
+
+
+class StartWatch:
+    """Ends processes that somebody stops (SIGSTOP) while a run starts, so that they are started
+    again like killed ones. Afterwards `EngineWatch` and `RankWatch` see them. Sees this computer
+    alone. Of one attempt, until all has started."""
+
+    def __init__(
+        self, token: str, *, silence_s: float, bus: EventBus, is_over: Callable[[], bool]
+    ) -> None:
+        """`token`: of the run; `silence_s`: see MachineSettings; `is_over`: all has started."""
+        self._token, self._silence_s = token, silence_s
+        self._bus, self._is_over = bus, is_over
+        self._silences = dict[int, Silence]()
+        """By process id, of those that are stopped."""
+
+    async def probe(self) -> None:
+        """Look once."""
+        if self._is_over():
+            self._silences.clear()
+            return
+        held = await in_thread(self._held)
+        self._silences = {
+            pid: self._silences.get(pid) or Silence(worker=name, bound_s=self._silence_s)
+            for pid, name in held.items()
+        }
+        for pid, silence in self._silences.items():
+            silence.look(f"its process {pid} is stopped (SIGSTOP)")
+            if news := silence.news(0):
+                self._bus.emit(news)
+            if silence.is_too_long:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _held(self) -> dict[int, str]:
+        """Return id -> command of the stopped processes."""
+        stopped = [pid for pid in processes_of(self._token) if is_stopped_process(pid)]
+        commands = {pid: _command_of(pid) for pid in stopped}
+        return {
+            pid: command
+            for pid, command in commands.items()
+            if any(mark in command for mark in _MARKS)
+        }
+
+
+def _command_of(pid: int) -> str:
+    """Return a process's name as people read it: its title, or the module that it runs."""
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:  # it has just ended
+        return ""
+    return line[line.index("-m") + 1] if "-m" in line[:-1] else line[0]

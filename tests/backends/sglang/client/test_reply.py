@@ -1,0 +1,105 @@
+"""How the parts of a response that was paused become one: tokens, and routes that are asked for
+once."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+import pytest
+import torch
+
+from milescli.backends.sglang.client.reply import PartialResponse, Reply
+from milescli.backends.sglang.inside.routing import packed, request_id, unpacked, wanted_from
+from milescli.core.errors import MachineError
+from milescli.core.types import StopReason
+from milescli.rollout.base import GenerateRequest
+
+SHAPE = (2, 2)
+ROW_BYTES = 4
+
+
+def wanted(*, known: int = 0, experts: bool = True) -> GenerateRequest:
+    return GenerateRequest(
+        prompt_ids=[5, 6, 7],
+        max_new_tokens=9,
+        want_routed_experts=experts,
+        num_known_routes=known,
+    )
+
+
+def reply(num_tokens: int, routes: bytes | None) -> Reply:
+    return Reply(
+        token_ids=list(range(num_tokens)),
+        logprobs=array("f", [-1.0] * num_tokens),
+        stop_reason=StopReason.STOP,
+        spans=[],
+        routed_experts=routes,
+    )
+
+
+def rows(first: int, count: int, *, width: int = 1) -> bytes:
+    return b"".join(bytes([first + row]) * ROW_BYTES * width for row in range(count))
+
+
+def test_each_part_is_asked_for_the_rows_that_are_not_there_yet():
+    made = PartialResponse(request=wanted())
+    assert made.body["rid"] == request_id(0)
+    made.extend(reply(4, rows(1, 6)))
+    assert made.body["rid"] == request_id(6)
+    made.extend(reply(0, None))
+    assert made.body["rid"] == request_id(6)
+    made.extend(reply(2, rows(7, 2)))
+    record = made.completion(StopReason.STOP, routing_shape=SHAPE).routed_experts
+    assert record is not None
+    assert (record.num_tokens, record.bytes_per_number) == (8, 1)
+    assert record.indices == rows(1, 8)
+
+
+def test_the_record_begins_behind_what_the_caller_knows():
+    made = PartialResponse(request=wanted(known=2))
+    assert made.body["rid"] == request_id(2)
+    made.extend(reply(4, rows(3, 4, width=2)))
+    record = made.completion(StopReason.STOP, routing_shape=SHAPE).routed_experts
+    assert record is not None
+    assert (record.num_tokens, record.bytes_per_number) == (4, 2)
+
+
+def test_no_record_is_asked_for_where_none_is_wanted():
+    made = PartialResponse(request=wanted(experts=False))
+    assert "rid" not in made.body
+    made.extend(reply(4, None))
+    assert made.completion(StopReason.STOP, routing_shape=None).routed_experts is None
+
+
+@pytest.mark.parametrize("sent", [None, bytes(6 * ROW_BYTES)])
+def test_an_engine_that_keeps_no_record_is_named(sent: bytes | None):
+    made = PartialResponse(request=wanted())
+    made.extend(reply(4, sent))
+    with pytest.raises(MachineError, match="keep no record") as caught:
+        made.completion(StopReason.STOP, routing_shape=SHAPE)
+    assert caught.value.fixes == ["--set train.routing_replay=false"]
+
+
+def test_the_id_of_a_request_says_what_is_wanted_and_others_say_nothing():
+    assert wanted_from(request_id(12)) == wanted_from(f"{request_id(12)}/ab0c") == 12
+    assert wanted_from(None) is wanted_from("") is wanted_from("0123/45") is None
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "bits", "width"), [(256, 8, 1), (384, 9, 2), (512, 9, 2), (513, 16, 2)]
+)
+def test_numbers_take_as_many_bits_as_they_need(num_experts: int, bits: int, width: int) -> None:
+    """Also of a response in parts, laid one after the other as they came."""
+    chance = torch.Generator().manual_seed(num_experts)
+    rows = torch.randint(num_experts, (7, 4, 6), generator=chance, dtype=torch.int32)
+    rows[0, 0, 0] = num_experts - 1
+    parts = [packed(part, num_experts=num_experts) for part in (rows[:3], rows[3:])]
+    assert [len(part) for part in parts] == [3, 4], "SGLang counts the rows"
+    sent = b"".join(part.numpy().tobytes() for part in parts)
+    assert len(sent) * 8 == 7 * 24 * bits
+    plain = unpacked(sent, num_rows=7, numbers=24)
+    dtype = {1: np.uint8, 2: np.dtype("<u2")}[width]
+    assert np.array_equal(np.frombuffer(plain, dtype), rows.flatten().numpy())
+    with pytest.raises(AssertionError, match="bytes of routing"):
+        unpacked(sent[:-1], num_rows=7, numbers=24)

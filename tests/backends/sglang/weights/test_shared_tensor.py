@@ -1,0 +1,107 @@
+"""Handles of device memory, as far as they can be looked at without a device; and when an engine
+says that it has read."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import inspect
+import os
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.multiprocessing import reductions
+
+from milescli.backends.sglang.inside import corrections
+from milescli.backends.sglang.weights import shared_tensor
+from milescli.core.errors import MachineError
+from milescli.weights.buckets import layout
+
+
+def test_a_handle_names_its_device_by_what_is_the_same_under_every_visibility(monkeypatch):
+    """torch numbers the device as the sender sees it; SGLang looks for a UUID in the same place."""
+    arguments = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    place = arguments.index("storage_device")
+    of_torch = tuple(
+        3 if index == place else f"argument {index}" for index in range(len(arguments))
+    )
+    monkeypatch.setattr(
+        reductions, "reduce_tensor", lambda tensor: (reductions.rebuild_cuda_tensor, of_torch)
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(uuid=f"uuid of {device}"),
+    )
+    rebuild, sent = shared_tensor._DeviceHandle(SimpleNamespace(is_cuda=True)).__reduce__()
+    assert rebuild is reductions.rebuild_cuda_tensor
+    assert sent == (*of_torch[:place], "uuid of 3", *of_torch[place + 1 :])
+
+
+def _open(payload: str) -> torch.Tensor:
+    return pickle.loads(base64.b64decode(payload))["flattened_tensor"]
+
+
+def _files() -> list[Path]:
+    return list(shared_tensor.FOLDER.glob(f"miles_{os.getpid()}_*"))
+
+
+def test_any_number_of_readers_open_host_memory_until_it_is_freed():
+    buffer = shared_tensor.SharedBuffer(64, torch.device("cpu"))
+    buffer.flat[:40] = torch.arange(40, dtype=torch.uint8)
+    bucket = layout([("w", buffer.flat[:40])])
+    payload = buffer.payload(bucket)
+    first, second = _open(payload), _open(payload)
+    assert torch.equal(first, buffer.flat[:40]) and torch.equal(second, first)
+    buffer.flat.fill_(7)
+    assert first.unique().tolist() == [7], "a copy was sent, not a handle"
+    assert len(_files()) == 1
+    buffer.free()
+    assert _files() == []
+    assert first.unique().tolist() == [7], "a reader keeps what it has opened"
+    with pytest.raises(RuntimeError, match="No such file"):
+        _open(payload)
+    assert _files() == [], "a reader that came too late made a file"
+
+
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_dev_shm_is_named_with_its_fix_and_nothing_stays_there(monkeypatch):
+    monkeypatch.setattr(shared_tensor, "ROOM_WITHIN_S", 0.0)
+    monkeypatch.setattr(os, "posix_fallocate", _full)
+    with pytest.raises(MachineError, match="/dev/shm is full") as caught:
+        shared_tensor.SharedBuffer(3 * 2**20, torch.device("cpu"))
+    assert "3.0 MiB are needed" in caught.value.why
+    assert caught.value.fixes[0] == "--set weights.bucket_mib=16"
+    assert _files() == []
+
+
+def test_a_dev_shm_that_is_full_for_a_moment_is_waited_for(monkeypatch):
+    plain, calls = os.posix_fallocate, list[int]()
+
+    def full_at_first(descriptor: int, start: int, size_bytes: int) -> None:
+        calls.append(size_bytes)
+        if len(calls) == 1:
+            _full()
+        plain(descriptor, start, size_bytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_at_first)
+    shared_tensor.SharedBuffer(5000, torch.device("cpu")).free()
+    assert calls == [5000, 5000]
+
+
+def test_an_engine_answers_when_its_device_is_done(monkeypatch):
+    happened: list[str] = []
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda: happened.append("the device is done"))
+
+    def load(self, names, load_format=None):
+        happened.append(f"copies of {names} are queued")
+        return True, "Success"
+
+    assert corrections._then_wait(load)(SimpleNamespace(device="cpu"), "w") == (True, "Success")
+    assert happened == ["copies of w are queued", "the device is done"]

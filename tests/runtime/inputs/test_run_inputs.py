@@ -1,0 +1,125 @@
+"""Tests of what a run takes in: bad input is refused before any process starts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.core.errors import DataError
+from milescli.recipe.load import load
+from milescli.runtime.inputs.run_inputs import RunInputs, prepare
+
+TINY = """\
+model:
+  scratch: {hidden_size: 64, num_layers: 2, num_heads: 4, num_kv_heads: 2, head_dim: 16,
+            ffn_hidden_size: 128}
+"""
+
+
+def _prepare(folder: Path, *, reward: str, prompts: list[str], heldout: list[str]) -> None:
+    """Labels of the training prompts and of the held-out ones."""
+    for name, labels in (("train", prompts), ("test", heldout)):
+        rows = [
+            json.dumps({"prompt": f"{name} {row}", "label": label})
+            for row, label in enumerate(labels)
+        ]
+        (folder / f"{name}.jsonl").write_text("\n".join(rows))
+    (folder / "my.yaml").write_text(TINY)
+    sets = [
+        f"data.prompts={folder}/train.jsonl",
+        f"data.eval={folder}/test.jsonl",
+        f"rollout.reward={reward}",
+    ]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=folder, home=folder)
+    prepare(loaded.recipe, RunDir(path=folder / "run"))
+
+
+@pytest.mark.parametrize("reward", ["math", "gsm8k"])
+def test_a_label_that_the_reward_cannot_grade_is_refused_with_file_and_line(
+    tmp_path: Path, reward: str
+) -> None:
+    with pytest.raises(DataError, match=r"1 of 3 prompts of .*train\.jsonl .*line 2: the label"):
+        _prepare(tmp_path, reward=reward, prompts=["1", "so #### ", "3"], heldout=["4"])
+
+
+def test_labels_of_held_out_prompts_are_checked_too(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"1 of 2 prompts of .*test\.jsonl .*line 1: the label"):
+        _prepare(tmp_path, reward="gsm8k", prompts=["1"], heldout=["four", "5"])
+
+
+def test_what_can_be_graded_is_taken_in(tmp_path: Path) -> None:
+    _prepare(tmp_path, reward="math", prompts=["1", r"\$36"], heldout=["x + 1"])
+
+
+MIX = """\
+data:
+  eval: test.jsonl
+  mix:
+    - {{path: {folder}/a.jsonl, quota: 1}}
+    - {{path: {folder}/b.csv, quota: 1, reward: exact_match}}
+"""
+
+
+def _mixed(folder: Path, output: Output | None = None, **files: str) -> RunInputs:
+    for name in ("a.jsonl", "b.csv", "test.jsonl"):
+        (folder / name).write_text(files[name.partition(".")[0]])
+    (folder / "my.yaml").write_text(TINY + MIX.format(folder=folder))
+    sets = [f"data.eval={folder}/test.jsonl"]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=folder, home=folder)
+    return prepare(loaded.recipe, RunDir(path=folder / "run"), output=output)
+
+
+def test_each_source_of_a_mix_is_checked_by_its_own_reward(tmp_path: Path) -> None:
+    files = {"test": '{"prompt": "c?", "label": "3"}'}
+    good = {"a": '{"prompt": "a?", "label": "1"}', "b": "prompt,label\nb?,so #### it\n"}
+    taken = _mixed(tmp_path, **files, **good).prompts.take(2)
+    assert {prompt.source for _, prompt in taken} == {f"{tmp_path}/a.jsonl", f"{tmp_path}/b.csv"}
+    with pytest.raises(DataError, match=r"a\.jsonl .*line 1: the label"):
+        _mixed(tmp_path, **files, a='{"prompt": "a?", "label": "so #### "}', b=good["b"])
+    with pytest.raises(DataError, match=r"row 1 of .*test\.jsonl is also row 2 of .*b\.csv"):
+        _mixed(tmp_path, **good, test='{"prompt": "b?", "label": "3"}')
+
+
+def test_a_held_out_prompt_that_is_nearly_trained_on_is_a_warning(tmp_path: Path) -> None:
+    story = "If a train leaves at 7 and goes 60 miles an hour, when has it gone 120 miles?"
+    said = io.StringIO()
+    _mixed(
+        tmp_path,
+        Output(stderr=said),
+        a=json.dumps({"prompt": "?", "label": "1"})
+        + "\n"
+        + json.dumps({"prompt": story.upper(), "label": "9"}),
+        b="prompt,label\nb?,2\n",
+        test=json.dumps({"prompt": story, "label": "9"}),
+    )
+    assert "1 held-out prompts are nearly training prompts: row 1 of" in said.getvalue()
+    assert "test.jsonl and row 2 of" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "two"}, {"role": "assistant", "content": "2"}]},
+        {"prompt": "two", "chosen": "2", "rejected": "3"},
+    ],
+)
+def test_a_held_out_prompt_that_rows_teach_is_refused(tmp_path: Path, row: dict) -> None:
+    other = json.loads(json.dumps(row).replace("two", "four"))
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [other, row])))
+    (tmp_path / "test.jsonl").write_text(json.dumps({"prompt": "two", "label": "2"}))
+    (tmp_path / "my.yaml").write_text(TINY)
+    objective = "preference" if "chosen" in row else "supervised"
+    sets = [
+        f"data.train={tmp_path}/rows.jsonl",
+        f"data.eval={tmp_path}/test.jsonl",
+        f"train.objective={objective}",
+        "train.batch_size=1",
+    ]
+    loaded = load("my.yaml", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
+    with pytest.raises(DataError, match=r"1 held-out prompts .* usable row 2 of"):
+        prepare(loaded.recipe, RunDir(path=tmp_path / "run"))

@@ -1,0 +1,233 @@
+"""A run that is killed and goes on trains on what its journal has, samples none of it again, and
+mixes no two pasts. The engine is in memory: what it says depends on the seed and on the weights,
+and the weights on all that was trained on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from milescli.checkpoint.checked_records import keep_only, whole_records
+from milescli.runtime.recording.sample_journal import Identity
+from milescli.runtime.saving import version_of
+from tests.runtime.recording.journal_rig import (
+    STEPS,
+    WRITTEN_S,
+    Done,
+    Engine,
+    Rig,
+    Saved,
+    said,
+    seeds_of,
+)
+from tests.samples import rewarded
+
+
+def _require_one_past(done: Done, *, max_staleness: int) -> None:
+    """What was trained on is what the weights of this very past say."""
+    for step, groups in done.trained.items():
+        for _, samples in groups:
+            for seed, (token,), logprob, (version,) in samples:
+                assert (token, logprob) == said(seed, done.weights[version]), "of another past"
+                assert 0 <= version_of(step - 1) - version <= max_staleness
+
+
+_ways = st.fixed_dictionaries(
+    {
+        "max_staleness": st.integers(0, 3),
+        "filter": st.sampled_from(["none", "zero_variance"]),
+        "over_sampling": st.sampled_from([1.0, 1.5]),
+    }
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32).map(random.Random), _ways, st.lists(st.integers(1, 110), max_size=3))
+def test_a_killed_run_goes_on_as_the_run_that_it_was(
+    tmp_path_factory: pytest.TempPathFactory, rng: random.Random, way: dict, kills: list[int]
+) -> None:
+    rig = Rig(tmp_path_factory.mktemp("journal") / "journal", rng, {"max_filter_rounds": 99, **way})
+    rig.bound_bytes = rng.choice([1e9, 9_000])
+    before = rig.attempt(dies_at=kills[0] if kills else None, is_new=True)
+    for dies_at in [*kills[1:], None]:
+        if rng.random() < 0.5:
+            rig.tear()
+            before.trained.clear()  # what is torn off is sampled again, by whatever weights
+        if rng.random() < 0.3:
+            rig.saved = rig.saved[:1]  # the newer checkpoint is damaged
+        held, position, first = rig.held(), rig.saved[-1].position, rig.saved[-1].step
+        after = rig.attempt(dies_at=dies_at)
+        _require_one_past(after, max_staleness=way["max_staleness"])
+        for place, version in held.items():
+            # what these weights sampled they would sample again
+            same = before.weights.get(version) == after.weights.get(version, "never")
+            is_past = version <= version_of(first)
+            if same and place >= position and (is_past or not rig.warned):
+                assert not after.seeds & seeds_of(place), f"prompt {place} is sampled again"
+        if not rig.warned:
+            again = after.trained.keys() & before.trained.keys()
+            assert {n: after.trained[n] for n in again} == {n: before.trained[n] for n in again}
+        before = Done(
+            trained=before.trained | after.trained, weights=before.weights | after.weights
+        )
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(0, 2**32).map(random.Random),
+    st.integers(1, 3),
+    st.sampled_from(["none", "zero_variance"]),
+    st.sampled_from(["retry", "drop", "wait"]),
+    st.lists(st.integers(1, 150), max_size=3),
+)
+def test_a_killed_run_that_takes_what_is_done_first_takes_no_prompt_twice(
+    tmp_path_factory: pytest.TempPathFactory,
+    rng: random.Random,
+    max_staleness: int,
+    kind: str,
+    stale_groups: str,
+    kills: list[int],
+) -> None:
+    """Its steps are those that it had done, group for group; what was done of the next is taken."""
+    way = {"max_staleness": max_staleness, "filter": kind, "stale_groups": stale_groups}
+    rig = Rig(
+        tmp_path_factory.mktemp("journal") / "journal",
+        rng,
+        {"order": "done", "max_filter_rounds": 99, **way},
+    )
+    before = rig.attempt(dies_at=kills[0] if kills else None, is_new=True)
+    trained = dict(before.trained)
+    for dies_at in [*kills[1:], None]:
+        if is_torn := rng.random() < 0.3:
+            rig.tear()
+        start, held = rig.saved[-1], rig.held()
+        after = rig.attempt(dies_at=dies_at)
+        _require_one_past(after, max_staleness=max_staleness)
+        if not is_torn:
+            again = after.trained.keys() & trained.keys()
+            assert {n: after.trained[n] for n in again} == {n: trained[n] for n in again}
+            newest = version_of(max([start.step, *trained]))
+            young = {at for at, v in held.items() if at >= start.position and v > newest - 1}
+            sampled = {at for at in young - set(start.taken) if after.seeds & seeds_of(at)}
+            assert not sampled, f"prompts {sampled} are sampled again"
+        trained = {n: trained[n] for n in trained if n <= start.step} | after.trained
+    seeds = [seed for groups in trained.values() for _, samples in groups for seed, *_ in samples]
+    assert sorted(trained) == list(range(1, STEPS + 1)) and len(seeds) == len(set(seeds))
+
+
+def _killed(folder: Path, **changes: object) -> Rig:
+    """Ahead by two steps, and killed between checkpoints; asked for again, all is there."""
+    rig = Rig(folder, random.Random(1), {"max_staleness": 2}, **changes)  # type: ignore[arg-type]
+    rig.attempt(dies_at=70, is_new=True)
+    assert rig.saved[-1].step >= 2
+    return rig
+
+
+def test_what_was_in_flight_is_taken_and_told_of(tmp_path: Path) -> None:
+    rig = _killed(tmp_path / "journal")
+    held = [place for place in rig.held() if place >= rig.saved[-1].position]
+    done = rig.attempt()
+    assert done.note is not None and f"has {len(held)} groups" in done.note
+    assert len(held) >= 4 and not done.seeds & set().union(*map(seeds_of, held))
+
+
+def test_a_journal_of_another_past_is_set_aside(tmp_path: Path) -> None:
+    rig = _killed(tmp_path / "journal")
+    rig.identity = Identity(past="another", line="l")
+    position = rig.saved[-1].position
+    done = rig.attempt()
+    assert "another past" in (done.note or "") and done.seeds >= seeds_of(position)
+
+
+def test_another_layout_takes_what_the_checkpoints_past_sampled_alone(tmp_path: Path) -> None:
+    rig = _killed(tmp_path / "journal")
+    rig.identity = Identity(past="p", line="another")
+    start = rig.saved[-1]
+    held = {place: v for place, v in rig.held().items() if place >= start.position}
+    older = [place for place, version in held.items() if version <= version_of(start.step)]
+    assert older and len(older) < len(held)
+    done = rig.attempt()
+    assert not done.seeds & set().union(*map(seeds_of, older))
+    assert done.seeds >= set().union(*(seeds_of(place) for place in held if place not in older))
+
+
+def test_where_a_step_lacks_a_group_what_the_weights_after_it_sampled_is_left(
+    tmp_path: Path,
+) -> None:
+    rig = _killed(tmp_path / "journal")
+    start = rig.saved[-1]
+    for file in rig.folder.iterdir():
+        records = list(whole_records(file))
+        lost = [place for place, head in records if head.get("position") == start.position]
+        keep_only(file, [place for place, _ in records if place not in lost])
+    held = {place: v for place, v in rig.held().items() if place > start.position}
+    newer = [place for place, version in held.items() if version > version_of(start.step)]
+    assert newer, "the comparison is blind"
+    done = rig.attempt()
+    assert f"{len(newer)} of later weights are not taken" in (done.note or "")
+    assert done.seeds >= set().union(*map(seeds_of, newer))
+    _require_one_past(done, max_staleness=2)
+
+
+def test_what_no_checkpoint_needs_is_removed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "journal", random.Random(0), {"max_staleness": 2})
+    rig.attempt(is_new=True)
+    oldest = rig.saved[0]
+
+    def is_needed(file: Path) -> bool:
+        heads = [head for _, head in whole_records(file)]
+        steps = [head["batch"]["step"] for head in heads if head["kind"] == "batch"]
+        positions = [head["position"] for head in heads if head["kind"] == "group"]
+        return max(positions, default=-1) >= oldest.position or max(steps, default=0) > oldest.step
+
+    files = sorted(rig.folder.iterdir())
+    assert files and all(map(is_needed, files)), [file.name for file in files]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_beyond_the_bound_none_are_kept_until_the_next_checkpoint(
+    tmp_path: Path, is_saved: bool
+) -> None:
+    rig = Rig(tmp_path / "journal", random.Random(0), {}, bound_bytes=3000)
+    rig.saved = [Saved(1, "", position=10)]
+    journal = rig.journal()
+    for position in range(10):
+        journal.keep_group(position, rewarded([0.0, 1.0]))
+    if is_saved:
+        journal.checkpoint()
+    journal.keep_group(10, rewarded([0.0, 1.0]))
+    journal.close(WRITTEN_S)
+    assert len(rig.warned) == 1 and "fault.journal_gib" in rig.warned[0]
+    held = set(rig.held())
+    assert held == {10} if is_saved else 0 < len(held) < 10 and 10 not in held
+    assert sum(path.stat().st_size for path in rig.folder.iterdir()) < 6000
+
+
+def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file stands where the folder should")
+    rig = Rig(tmp_path / "journal", random.Random(0), {"max_staleness": 1})
+    assert len(rig.attempt(is_new=True).trained) == STEPS
+    assert len(rig.warned) == 1 and "goes on" in rig.warned[0]
+
+
+def test_a_record_that_is_damaged_while_the_run_works_is_sampled_anew(tmp_path: Path) -> None:
+    rig = _killed(tmp_path / "journal")
+    start = rig.saved[-1]
+
+    async def run() -> Done:
+        journal, done, engine = rig.journal(), Done(), Engine(rig.rng, None)
+        journal.load(step=start.step, version=version_of(start.step), position=start.position)
+        for path in rig.folder.iterdir():
+            path.write_bytes(bytes(path.stat().st_size))
+        await rig.run(done, start, journal, engine)
+        journal.close(WRITTEN_S)
+        return done
+
+    assert sorted(asyncio.run(run()).trained) == list(range(start.step + 1, STEPS + 1))
+    assert "cannot be read any more" in rig.warned[0]
+    assert rig.held(), "not begun anew"

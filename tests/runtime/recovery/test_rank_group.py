@@ -1,0 +1,63 @@
+"""Ranks that hang: shown, then replaced as dead ones are. Ranks are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import WaitTimeout
+from milescli.core.events import WorkerLost, WorkerReplaced, WorkerSilent
+from tests.runtime.recovery.dying_ranks import Ranks, Rig, run
+
+pytestmark = pytest.mark.usefixtures("a_second_a_look")
+
+
+def test_a_rank_that_hangs_is_shown_then_replaced_and_its_step_is_done(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, first=Ranks(hangs="it is stopped"))
+    hung = asyncio.Event()
+
+    async def waits(batch: int, **rates: float) -> str:
+        await hung.wait()
+        raise WaitTimeout("a rank lost the others", why="planted", fix="none")
+
+    async def kill() -> None:
+        rig.first.is_dead = True
+        hung.set()
+
+    rig.first.step, rig.first.kill = waits, kill  # type: ignore[method-assign]
+
+    async def work() -> None:
+        stepping = asyncio.ensure_future(rig.trainer.step(1, lr=0.1))  # type: ignore[arg-type]
+        while not stepping.done():
+            await rig.trainer.probe()
+            await asyncio.sleep(0.01)
+
+    run(rig, work)
+    assert rig.kinds == [WorkerSilent, WorkerLost, WorkerReplaced]
+    assert rig.events[0].worker == "trainer rank 1"  # type: ignore[attr-defined]
+    assert "trainer rank 1 has not spoken" in rig.events[1].what  # type: ignore[attr-defined]
+    assert rig.ranks.weights == [1]
+
+
+def test_a_step_that_takes_much_longer_than_any_before_counts_as_hung(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    hung = asyncio.Event()
+
+    async def work() -> None:
+        await rig.step(1)
+        rig.first.step = lambda *_, **__: hung.wait()  # type: ignore[method-assign,assignment]
+        stepping = asyncio.ensure_future(rig.trainer.step(2, lr=0.1))  # type: ignore[arg-type]
+        while not any(isinstance(event, WorkerLost) for event in rig.events):
+            await rig.trainer.probe()
+            if rig.first.is_dead:
+                rig.first.step = Ranks.step.__get__(rig.first)  # type: ignore[method-assign]
+                stepping.cancel()
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.gather(stepping, return_exceptions=True)
+
+    run(rig, work)
+    assert "`step`" in rig.events[0].why  # type: ignore[attr-defined]
+    assert rig.first.is_dead
