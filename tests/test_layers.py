@@ -87,7 +87,7 @@ OWNERS = {
 }
 """What comes from outside -> the only rooms that may import it."""
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 
 
@@ -252,7 +252,7 @@ def test_every_file_says_on_its_first_line_what_it_is() -> None:
         ("milescli.runtime.loop", "from rich.table import Table", "only console may"),
         ("milescli.plan.make", "from ..runtime import loop", "higher floor"),
         ("milescli.plan.make", "def f():\n" + "    pass\n" * 80, "f has 81 lines"),
-        ("milescli.plan.make", "x = 1\n" * 401, "401 lines"),
+        ("milescli.plan.make", "x = 1\n" * 601, "601 lines"),
         ("milescli.plan.make", "from milescli.attic import old", "in no room"),
     ],
 )
@@ -265,7 +265,7 @@ def test_the_walk_finds_what_it_is_for(module: str, source: str, refused: str) -
 @pytest.mark.parametrize(
     ("source", "refused"),
     [
-        ("x = 1\n" * 401, "401 lines"),
+        ("x = 1\n" * 601, "601 lines"),
         ("def f():\n    from milescli.plan.make import _search", "2: imports milescli.plan.make._"),
         ("from tests.plan.recipes import _small as small", "recipes._small, which is private"),
     ],

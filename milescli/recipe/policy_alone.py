@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from milescli.recipe.check_distill import NO_REWARD
+from milescli.recipe.distill import NO_REWARD, Distill
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Distill
 
 REWARD_MODEL = "reward_model"
 """The name of the reward that a model gives, and of the objective that makes one."""

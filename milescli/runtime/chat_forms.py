@@ -7,7 +7,7 @@ import weakref
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.replies import SglangReplies
 from milescli.backends.sglang.reply_process import ReplyForm
-from milescli.recipe.foreign import FOREIGN
+from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Recipe
 from milescli.rollout.agents import AGENTS
 from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE

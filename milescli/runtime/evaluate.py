@@ -84,9 +84,10 @@ def evaluate_run(
     from milescli.cluster.nodes import find_nodes
     from milescli.conversion.watching import store_of
     from milescli.platform.torch_wheel import require_wheel
-    from milescli.recipe.check_rows import check_rows
+    from milescli.recipe.data import row_rules
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
+    from milescli.recipe.rule import refuse
     from milescli.runtime.inputs import (
         planned_facts,
         prepare,
@@ -109,7 +110,7 @@ def evaluate_run(
     nodes = find_nodes(loaded, output=output)
     plan = Plan.from_json(run.plan_file.read_text())
     if not plan.engines.num:  # nothing was sampled in the run
-        check_rows(recipe)
+        refuse(row_rules(recipe))
         asking = replace(loaded, recipe=recipe)
         plan = plan_without_plugins(asking, nodes.machine, facts=facts, serves_merged=True)
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)

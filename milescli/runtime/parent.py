@@ -33,7 +33,7 @@ from milescli.core.errors import (
 )
 from milescli.core.events import RunEnded, stamped
 from milescli.platform.oom import oom_kills
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.runtime.child import Ended, run_in_child
 from milescli.runtime.restarts import Restarts
 from milescli.runtime.side_files import LineFile

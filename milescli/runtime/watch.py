@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from milescli.agents.play import Game
 from milescli.agents.replying import next_reply
 from milescli.core.types import Prompt
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.environments import Step
 from milescli.runtime.eval_records import SetResult

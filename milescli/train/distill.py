@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from milescli.core.types import TeacherTokens
-from milescli.recipe.train import Distill
+from milescli.recipe.distill import Distill
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.check_flight import check_flight, doubts_about_flight
-from milescli.recipe.schema import Recipe
+from milescli.recipe.rollout import Rollout, order_doubts, order_rules
+from milescli.recipe.rule import refuse
 from tests.recipe.conftest import Place
 
 
-def _recipe(**rollout: object) -> Recipe:
-    return Recipe.model_validate({"rollout": rollout})
+def _rollout(**settings: object) -> Rollout:
+    return Rollout.model_validate(settings)
 
 
 @pytest.mark.parametrize(
@@ -37,21 +37,20 @@ def test_a_curriculum_cannot_take_groups_as_they_are_done(place: Place) -> None:
 
 
 def test_what_has_no_effect_is_doubted() -> None:
-    assert not doubts_about_flight(_recipe())
-    assert not doubts_about_flight(
-        _recipe(max_staleness=1, order="done", on_update="abort", stale_groups="drop")
+    assert not order_doubts(_rollout())
+    assert not order_doubts(
+        _rollout(max_staleness=1, order="done", on_update="abort", stale_groups="drop")
     )
-    (doubt,) = doubts_about_flight(_recipe(on_update="drain"))
+    (doubt,) = order_doubts(_rollout(on_update="drain"))
     assert "on_update=drain` has no effect" in doubt
-    (doubt,) = doubts_about_flight(_recipe(max_staleness=1, stale_groups="drop"))
+    (doubt,) = order_doubts(_rollout(max_staleness=1, stale_groups="drop"))
     assert "stale_groups=drop` has no effect" in doubt
 
 
 @pytest.mark.parametrize("kind", ["zero_variance", "pass_rate"])
 def test_filters_shaping_and_agents_go_with_any_order(kind: str) -> None:
-    check_flight(
-        _recipe(
-            max_staleness=1, order="done", filter=kind, shaping="overlong", agent="tools",
-            tools=["calculator"], sample_filter="truncated",
-        )
+    rollout = _rollout(
+        max_staleness=1, order="done", filter=kind, shaping="overlong", agent="tools",
+        tools=["calculator"], sample_filter="truncated",
     )  # fmt: skip
+    refuse(order_rules(rollout))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.check_trackers import check_trackers, metrics_address
-from milescli.recipe.machine import RunSettings
+from milescli.recipe.machine import RunSettings, metrics_address, tracker_rules
+from milescli.recipe.rule import refuse
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ def test_an_address_is_of_this_machine_unless_it_says_otherwise(
 @pytest.mark.parametrize("text", ["", "http://here:1", "here", "here:65536", "1:2:3", "a b:1"])
 def test_what_is_no_address_is_refused_with_one(text: str) -> None:
     with pytest.raises(RecipeError) as refused:
-        check_trackers(RunSettings(metrics_address=text))
+        refuse(tracker_rules(RunSettings(metrics_address=text)))
     assert refused.value.fixes == ["--set run.metrics_address=127.0.0.1:9464"]
 
 
 def test_a_project_has_a_name() -> None:
     with pytest.raises(RecipeError, match=r"`run\.project` is empty"):
-        check_trackers(RunSettings(project=" "))
+        refuse(tracker_rules(RunSettings(project=" ")))

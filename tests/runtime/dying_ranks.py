@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.events import EventBus
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.runtime.healing_trainer import HealingTrainer
 from milescli.runtime.restarts import Repairs, Restarts
 from milescli.runtime.trainer import Hang

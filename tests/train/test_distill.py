@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from milescli.recipe.train import Distill, teachers_by_source
+from milescli.recipe.distill import Distill, teachers_by_source
 from milescli.train.distill import divergence
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream

@@ -25,8 +25,8 @@ from milescli.plan.adapters import shape_of
 from milescli.plan.memory import bucket_bytes
 from milescli.plan.types import Plan
 from milescli.recipe.lora import Lora
-from milescli.recipe.mtp import Mtp
 from milescli.recipe.schema import Recipe
+from milescli.recipe.speculative import Mtp
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
 

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from milescli.core.types import Group, Sample, StepReport
+from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Train, teachers_by_source
+from milescli.recipe.train import Train
 from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
 from milescli.train.aggregation import Aggregation, load_aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
