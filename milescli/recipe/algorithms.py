@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from milescli.core.errors import RecipeError
 from milescli.core.nearest import nearest
-from milescli.recipe.layers import ALGORITHM_KEY
-from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
+from milescli.recipe.layers import ALGORITHM_KEY, KeyValue, Origin, SettingsLayer, Table
 
 Setting = str | float | bool | None
 

@@ -13,7 +13,7 @@ from milescli.backends.hub.datasets import CARD, fetch_data, join_files
 from milescli.backends.hub.splits import choose_files
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import DataError
-from milescli.recipe.hub_name import parse_hub
+from milescli.recipe.data_files import parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
 from milescli.rollout.benchmarks import BENCHMARKS, OF_ALL, Row

@@ -13,8 +13,7 @@ from milescli.checkpoint.run_lock import lock
 from milescli.cluster.nodes import find_nodes
 from milescli.core.driver_pipe import say
 from milescli.platform.torch_wheel import require_wheel
-from milescli.recipe.epochs import refuse_two_lengths, with_steps
-from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.runtime.anchoring import with_absolute_paths
 from milescli.runtime.inputs import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.epochs import refuse_two_lengths, with_steps
-from milescli.recipe.load import LoadedRecipe, load
+from milescli.recipe.load import LoadedRecipe, load, refuse_two_lengths, with_steps
 
 SETS = ["train.objective=supervised", "data.prompts=null", "data.train=a.jsonl"]
 
