@@ -8,8 +8,8 @@ from milescli.core.units import format_count
 from milescli.models import table
 from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.facts import ModelFacts
-from milescli.plan.decisions import Log
 from milescli.plan.memory import MemoryModel, memory_model
+from milescli.plan.types import Log
 from milescli.recipe.lora import Lora
 from milescli.recipe.schema import Recipe
 

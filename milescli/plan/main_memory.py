@@ -14,9 +14,7 @@ from milescli.core.units import GIB, format_bytes
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.adapters import memory_of, publishes_merged
-from milescli.plan.copies import note_copies
-from milescli.plan.decisions import Log
-from milescli.plan.measured import Reached
+from milescli.plan.devices import Reached
 from milescli.plan.memory import (
     MemoryModel,
     TrainerBytes,
@@ -33,7 +31,8 @@ from milescli.plan.processes import (
     sum_of,
     with_caches,
 )
-from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot, TrainerLayout
+from milescli.plan.static_memory import note_copies
+from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 

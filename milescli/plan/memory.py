@@ -20,12 +20,12 @@ from milescli.plan.activations import (
     layer_bytes,
     mtp_bytes,
 )
-from milescli.plan.copies import copies_bytes
-from milescli.plan.measured import Reached
-from milescli.plan.parameters import Counter
-from milescli.plan.stages import microbatches_in_flight, stage_ends
+from milescli.plan.devices import Reached
+from milescli.plan.legal import microbatches_in_flight, stage_ends
 from milescli.plan.static_memory import (
+    Counter,
     TrainerLoad,
+    copies_bytes,
     frozen_bytes,
     host_bytes,
     saved_bytes,

@@ -10,9 +10,9 @@ from typing import get_args
 
 from milescli.core.units import MIB
 from milescli.models.facts import ModelFacts
-from milescli.plan.copies import HELD
 from milescli.plan.memory import TrainerBytes
 from milescli.plan.on_cpu import PREFILL_TOKENS
+from milescli.plan.static_memory import HELD
 from milescli.plan.types import EngineLayout, Phase, ProcessMemory, Slot
 
 RANK_PROCESS = 650 * MIB

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB, format_bytes, format_duration
-from milescli.plan.apart import apart_for
-from milescli.plan.decisions import Log
 from milescli.plan.memory import FRAGMENTS
+from milescli.plan.placement import apart_for
 from milescli.plan.search_engines import EngineChoice
 from milescli.plan.search_space import SearchSpace
-from milescli.plan.search_trainer import TrainerChoice, TrainerSearch
-from milescli.plan.ties import alike_s
-from milescli.plan.types import Alternative, TrainerLayout
+from milescli.plan.search_trainer import TrainerChoice, TrainerSearch, alike_s
+from milescli.plan.types import Alternative, Log, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Parallel, Recipe
 

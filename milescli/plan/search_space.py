@@ -14,8 +14,7 @@ from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
 from milescli.plan.adapters import memory_of, publishes_merged
-from milescli.plan.devices import spec_of
-from milescli.plan.measured import Reached, reached
+from milescli.plan.devices import Reached, reached, spec_of
 from milescli.plan.memory import (
     FRAGMENTS,
     MemoryModel,

@@ -3,9 +3,10 @@ and deterministic: ties go to the layout that is cut least."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import TypeVar
 
 from milescli.plan.legal import (
     cp_faults,
@@ -16,6 +17,7 @@ from milescli.plan.legal import (
     training_faults,
 )
 from milescli.plan.memory import TrainerBytes
+from milescli.plan.search_engines import EngineChoice
 from milescli.plan.search_space import SearchSpace, divisors, values_to_try
 from milescli.plan.time import TrainSeconds
 from milescli.plan.types import TrainerLayout
@@ -231,3 +233,27 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
 def _powers_of_two(number: int) -> list[int]:
     """Those that divide it."""
     return [value for value in divisors(number) if value & (value - 1) == 0]
+
+
+ALIKE = 1.10
+"""Layouts whose predicted times are within this factor count as equally fast: the one that is cut
+least is taken."""
+STEP_ALIKE = 0.03
+"""Nor are trainers that differ by less than this part of a whole step."""
+
+_Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
+
+
+def alike_s(best: float, *, beside: float = 0.0) -> float:
+    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of
+    the step that pass otherwise."""
+    return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
+
+
+def alike(choices: Sequence[_Choice], *, beside: float = 0.0) -> list[_Choice]:
+    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass
+    meanwhile or otherwise."""
+    if not choices:
+        return []
+    most = alike_s(choices[0].seconds.total, beside=beside)
+    return [choice for choice in choices if choice.seconds.total <= most]

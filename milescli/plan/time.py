@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from milescli.models.base import WeightTable
 from milescli.models.costs import TokenFlops, token_flops
 from milescli.plan.activations import IMBALANCE
-from milescli.plan.devices import DeviceSpec
-from milescli.plan.links import Links
-from milescli.plan.measured import Reached
+from milescli.plan.devices import DeviceSpec, Links, Reached
+from milescli.plan.legal import stage_sizes
 from milescli.plan.memory import MemoryModel
-from milescli.plan.stages import stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 MEAN_SHARE = 0.5

@@ -289,3 +289,15 @@ class Plan:
         raw = asdict(self)
         del raw["decisions"], raw["forecast"], raw["processes"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Log:
+    """Filled by `make` and what it calls."""
+
+    decisions: list[Decision] = field(default_factory=list)
+
+    def note(self, key: str, value: object, reason: str) -> None:
+        """One choice."""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.decisions.append(Decision(key=key, value=text, reason=reason))

@@ -143,7 +143,7 @@ class Recipe(Section):
 
     @property
     def engines_apart(self) -> int:
-        """Of the plan's engines, so many sample nothing to learn from: see `plan.apart`."""
+        """Of the plan's engines, so many sample nothing to learn from: see `plan.placement`."""
         return int(self.eval.engines == "own") + len(self.rollout.policies)
 
     @property

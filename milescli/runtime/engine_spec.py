@@ -8,7 +8,7 @@ from pathlib import Path
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.backends.sglang.speculation import Speculation
 from milescli.models.adapter import SOLE_ADAPTER
-from milescli.plan.speculation import guesses
+from milescli.plan.choices import guesses
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 

@@ -18,9 +18,9 @@ from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
 from milescli.runtime.memory_news import MemoryNews
 from milescli.runtime.stop_flag import StopFlag
-from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
+from milescli.train.optimizers import lr_at
 from milescli.train.packing import pack
 
 
@@ -68,9 +68,7 @@ async def learn(run: RowRun) -> None:
         began = time.monotonic()
         rows = run.rows.take(recipe.train.batch_size)
         batch = await in_thread(lambda rows=rows: batch_of(run, rows))
-        lr = await in_thread(
-            lambda step=step: schedule.lr_at(recipe.train.optimizer, step - 1, num_steps)
-        )
+        lr = await in_thread(lambda step=step: lr_at(recipe.train.optimizer, step - 1, num_steps))
         packed = time.monotonic()
         async with run.devices.training() if run.devices else nullcontext():
             stepped = await run.trainer.step(batch, lr=lr)

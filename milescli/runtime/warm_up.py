@@ -11,9 +11,9 @@ from milescli.core.types import Trajectory
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.runtime.stop_flag import StopFlag
-from milescli.train import schedule
 from milescli.train.base import TrainBatch, Trainer
 from milescli.train.objectives import load_objective, sequences_from
+from milescli.train.optimizers import warmup_lr_at
 from milescli.train.packing import pack
 
 
@@ -35,7 +35,7 @@ async def warm_up(
     for step in range(1, settings.steps + 1):
         stop.check()
         began = time.monotonic()
-        lr = schedule.warmup_lr_at(settings, step - 1)
+        lr = warmup_lr_at(settings, step - 1)
         report = (await trainer.step(next(batches), lr=lr)).report
         done = WarmupStepDone(
             step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from milescli.core.events import WorkerMemory
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, Trajectory, WeightVersion
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -277,3 +277,38 @@ class Trainer(Protocol):
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.
         `weights_only`: leave optimizer and RNG as they are."""
+
+
+_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.int32}
+"""By bytes of an expert's number, as `RoutedExperts.bytes_per_number` says."""
+
+
+def sequence_of(
+    trajectory: Trajectory,
+    *,
+    streams: Mapping[str, np.ndarray],
+    token_weight: float,
+    share: float,
+    group: int,
+) -> TrainSequence:
+    """All of `TrainSequence`, with the trajectory's tokens, mask and expert choices."""
+    return TrainSequence(
+        token_ids=np.frombuffer(trajectory.token_ids, np.int32),
+        loss_mask=np.frombuffer(trajectory.loss_mask, np.bool_),
+        streams=streams,
+        token_weight=token_weight,
+        share=share,
+        group=group,
+        routed_experts=_routing(trajectory),
+    )
+
+
+def _routing(trajectory: Trajectory) -> np.ndarray | None:
+    """[num_tokens - 1, num_layers, topk] as the engine sent it, where it kept a record."""
+    routed = trajectory.routed_experts
+    if routed is None:
+        return None
+    rows = (routed.num_tokens, trajectory.num_tokens)
+    assert routed.num_tokens == trajectory.num_tokens - 1, rows
+    shape = (routed.num_tokens, routed.num_layers, routed.topk)
+    return np.frombuffer(routed.indices, _DTYPES[routed.bytes_per_number]).reshape(shape)

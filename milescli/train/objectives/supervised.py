@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from milescli.core.types import Trajectory
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Figure, TokenLoss, TrainSequence
+from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 
 

@@ -19,9 +19,9 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.train import algorithm_rules
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
+from milescli.train.contract import as_microbatch, packed
 from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
-from milescli.train.one_process import as_microbatch, packed
 from milescli.train.streams import FROM_RANKS
 from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory

@@ -8,11 +8,10 @@ from milescli.core.errors import FitError
 from milescli.models import parse_facts, table
 from milescli.models.costs import token_flops
 from milescli.models.mtp import with_mtp
-from milescli.plan.decisions import Log
+from milescli.plan.choices import note_mtp
 from milescli.plan.memory import memory_model
-from milescli.plan.mtp import note_mtp
 from milescli.plan.placement import choose_channel
-from milescli.plan.types import Slot, TrainerLayout
+from milescli.plan.types import Log, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
 from tests.backends.megatron.tiny_models import MODELS
 

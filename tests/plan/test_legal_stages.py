@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.plan.stages import (
+from milescli.plan.legal import (
     is_even,
     microbatches_in_flight,
     split_layers,

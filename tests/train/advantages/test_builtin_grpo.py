@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RecipeError
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate, load_advantage
-from milescli.train.advantages.grpo import grpo
+from milescli.train.advantages.builtin import grpo
 from tests.samples import rewarded
 
 

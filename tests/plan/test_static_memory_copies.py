@@ -10,8 +10,8 @@ import pytest
 
 from milescli.core.errors import FitError
 from milescli.core.units import GIB
-from milescli.plan.copies import HELD, copies_bytes
 from milescli.plan.make import make_plan
+from milescli.plan.static_memory import HELD, copies_bytes
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load

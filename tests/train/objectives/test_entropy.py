@@ -10,8 +10,7 @@ from milescli.core.examples import example_groups
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.base import adapts
-from milescli.train.entropy import EntropyControl
-from milescli.train.objectives.policy import Policy
+from milescli.train.objectives.policy import EntropyControl, Policy
 from milescli.train.streams import Stream
 
 TARGET = Train(entropy_target=1.0, entropy_coef=0.01, entropy_delta=0.005, entropy_max=0.02)

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from milescli.models import parse_facts
-from milescli.plan import measured
+from milescli.plan import devices
+from milescli.plan.devices import Reached, reached
 from milescli.plan.make import make_plan
-from milescli.plan.measured import Reached, reached
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
@@ -31,10 +31,10 @@ def visited(tmp_path, monkeypatch):
     row = {"source": "results/x.json", "train_share": 0.225, "trainer_context": 1.5 * 2**30}
     file = tmp_path / "measured.json"
     file.write_text(json.dumps({"H100": row}))
-    monkeypatch.setattr(measured, "FILE", file)
-    measured._table.cache_clear()
+    monkeypatch.setattr(devices, "FILE", file)
+    devices._table.cache_clear()
     yield
-    measured._table.cache_clear()
+    devices._table.cache_clear()
 
 
 def test_what_a_visit_measured_replaces_the_estimates_of_that_device_alone(visited) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.train.binning import even_split, first_fit, longest_first, share_out
+from milescli.train.packing import even_split, first_fit, longest_first, share_out
 
 
 def _log_normal(sigma: float, count: int = 512, *, seed: int = 0) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
-from milescli.train.schedule import lr_at, warmup_lr_at
+from milescli.train.optimizers import lr_at, warmup_lr_at
 
 
 def _curve(steps: int, **options: object) -> list[float]:

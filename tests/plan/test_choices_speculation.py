@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.plan.decisions import Log
-from milescli.plan.speculation import guesses, note_speculation
+from milescli.plan.choices import guesses, note_speculation
+from milescli.plan.types import Log
 from milescli.recipe.schema import Recipe
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from milescli.recipe.distill import Distill, teachers_by_source
-from milescli.train.distill import divergence
+from milescli.train.objectives.distillation import divergence
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 from tests.train.tokens import one_sequence
