@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.layers import ALGORITHM_KEY, KeyValue, Origin, SettingsLayer, Table
 
 Setting = str | float | bool | None

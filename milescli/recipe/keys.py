@@ -18,7 +18,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from milescli.core.nearest import nearest
+from milescli.core.errors import nearest
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Names, Section
 

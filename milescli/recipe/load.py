@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
 from milescli.recipe.check import check

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from milescli.core.driver_pipe import Said, heard, speak_into
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import is_stopped_process
 
 _SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG"""

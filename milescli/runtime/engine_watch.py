@@ -12,7 +12,7 @@ from typing import Protocol
 
 from milescli.backends.sglang.http import EngineDied
 from milescli.core.errors import WorkerDied
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress

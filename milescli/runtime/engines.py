@@ -16,7 +16,7 @@ from milescli.backends.sglang.process import ProcessLook
 from milescli.backends.sglang.router import RouterServer
 from milescli.backends.sglang.spec import EngineSpec
 from milescli.core.errors import WorkerDied
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.runtime.score_client import ScoreClient
 from milescli.runtime.trainer import RankGroup
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import DataError, RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, RecipeError, nearest
 from milescli.core.types import Prompt
 from milescli.recipe.data_files import parse_data_file
 from milescli.recipe.schema import Recipe

@@ -14,7 +14,7 @@ from milescli.backends.sglang.command import own_environment
 from milescli.backends.sglang.servable import cpu_family
 from milescli.backends.sglang.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
-from milescli.core.secret_names import without_secrets
+from milescli.core.private import without_secrets
 from milescli.models import ModelFacts
 from milescli.models.base import CONFIG_NAME
 from milescli.plan.types import Plan

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.units import format_duration
 from milescli.runtime.trainer import RankGroup

@@ -12,8 +12,7 @@ from pathlib import Path
 from milescli.core.concurrency import in_thread
 from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
-from milescli.core.silence import Silence
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import Silence, is_stopped_process
 
 _MARKS = ("sglang", "ray::")
 """In the command lines of engines, of the warm process and of what Ray's actors host; what else a

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import milescli
 from milescli.core.events import Event, EventBus, Notice, RunEnded, stamped
-from milescli.core.log_tail import last_records
+from milescli.core.files import last_records
 from milescli.platform import memory_record
 from milescli.recipe.load import values_of
 from milescli.recipe.machine import RunSettings, metrics_address

@@ -18,7 +18,7 @@ from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, run_each
 from milescli.core.errors import WorkerDied
 from milescli.core.run_processes import CpuClock, cpu_seconds
-from milescli.core.stacks import dump_stacks, is_stopped_process
+from milescli.core.silence import dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import Stepped, TrainBatch

@@ -11,8 +11,7 @@ from pathlib import PurePosixPath
 
 import yaml
 
-from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, nearest
 from milescli.recipe.data_files import HubData
 
 SUFFIXES = (".parquet", ".jsonl", ".arrow", ".csv")

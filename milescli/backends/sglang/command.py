@@ -25,7 +25,7 @@ from milescli.backends.sglang.spec import (
     read_config,
 )
 from milescli.backends.sglang.speculation import cpu_modules, cpu_pieces, speculation_arguments
-from milescli.core.secret_names import without_secrets
+from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
 from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import SPIN_COUNT

@@ -16,7 +16,7 @@ import aiohttp
 
 from milescli.backends.sglang.key import bearer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 

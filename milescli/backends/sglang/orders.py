@@ -10,7 +10,7 @@ from threading import Thread
 from typing import Any
 
 from milescli.backends.sglang.http import EngineHttp, EngineRefused
-from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import EngineAddress
 
 GRACE_S = 5.0

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from milescli.core.stacks import py_spy
+from milescli.core.silence import py_spy
 
 PER_SECOND = 50
 """Looks at the process."""

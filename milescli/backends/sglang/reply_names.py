@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.schema import Rollout
 
 AUTO, NONE = "auto", "none"

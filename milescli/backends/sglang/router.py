@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.key import KEY_VARIABLE
 from milescli.backends.sglang.process import ManagedProcess
-from milescli.core.secret_names import without_secrets
+from milescli.core.private import without_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from milescli.backends.sglang.recorder import Recorder
 from milescli.backends.sglang.spec import EngineSpec, check_servable, check_speculates
 from milescli.backends.sglang.speculation import require_compiler
 from milescli.backends.sglang.warm import NotForked, fork_engine
-from milescli.core.stacks import dump_stacks, is_stopped_process
+from milescli.core.silence import dump_stacks, is_stopped_process
 
 PART_PREFIX = "sglang::"
 """SGLang calls its schedulers and its detokenizer so."""

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from milescli.console.output import Mode, Output
-from milescli.console.screen import redrawn, show_lines
+from milescli.console.output import Mode, Output, redrawn, show_lines
 from tests.console.conftest import Terminal
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from milescli.core.secret_names import hidden_secrets, is_secret, without_secrets
+from milescli.core.private import hidden_secrets, is_secret, without_secrets
 
 
 @pytest.mark.parametrize(

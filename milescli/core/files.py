@@ -1,14 +1,31 @@
-"""The end of a file that grows: of a log, for an error message; of records, one a line. The one
-place that reads it."""
+"""What is read of whole files: their SHA-256, and the end of those that grow (a log, for an error
+message; records, one a line). The one place that reads these."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+_CHUNK_BYTES = 16 * 2**20
+
+
+def sha256_of(path: Path, *, progress: Callable[[int], None] | None = None) -> str:
+    """Of the file's bytes, 64 hex digits. `progress` is told how many more were read. Raises
+    OSError."""
+    with path.open("rb") as file:
+        if progress is None:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256()
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            progress(len(chunk))
+        return digest.hexdigest()
+
 
 NUM_LINES = 12
 _READ_BYTES = 64 * 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milescli.console.bars import Segment, staircase
+from milescli.console.theme import Segment, staircase
 
 
 def test_parts_follow_each_other_and_the_free_one_is_faint() -> None:

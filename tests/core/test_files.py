@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.core.log_tail import last_records
+from milescli.core.files import last_records
 
 
 def test_the_last_records_are_read_without_those_long_before(tmp_path: Path) -> None:
