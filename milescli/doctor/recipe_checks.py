@@ -15,8 +15,8 @@ from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.data_files import is_hub, parse_hub
+from milescli.recipe.distill import policy_alone
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.policy_alone import policy_alone
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.adapters import note_adapter, note_publishing, publishes_merged
 from milescli.plan.choices import SIZES, batch_plan, choose_precision, note_mtp, note_speculation
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
+from milescli.plan.memory import note_adapter, note_publishing, publishes_merged
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.placement import (
@@ -24,7 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
-from milescli.plan.remedies import with_remedies
+from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NONE_ASKED,
     AskedModels,

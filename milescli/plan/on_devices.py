@@ -20,9 +20,16 @@ from milescli.plan.legal import (
     tp_faults,
 )
 from milescli.plan.on_cpu import context_length
-from milescli.plan.search_engines import EngineChoice, search_engines
+from milescli.plan.search import (
+    ALIKE,
+    EngineChoice,
+    TrainerChoice,
+    TrainerSearch,
+    alike,
+    search_engines,
+    search_trainer,
+)
 from milescli.plan.search_space import SearchSpace, divisors, search_space
-from milescli.plan.search_trainer import ALIKE, TrainerChoice, TrainerSearch, alike, search_trainer
 from milescli.plan.static_memory import note_copies
 from milescli.plan.types import Log, TrainerLayout
 from milescli.platform.machine import Machine

@@ -1,5 +1,5 @@
 """What the search for layouts depends on: model, devices, the work of a step, and what the recipe
-pins. Pure; made by `on_devices`, read by `search_trainer` and `search_engines`."""
+pins. Pure; made by `on_devices`, read by `search`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import memory_of, publishes_merged
 from milescli.plan.devices import Reached, reached, spec_of
 from milescli.plan.memory import (
     FRAGMENTS,
     MemoryModel,
     TrainerLoad,
     bucket_bytes,
+    memory_of,
+    publishes_merged,
 )
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work

@@ -1,5 +1,5 @@
 """Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most,
-times the share that runs reach (`measured`). The work itself is counted. Pure."""
+times the share that runs reach (`devices.Reached`). The work itself is counted. Pure."""
 
 from __future__ import annotations
 

@@ -279,10 +279,6 @@ class Plan:
         raw["processes"] = [ProcessMemory(**process) for process in raw.get("processes", ())]
         return cls(**raw)
 
-    def has_role(self, name: str) -> bool:
-        """Whether the run has a model in this role."""
-        return any(role.name == name for role in self.roles)
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits over everything that runs: reasons and forecasts apart."""

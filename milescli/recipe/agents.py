@@ -11,8 +11,7 @@ from pydantic import Field
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.requests import EXAMPLE_URL, Requests, check_url
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Rule, Section
 
 if TYPE_CHECKING:
     from milescli.recipe.rollout import Rollout

@@ -19,8 +19,8 @@ from milescli.recipe import (
     train,
 )
 from milescli.recipe.requests import HasKey, open_key
-from milescli.recipe.rule import Rule, refuse
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import Rule, refuse
 
 
 def check(recipe: Recipe, origins: Mapping[str, object]) -> list[str]:

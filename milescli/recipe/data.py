@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.data_files import FIELDS, check_names
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import Names, Positive, PositiveFloat, Section
+from milescli.recipe.section import Names, Positive, PositiveFloat, Rule, Section
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.requests import Requests
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Section
+from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Rule, Section
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe

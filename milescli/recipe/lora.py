@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import Positive, PositiveFloat, Section
+from milescli.recipe.section import Positive, PositiveFloat, Rule, Section
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe

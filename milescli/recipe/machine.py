@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.core.errors import RecipeError
-from milescli.recipe.rule import Rule
 from milescli.recipe.section import (
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    Rule,
     Section,
 )
 

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.rule import Rule, divisor_below
-from milescli.recipe.section import NonNegative, Positive, PositiveFloat, Section
+from milescli.recipe.section import (
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Rule,
+    Section,
+    divisor_below,
+)
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe

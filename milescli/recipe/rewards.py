@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from milescli.recipe.requests import EXAMPLE_URL, Requests, check_url
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Rule, Section
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe

@@ -27,8 +27,15 @@ from milescli.recipe.rewards import (
     RemoteSettings,
     RewardModelSettings,
 )
-from milescli.recipe.rule import Rule, divisor_below
-from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.section import (
+    NonNegative,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Rule,
+    Section,
+    divisor_below,
+)
 from milescli.recipe.speculative import SpeculativeSettings
 
 if TYPE_CHECKING:

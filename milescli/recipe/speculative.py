@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from milescli.recipe.rule import Rule
-from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Rule, Section
 
 if TYPE_CHECKING:
     from milescli.recipe.schema import Recipe

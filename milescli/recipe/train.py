@@ -10,13 +10,13 @@ from pydantic import Field
 
 from milescli.recipe.distill import Distill
 from milescli.recipe.lora import Lora
-from milescli.recipe.rule import Rule
 from milescli.recipe.section import (
     Fraction,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    Rule,
     Section,
 )
 from milescli.recipe.speculative import Draft, Mtp

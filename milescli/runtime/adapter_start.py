@@ -10,7 +10,7 @@ import torch
 from milescli.export.adapter import adapter_of, is_adapter, write_adapter
 from milescli.models import table
 from milescli.models.adapter import adapter_table
-from milescli.plan.adapters import trained_shape
+from milescli.plan.memory import trained_shape
 from milescli.runtime.spec import RunSpec
 
 FOLDER = "adapter_start"

@@ -17,7 +17,7 @@ from milescli.core.types import ROLLOUT, WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
-from milescli.recipe.policy_alone import unscored, untaught
+from milescli.recipe.distill import unscored, untaught
 from milescli.recipe.schema import Recipe
 from milescli.rollout.episode import Episodes, evaluation_episodes
 from milescli.runtime.chat_forms import chat_form_of
@@ -87,7 +87,7 @@ def evaluate_run(
     from milescli.recipe.data import row_rules
     from milescli.recipe.load import override
     from milescli.recipe.resolved import load_resolved
-    from milescli.recipe.rule import refuse
+    from milescli.recipe.section import refuse
     from milescli.runtime.inputs import (
         planned_facts,
         prepare,

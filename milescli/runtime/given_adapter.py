@@ -12,7 +12,7 @@ from milescli.models import table
 from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
 from milescli.models.base import WeightTable
 from milescli.models.facts import ModelFacts
-from milescli.plan.adapters import trained_shape
+from milescli.plan.memory import trained_shape
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:

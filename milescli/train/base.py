@@ -14,8 +14,7 @@ import torch
 
 from milescli.core.events import WorkerMemory
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, Trajectory, WeightVersion
-from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import Stream
+from milescli.train.packed_tokens import PackedTokens, Stream
 
 Item = TypeVar("Item", contravariant=True)
 """What an objective learns from: groups, demonstrations, ..."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
-from milescli.train.streams import Stream
+from milescli.train.packed_tokens import Stream
 
 Bins = list[list[int]]
 """Indices of lengths, ascending in each bin."""

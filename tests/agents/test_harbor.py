@@ -11,8 +11,8 @@ from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.harbor import HarborAgent, tasks
 from milescli.core.errors import AgentError, RecipeError
 from milescli.recipe.agents import rules
-from milescli.recipe.rule import refuse
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from tests.agents.foreign.sessions import GIVEN, ended, needs, played
 
 __all__ = ["ended"]

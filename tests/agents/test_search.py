@@ -16,8 +16,8 @@ import pytest
 from milescli.agents.search import Search
 from milescli.core.errors import AgentError, DataError, MilesError, RecipeError
 from milescli.recipe.agents import SearchSettings, rules
-from milescli.recipe.rule import refuse
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from milescli.rollout.tool_schema import schema_of
 
 ROWS = [

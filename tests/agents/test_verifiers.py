@@ -13,8 +13,8 @@ from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.verifiers import VerifiersAgent, tasks
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.recipe.agents import rules
-from milescli.recipe.rule import refuse
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from milescli.rollout.tasks import write_task
 from tests.agents.foreign.sessions import GIVEN, all_played, ended, needs, played
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.plan.adapters import trained_shape
+from milescli.plan.memory import trained_shape
 from milescli.recipe.load import LoadedRecipe, load
 
 NOWHERE = Path("/nowhere")

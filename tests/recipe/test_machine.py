@@ -6,7 +6,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.machine import RunSettings, metrics_address, tracker_rules
-from milescli.recipe.rule import refuse
+from milescli.recipe.section import refuse
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.rollout import Rollout, order_doubts, order_rules
-from milescli.recipe.rule import refuse
+from milescli.recipe.section import refuse
 from tests.recipe.conftest import Place
 
 

@@ -12,8 +12,8 @@ from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, WeightVersion
 from milescli.recipe.data import Data
-from milescli.recipe.rule import refuse
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from milescli.recipe.train import algorithm_rules
 from milescli.rollout.collector import Collector
 from milescli.rollout.curriculum import Tried, as_state, from_state, learnable, remember

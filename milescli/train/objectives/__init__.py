@@ -12,7 +12,7 @@ from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
-from milescli.train.streams import FROM_RANKS
+from milescli.train.packed_tokens import FROM_RANKS
 
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence
@@ -23,7 +23,7 @@ OBJECTIVES = Registry(
         "policy": "milescli.train.objectives.policy:Policy",
         "supervised": "milescli.train.objectives.supervised:Supervised",
         "preference": "milescli.train.objectives.preference:objective",
-        "distillation": "milescli.train.objectives.distillation:Distillation",
+        "distillation": "milescli.train.objectives.supervised:Distillation",
         "reward_model": "milescli.train.objectives.reward_model:RewardModel",
     },
     signature=("recipe",),

@@ -20,9 +20,8 @@ from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequen
 from milescli.train.corrections import CorrectionFn, corrected, load_correction
 from milescli.train.credits import Credit, load_credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate, log_ratio_at
-from milescli.train.objectives.distillation import divergence, needs_of, streams_of
-from milescli.train.packed_tokens import PackedTokens
-from milescli.train.streams import Stream
+from milescli.train.objectives.supervised import divergence, needs_of, streams_of
+from milescli.train.packed_tokens import PackedTokens, Stream
 from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
 
 
