@@ -105,7 +105,7 @@ def _step(done: StepDone) -> str:
 
 
 def _guesses(done: StepDone) -> list[str]:
-    """Nothing where nothing is guessed."""
+    """Text about guessed tokens; empty where the engines guess nothing."""
     length = done.rollout.accept_length
     return [] if length is None else [f"accept_length {number(length, '.2f')}"]
 

@@ -257,7 +257,7 @@ Line = Sequence[Piece]
 
 
 def show_lines(lines: Sequence[Line], output: Output) -> None:
-    """Once."""
+    """Print the lines to stdout once."""
     for line in lines:
         output.data.print(Text.assemble(*line), soft_wrap=True)
 

@@ -40,7 +40,7 @@ ETA_STEPS = 10
 
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
-    """Grows with each event."""
+    """The state of a run that the panel draws; grows with each event."""
 
     name: str
     """Of the run."""
@@ -117,7 +117,7 @@ class RunProgress:
 
     @property
     def last(self) -> StepDone | None:
-        """The newest RL step."""
+        """The newest RL step that is done."""
         return self.steps[-1] if self.steps else None
 
     @property
@@ -153,7 +153,7 @@ class RunProgress:
         return mean * (recent[-1].num_steps - recent[-1].step)
 
     def accuracy_at(self, step: int) -> float | None:
-        """Of the evaluation after this step."""
+        """The accuracy of the evaluation after this step."""
         return next((done.accuracy for done in reversed(self.evals) if done.step == step), None)
 
 

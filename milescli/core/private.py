@@ -18,7 +18,7 @@ OURS = ("MILES_", "RAY_")
 
 
 def is_secret(name: str) -> bool:
-    """WANDB_API_KEY, HF_TOKEN, db_password."""
+    """Whether a name is that of a secret: WANDB_API_KEY, HF_TOKEN, db_password."""
     return not name.startswith(OURS) and not WORDS.isdisjoint(name.upper().split("_"))
 
 

@@ -24,7 +24,7 @@ _MAX_COUNTED_S = 15.0
 
 @dataclass(slots=True, kw_only=True)
 class Silence:
-    """Of one worker."""
+    """Measures how long one worker has not spoken."""
 
     worker: str
     """As errors call it: engine 1."""
@@ -55,12 +55,12 @@ class Silence:
 
     @property
     def limit_s(self) -> float:
-        """Beyond it the worker counts as hung."""
+        """Seconds of silence beyond which the worker counts as hung."""
         return self._times * self.bound_s + self.longest_s
 
     @property
     def is_too_long(self) -> bool:
-        """It hangs."""
+        """Whether the worker counts as hung."""
         return self.seconds >= self.limit_s
 
     def news(self, step: int) -> WorkerSilent | None:

@@ -67,12 +67,12 @@ class Verdict:
 
     @property
     def level(self) -> Level | None:
-        """Of the worst finding; None: nothing is wrong."""
+        """The level of the worst finding; None: nothing is wrong."""
         return self.findings[0].level if self.findings else None
 
     @property
     def is_healthy(self) -> bool:
-        """No finding is worse than a hint."""
+        """Whether no finding is worse than a hint."""
         return self.level in (None, Level.HINT)
 
 
@@ -88,7 +88,7 @@ REWARD, LOSS = "rollout/reward_mean", "train/loss"
 
 @dataclass(frozen=True)
 class Case:
-    """Of one run."""
+    """What the diagnoses of one run look at."""
 
     history: History
     facts: RunFacts = field(default_factory=RunFacts)
@@ -101,18 +101,18 @@ class Case:
 
     @property
     def num_steps(self) -> int:
-        """That are known."""
+        """The number of steps that are known."""
         return len(self.history.columns)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The first and the last."""
+        """The numbers of the first and the last step."""
         known = self.history.columns.steps
         return (known[0], known[-1]) if known else (0, 0)
 
     @property
     def recent_steps(self) -> tuple[int, int]:
-        """First and last of the newest window."""
+        """The first and the last step of the newest window."""
         known = self.history.columns.steps
         count = len(series.recent(range(len(known))))
         return (known[-count], known[-1]) if known else (0, 0)
@@ -122,15 +122,15 @@ class Case:
         return np.frombuffer(self.history.columns.get(name), dtype=np.float64)
 
     def early(self, name: str) -> float:
-        """Mean of the first steps."""
+        """Mean of the metric over the first steps."""
         return series.mean(series.early(self.column(name)))
 
     def recent(self, name: str) -> float:
-        """Mean of the last steps."""
+        """Mean of the metric over the last steps."""
         return series.mean(series.recent(self.column(name)))
 
     def has(self, name: str, *, least: int = FEW_STEPS) -> bool:
-        """Whether so many steps have the figure."""
+        """Whether at least `least` steps recorded the metric."""
         return int(np.isfinite(self.column(name)).sum()) >= least
 
     def is_early(self, *, least: int) -> bool:
@@ -156,13 +156,13 @@ class Case:
 
     @property
     def is_bounded(self) -> bool:
-        """All mean rewards lie in 0..1."""
+        """Whether all mean rewards lie in 0..1."""
         rewards = series.finite(self.column(REWARD))
         return bool(len(rewards)) and bool(((rewards >= 0) & (rewards <= 1)).all())
 
     @property
     def is_at_ceiling(self) -> bool:
-        """There is little left to gain."""
+        """Whether the reward has little left to gain."""
         return self.is_bounded and self.recent(REWARD) >= CEILING
 
     @property

@@ -182,7 +182,7 @@ class History:
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return self.columns.steps[-1] if len(self.columns) else 0
 
     @property

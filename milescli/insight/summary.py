@@ -73,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of one run."""
+    """All that one screen says of a run."""
 
     name: str
     state: str
@@ -120,7 +120,7 @@ class Summary:
 def summarize(
     run: RunDir, history: History, facts: RunFacts, *, now_s: float | None = None
 ) -> Summary:
-    """As the run is now."""
+    """The summary of the run as it is now."""
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
@@ -305,6 +305,6 @@ def mfu_of(history: History, facts: RunFacts) -> float | None:
 
 
 def _mean_length(history: History) -> float:
-    """Of a sequence, prompt and response."""
+    """Mean tokens of a sequence, prompt and response."""
     parts = ("rollout/prompt_tokens_mean", "rollout/response_tokens_mean")
     return sum(series.mean(series.recent(history.columns.get(part))) for part in parts)

@@ -90,7 +90,7 @@ SIZES = {"bf16": 2, "fp32": 4}
 
 
 def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
-    """As the recipe pins it, else by the device."""
+    """The precision that the recipe pins, or else that of the device."""
     if recipe.train.precision != "auto":
         log.note("precision", recipe.train.precision, "pinned by `train.precision`")
         return recipe.train.precision
@@ -125,7 +125,7 @@ def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
 
 
 def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
-    """Nothing where nothing is guessed."""
+    """Note how many tokens are guessed ahead, and why; nothing where none are."""
     number, why = guesses(recipe, on_cpu=on_cpu)
     if not number:
         return

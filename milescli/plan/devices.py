@@ -235,7 +235,7 @@ NEAR_S, FAR_S = 20e-6, 60e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Of one kind of device, so many to a node."""
+    """The links of one kind of device, with so many devices to a node."""
 
     device: DeviceSpec
     devices_per_node: int
@@ -252,7 +252,7 @@ class Links:
         return (ranks - 1) * stride >= self.near
 
     def start_s(self, ranks: int, *, stride: int = 1) -> float:
-        """Seconds of a collective beside its bytes."""
+        """Seconds that a collective takes beside the transfer of its bytes."""
         return FAR_S if self.spans_network(ranks, stride=stride) else NEAR_S
 
     def ring(self, ranks: int, *, stride: int = 1) -> float:

@@ -47,7 +47,7 @@ def stage_ends(layout: TrainerLayout, num_layers: int) -> tuple[int, ...]:
 
 
 def is_even(sizes: tuple[int, ...]) -> bool:
-    """All stages have equally many layers."""
+    """Whether all stages have equally many layers."""
     return len(set(sizes)) == 1
 
 
@@ -88,7 +88,7 @@ def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
 
 
 def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """All of a trainer's layout."""
+    """Every fault of a trainer's layout."""
     yield from tp_faults(facts, layout.tp)
     yield from cp_faults(facts, layout.cp, tp=layout.tp)
     yield from stage_faults(layout, facts)

@@ -181,7 +181,7 @@ class _NodeLoad:
 
     @property
     def total(self) -> int:
-        """In the phase that needs most."""
+        """Bytes of the phase that needs most."""
         return max(self.phases.values())
 
 

@@ -344,7 +344,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
-    """Nothing where the recipe leaves it to SGLang."""
+    """Note the attention backend that the recipe pins; nothing where it pins none."""
     backend = recipe.engines.attention_backend
     if backend is not None and on_cpu:
         why = f"the one that computes on a CPU; `{backend}` is for accelerators"

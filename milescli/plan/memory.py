@@ -54,7 +54,7 @@ SAMPLED_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerBytes:
-    """Of one trainer rank at the peak of a step."""
+    """Bytes that one trainer rank holds at the peak of a step."""
 
     weights: int = 0
     gradients: int = 0
@@ -79,7 +79,7 @@ class TrainerBytes:
 
     @property
     def static(self) -> int:
-        """What is there between steps too."""
+        """Bytes that are there between steps too."""
         return self.weights + self.gradients + self.optimizer
 
     @property
@@ -91,7 +91,7 @@ class TrainerBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Of one engine rank."""
+    """Bytes that one engine rank holds."""
 
     weights: int
     cache: int
@@ -288,7 +288,7 @@ class MemoryModel:
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Of one rank."""
+        """Bytes of weights that one engine rank holds."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
@@ -298,7 +298,7 @@ class MemoryModel:
         return self._engine[key] * size
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Of what one rank is sent at a publication."""
+        """Bytes that one rank is sent at a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         return self.sent.engine_total(**cut) * size
 
@@ -381,7 +381,7 @@ def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
 
 
 def trained_shape(recipe: Recipe) -> LoraShape | None:
-    """None: the recipe trains all weights."""
+    """The adapter's shape; None where the recipe trains all weights."""
     return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
 
 
@@ -439,7 +439,7 @@ def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
 
 
 def shape_of(lora: Lora) -> LoraShape:
-    """`lora.is_on`."""
+    """The shape of an adapter. `lora.is_on` must hold."""
     assert lora.rank is not None, "an adapter has a rank"
     assert lora.type != "dora", "recipe.check refuses it"
     return LoraShape(

@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def step_s(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         rollout, train = self.engines.seconds.total, self.trainer.seconds.total
         return (
             (max(rollout, train) if self.overlap else rollout + train) + self.sync_s + self.turn_s
@@ -69,7 +69,7 @@ class Pair:
 
     @property
     def host_bytes(self) -> int:
-        """Of one node."""
+        """Bytes of main memory on one node."""
         return self.trainer.needs.host * self._ranks_per_node
 
     @property
@@ -155,7 +155,7 @@ def _simplest(pairs: list[Pair]) -> Pair:
 
 
 def _shares(space: SearchSpace, num_devices: int) -> list[int]:
-    """Devices of the engines."""
+    """The numbers of devices that engines may have."""
     if not space.has_engines:
         return [0]
     if space.colocated:
@@ -305,7 +305,7 @@ def check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
 
 
 def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
-    """They leave at least one size of engines."""
+    """Raise FitError where the pins leave no size of engines."""
     pins, per_node = recipe.engines, num_devices // recipe.machine.nodes
     sizes = [pins.tp] if pins.tp else divisors(num_devices)
     first: IllegalValue | None = None

@@ -34,7 +34,7 @@ what the field runs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """One fleet that was weighed."""
+    """One fleet of engines that the search weighed."""
 
     layout: EngineLayout
     needs: EngineBytes
@@ -191,7 +191,7 @@ leave room."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerChoice:
-    """One layout that was weighed."""
+    """One trainer layout that the search weighed."""
 
     layout: TrainerLayout
     cap: int
@@ -224,7 +224,7 @@ class TrainerChoice:
 
 @dataclass(slots=True, kw_only=True)
 class TrainerSearch:
-    """All that was weighed."""
+    """All trainer layouts that the search weighed."""
 
     fitting: list[TrainerChoice] = field(default_factory=list)
     """Best first."""
@@ -234,7 +234,7 @@ class TrainerSearch:
 
 
 def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
-    """Every legal layout of `num_ranks` ranks."""
+    """Weigh every legal layout of `num_ranks` ranks."""
     search = TrainerSearch()
     for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
         for layout in legal_layouts(space, num_ranks, shortest=shortest):
@@ -386,7 +386,7 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
 
 
 def _powers_of_two(number: int) -> list[int]:
-    """Those that divide it."""
+    """The powers of two that divide the number."""
     return [value for value in divisors(number) if value & (value - 1) == 0]
 
 

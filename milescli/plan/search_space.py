@@ -56,12 +56,12 @@ class SearchSpace:
 
     @property
     def facts(self) -> ModelFacts:
-        """Of the model."""
+        """The facts of the model."""
         return self.memory.table.facts
 
     @property
     def usable_bytes(self) -> int:
-        """Of one device."""
+        """Bytes of one device that can be used."""
         return int(self.memory_bytes * (1 - FRAGMENTS))
 
     @property
@@ -168,6 +168,6 @@ def values_to_try(pin: int | None, free: Iterable[int], *, most: int) -> list[in
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """All divisors of the number, ascending."""
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})

@@ -108,7 +108,7 @@ class Counter:
         return self.stages(layout)[stage]
 
     def fullest(self, layout: TrainerLayout) -> Held:
-        """Of the stage that holds most."""
+        """What a rank of the stage that holds most holds."""
         held = self.stages(layout)
         return max(
             (held[stage] for stage in self.distinct_stages(layout)),
@@ -296,7 +296,7 @@ class TrainerLoad:
 
 
 def frozen_bytes(held: Held, *, size: int) -> int:
-    """Of weights that are not trained."""
+    """Bytes of weights that are loaded and not trained."""
     return held.total * size + held.wide.plain * (4 - size)
 
 

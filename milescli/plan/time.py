@@ -66,7 +66,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSeconds:
-    """Of all updates of a step."""
+    """Seconds of all updates of a step."""
 
     compute: float
     bubble: float
@@ -90,7 +90,7 @@ class TrainSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSeconds:
-    """Of one step's rollout."""
+    """Seconds of one step's rollout."""
 
     prefill: float
     decode: float
@@ -105,7 +105,7 @@ class RolloutSeconds:
 
 @dataclass(slots=True)
 class TimeModel:
-    """Of one model on one kind of device."""
+    """Predicts the times of one model on one kind of device."""
 
     table: WeightTable
     memory: MemoryModel
@@ -135,7 +135,7 @@ class TimeModel:
         self._head_part, self._logits_part = top / self.flops.matmul, logits / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
-        """Of one rank in one update."""
+        """The number of microbatches of one rank in one update."""
         rows = work.tokens / (work.updates * layout.dp * cap * layout.cp)
         # sequences do not fill rows to the brim
         fewest = math.ceil(rows * 1.05) if rows > 1 else 1

@@ -47,7 +47,7 @@ class TrainerLayout:
 
     @property
     def world_size(self) -> int:
-        """Trainer ranks."""
+        """The number of trainer ranks."""
         return self.tp * self.pp * self.cp * self.dp
 
 
@@ -289,11 +289,11 @@ class Plan:
 
 @dataclass(slots=True)
 class Log:
-    """Filled by `make` and what it calls."""
+    """The decisions of a plan, filled by `make` and what it calls."""
 
     decisions: list[Decision] = field(default_factory=list)
 
     def note(self, key: str, value: object, reason: str) -> None:
-        """One choice."""
+        """Add one decision and its reason."""
         text = str(value).lower() if isinstance(value, bool) else str(value)
         self.decisions.append(Decision(key=key, value=text, reason=reason))

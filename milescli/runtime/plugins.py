@@ -24,8 +24,8 @@ from milescli.train.corrections import CORRECTIONS, NONE
 from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.optimizers import RULES, SCHEDULES
-from milescli.train.packed_tokens import Stream
 from milescli.train.rank_hooks import load_before_log_probs
+from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
 from milescli.weights.channels import AUTO, CHANNELS
 from milescli.weights.formats import FORMATS

@@ -14,7 +14,8 @@ import torch
 
 from milescli.core.events import WorkerMemory
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, Trajectory, WeightVersion
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 Item = TypeVar("Item", contravariant=True)
 """What an objective learns from: groups, demonstrations, ..."""
@@ -88,7 +89,7 @@ class TrainShard:
 
     @property
     def size_bytes(self) -> int:
-        """What is sent to a rank."""
+        """Bytes that are sent to a rank."""
         arrays = [self.sequence_ids, self.cu_seqlens, self.token_ids, self.loss_mask]
         arrays += [self.loss_weights, *self.streams.values()]
         routing = 0 if self.routed_experts is None else self.routed_experts.nbytes
@@ -104,7 +105,7 @@ class TrainBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Over all shards."""
+        """The number of sequences of all shards."""
         return self.shards[0].num_sequences
 
 
@@ -186,7 +187,7 @@ class Adapting(Protocol):
         """What a step did; called once after each."""
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a state that was kept."""
+        """Restore the state that `state` returned."""
 
 
 def adapts(objective: object) -> TypeGuard[Adapting]:

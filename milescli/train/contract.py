@@ -24,7 +24,8 @@ from milescli.train.credits import Credit
 from milescli.train.objectives import sequences_from
 from milescli.train.objectives.policy import Policy
 from milescli.train.optimizers import Schedule, UpdateRule
-from milescli.train.packed_tokens import FROM_RANKS, PackedTokens, Places, Stream
+from milescli.train.packed_tokens import PackedTokens, Places
+from milescli.train.streams import FROM_RANKS, Stream
 from milescli.train.surrogates import Surrogate
 
 

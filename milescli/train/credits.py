@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from milescli.core.registry import Registry
 from milescli.recipe.train import Train
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 
 if TYPE_CHECKING:
     import torch

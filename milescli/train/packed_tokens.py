@@ -6,54 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-
-class Stream(StrEnum):
-    """Streams that miles knows by name; an objective of yours may make others, under any string.
-    Each is a value per token that travels beside the tokens, float32, or a row of such values. Off
-    the loss mask it means nothing."""
-
-    ADVANTAGE = "advantage"
-    ENGINE = "engine"
-    """Log-prob by the engine that sampled the token, at the sampling temperature."""
-    OLD = "old"
-    """Log-prob by the policy before the first update of the step."""
-    REFERENCE = "reference"
-    """Log-prob by the frozen reference."""
-    VALUES = "values"
-    """What a critic expects from here on, before the first update of the step."""
-    RETURNS = "returns"
-    """What a critic should have expected."""
-    TURN_REWARD = "turn_reward"
-    """At the last token of a turn what that turn was worth by itself, else 0; only where some turn
-    has such a reward."""
-    UNIFORM = "uniform"
-    """A random number in [0, 1), fixed by the sample's seed: a draw that no layout changes."""
-    ENTROPY_COEF = "entropy_coef"
-    """Weight of the entropy bonus in this step, the same for all tokens."""
-    TRUNCATION = "truncation"
-    """Bound of trainer / engine, which a token's loss is weighted by; the same for all tokens."""
-    CORRECTION = "correction"
-    """What `train.correction` weighs a token's loss by."""
-    CANDIDATES = "candidates"
-    """int32 [k] token ids at each position, likeliest first: the teacher's. Where they are, a loss
-    is given the policy's log-probs of them (`PackedTokens.candidates`)."""
-    TEACHER = "teacher"
-    """Log-prob by the teacher: of the token, or where there are candidates [k] of these."""
-    TEACHER_INDEX = "teacher_index"
-    """Which of `train.distill.teachers` the sequence has; not there: the only one."""
-
-
-LOGPROBS = frozenset({Stream.ENGINE, Stream.OLD, Stream.REFERENCE})
-"""Streams that the loss compares with the policy's own log-probs."""
-FROM_RANKS = (Stream.OLD, Stream.REFERENCE, Stream.VALUES, Stream.CANDIDATES, Stream.TEACHER)
-"""Streams that the trainer's ranks compute where an objective needs them, in this order.
-CANDIDATES come with TEACHER."""
+from milescli.train.streams import LOGPROBS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +88,7 @@ class PackedTokens:
 
     @property
     def num_sequences(self) -> int:
-        """N"""
+        """N, the number of sequences."""
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 
 Bins = list[list[int]]
 """Indices of lengths, ascending in each bin."""
@@ -156,7 +156,7 @@ def _flattened(members: tuple) -> list[int]:
 
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
-    """Indices; equal lengths by index."""
+    """Indices of the lengths, longest first; equal lengths in order of their index."""
     return np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
 
 

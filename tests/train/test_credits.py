@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from milescli.recipe.train import Train
 from milescli.train.credits import discounted_sum, load_credit
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 from tests.train.tokens import ragged
 
 FACTORS = st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0])

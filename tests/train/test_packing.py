@@ -13,8 +13,8 @@ from milescli.recipe.schema import Recipe
 from milescli.rollout.trajectories import demonstration
 from milescli.train.base import TrainBatch, TrainSequence
 from milescli.train.objectives import load_objective
-from milescli.train.packed_tokens import Stream
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory
 
 

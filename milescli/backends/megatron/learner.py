@@ -27,8 +27,8 @@ from milescli.train.base import Objective, Stepped, TrainShard
 from milescli.train.objectives import OBJECTIVES, load_objective
 from milescli.train.objectives.reward_model import Value
 from milescli.train.objectives.supervised import Supervised
-from milescli.train.packed_tokens import FROM_RANKS, Stream
 from milescli.train.rank_hooks import load_before_log_probs
+from milescli.train.streams import FROM_RANKS, Stream
 
 LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
 """Parts of a step, as a StepReport names their seconds."""

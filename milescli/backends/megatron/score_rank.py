@@ -12,7 +12,7 @@ from milescli.backends.megatron.device import take_device
 from milescli.plan.types import Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainShard
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 
 
 class ScoreRank:

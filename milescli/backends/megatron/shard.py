@@ -15,7 +15,8 @@ from milescli.backends.megatron.microbatch import After, Microbatch, row_shape
 from milescli.backends.megatron.rows import RowLayout, make_row
 from milescli.models.facts import ModelFacts
 from milescli.train.base import TrainShard
-from milescli.train.packed_tokens import PackedTokens, Places, Stream
+from milescli.train.packed_tokens import PackedTokens, Places
+from milescli.train.streams import Stream
 
 
 class RankShard:

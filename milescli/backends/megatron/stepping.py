@@ -18,7 +18,8 @@ from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.core.types import StepReport
 from milescli.train.base import Objective, Reduce, TokenLoss
 from milescli.train.objectives import OBJECTIVES
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 _TOKEN_BITS = 32
 """Of a place: sequence number above, token below."""

@@ -12,7 +12,7 @@ from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
-from milescli.train.packed_tokens import FROM_RANKS
+from milescli.train.streams import FROM_RANKS
 
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence

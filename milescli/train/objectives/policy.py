@@ -21,7 +21,8 @@ from milescli.train.corrections import CorrectionFn, corrected, load_correction
 from milescli.train.credits import Credit, load_credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate, log_ratio_at
 from milescli.train.objectives.supervised import divergence, needs_of, streams_of
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
 
 
@@ -37,7 +38,7 @@ class EntropyControl:
 
     @property
     def weight(self) -> float:
-        """Of the bonus in the next step."""
+        """Weight of the entropy bonus in the next step."""
         return self._coef if self._is_low else 0.0
 
     @property

@@ -14,7 +14,8 @@ from milescli.core.types import Pair, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import REFERENCE_FREE, Preference
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 _KIND, _BASELINE = "kto.kind", "kto.baseline"
 _GOOD, _BAD, _MISMATCHED = 1.0, -1.0, 0.0

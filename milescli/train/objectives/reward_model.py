@@ -13,7 +13,8 @@ from torch.nn.functional import logsigmoid
 from milescli.core.types import Group, Pair
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 _MARGIN = "margin"
 _AFTER = 0

@@ -12,7 +12,8 @@ from milescli.core.types import TeacherTokens, Trajectory
 from milescli.recipe.distill import Distill
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 
 
 class Supervised:

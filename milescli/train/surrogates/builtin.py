@@ -7,7 +7,8 @@ import torch
 
 from milescli.recipe.train import Train
 from milescli.train.kl import MAX_LOG_RATIO
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 from milescli.train.surrogates import SurrogateTerms
 
 

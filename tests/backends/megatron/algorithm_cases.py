@@ -17,8 +17,8 @@ from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective
 from milescli.train.credits import load_credit
 from milescli.train.objectives.policy import Policy
-from milescli.train.packed_tokens import Stream
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory
 
 UNCUT = 1_000_000

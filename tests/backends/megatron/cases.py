@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from milescli.models import table
 from milescli.plan.types import TrainerLayout
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 from tests.backends.megatron.algorithm_cases import algorithms_measured  # noqa: F401
 from tests.backends.megatron.distill_cases import distill_steps  # noqa: F401
 from tests.backends.megatron.draft_cases import draft_steps  # noqa: F401

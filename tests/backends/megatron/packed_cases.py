@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainSequence
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 from milescli.train.objectives.supervised import streams_of
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.sending import TOKENS
 from tests.endpoint_server import Asked, Reply, quick_retries, serving

@@ -22,7 +22,7 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.contract import as_microbatch, packed
 from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
-from milescli.train.packed_tokens import FROM_RANKS
+from milescli.train.streams import FROM_RANKS
 from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory
 

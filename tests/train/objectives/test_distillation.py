@@ -9,7 +9,8 @@ import torch
 
 from milescli.recipe.distill import Distill, teachers_by_source
 from milescli.train.objectives.supervised import divergence
-from milescli.train.packed_tokens import PackedTokens, Stream
+from milescli.train.packed_tokens import PackedTokens
+from milescli.train.streams import Stream
 from tests.train.tokens import one_sequence
 
 VOCAB = 30

@@ -11,7 +11,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
 from milescli.train.base import adapts
 from milescli.train.objectives.policy import EntropyControl, Policy
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 
 TARGET = Train(entropy_target=1.0, entropy_coef=0.01, entropy_delta=0.005, entropy_max=0.02)
 

@@ -8,8 +8,8 @@ import pytest
 
 from milescli.recipe.schema import Recipe
 from milescli.train.objectives import load_objective
-from milescli.train.packed_tokens import Stream
 from milescli.train.packing import pack
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"

@@ -13,7 +13,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainSequence
 from milescli.train.objectives import OBJECTIVES, load_objective, sequences_from
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 
 GOOD = TrainSequence(
     token_ids=np.arange(4, dtype=np.int32),

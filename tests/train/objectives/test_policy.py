@@ -14,7 +14,7 @@ from milescli.train.aggregation import LossShare
 from milescli.train.kl import kl_estimate
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.policy import Policy
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 from tests.samples import make_group, make_sample, make_trajectory, rewarded
 from tests.train.tokens import one_sequence
 

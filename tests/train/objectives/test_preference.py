@@ -14,7 +14,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Preference
 from milescli.train.objectives import load_objective
 from milescli.train.objectives.preference import orpo
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 from tests.train.objectives.pairs import learned_places, outcome, random_pairs, values_of
 
 BETA, GAMMA = 0.3, 0.7

@@ -9,7 +9,7 @@ import torch
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.objectives import load_objective
-from milescli.train.packed_tokens import Stream
+from milescli.train.streams import Stream
 from tests.samples import make_trajectory
 from tests.train.objectives.pairs import learned_places, outcome, random_pairs, values_of
 
