@@ -27,7 +27,7 @@ from pairs import Machine, Table, command_line, report, take_turns
 from milescli.agents.environment_fleet import EnvironmentFleet
 from milescli.agents.proxy import SessionProxy
 from milescli.core.types import StopReason, VersionSpan, WeightVersion
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
 from milescli.rollout.session import ChatForm, RecordingSession

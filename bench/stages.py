@@ -159,8 +159,8 @@ def _with_reference(pairs: list[Any], trainer: Any, cap: int) -> list[Any]:
     from array import array
     from dataclasses import replace
 
+    from milescli.train.base import sequence_of
     from milescli.train.packing import pack
-    from milescli.train.sequences import sequence_of
 
     sequences = [
         sequence_of(side, streams={}, token_weight=1.0, share=1.0, group=pair.index)

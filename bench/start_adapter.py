@@ -10,7 +10,7 @@ import torch
 from milescli.export.adapter import adapter_of, write_adapter
 from milescli.models import load_facts, table
 from milescli.models.adapter import A, adapter_table
-from milescli.plan.adapters import trained_shape
+from milescli.plan.memory import trained_shape
 from milescli.recipe.schema import Recipe
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from checks import Visit
 
 from milescli.models.base import WeightTable
-from milescli.plan.devices import spec_of
-from milescli.plan.measured import reached
+from milescli.plan.devices import reached, spec_of
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
 from milescli.platform.probe import probe

@@ -14,7 +14,7 @@ from milescli.agents.environment_fleet import EnvironmentFleet, num_processes
 from milescli.agents.replying import next_reply
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.environments import Step, seed_of

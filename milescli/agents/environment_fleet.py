@@ -15,7 +15,7 @@ from milescli.agents.environment_process import Act, Asked, Begin, End, Where
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.core.quick_calls import CallProcess, NewCallProcess, QuickCall, QuickCalls
 from milescli.core.user_process import CallFailed
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Step
 
 _TARGET = "milescli.agents.environment_process:act"

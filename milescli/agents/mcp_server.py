@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MachineError
-from milescli.recipe.mcp import McpServer
+from milescli.recipe.agents import McpServer
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from milescli.agents.mcp_server import CLOSE_TIMEOUT_S, ServerLink
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import RecipeError
-from milescli.recipe.mcp import McpServer
+from milescli.recipe.agents import McpServer
 from milescli.recipe.schema import Rollout
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any
 from milescli.agents.environment import begun_with
 from milescli.agents.environment_fleet import EnvironmentFleet, Episode
 from milescli.core.types import Prompt
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Step, seed_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from milescli.agents.extras import require_package
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, DataError
+from milescli.recipe.agents import SearchSettings
 from milescli.recipe.schema import Rollout
-from milescli.recipe.search import SearchSettings
 from milescli.rollout.endpoint import Endpoint
 from milescli.rollout.tables import check_file, open_table
 

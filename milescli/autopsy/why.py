@@ -21,7 +21,7 @@ from milescli.checkpoint.run_dir import (
     verdict_file,
 )
 from milescli.checkpoint.run_lock import is_locked
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.units import format_time, parse_time
 
 Record = dict[str, Any]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from milescli.core.digest import sha256_of
+from milescli.core.files import sha256_of
 
 MAX_THREADS = 8
 """That hash at once: hashing gives up the interpreter's lock."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from milescli.cluster.nodes import RunNodes, TooFewNodes, find_nodes
 from milescli.core.units import format_duration
+from milescli.recipe.layers import Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.tables import Origin, SettingsLayer
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -20,9 +20,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
-from milescli.core.secret_names import without_secrets
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import MemoryRecord, pids_noted
 
 LOOK_EVERY_S = 2.0

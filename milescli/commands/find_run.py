@@ -10,8 +10,7 @@ from pathlib import Path
 
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import RECIPE_FILE
-from milescli.core.errors import CheckpointError, unreadable
-from milescli.core.nearest import nearest
+from milescli.core.errors import CheckpointError, nearest, unreadable
 
 
 def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:

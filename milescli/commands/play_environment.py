@@ -17,7 +17,7 @@ from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
 from milescli.core.types import Prompt
 from milescli.listings.environments import rows_of
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.endpoint import Endpoint, base_url
 from milescli.rollout.endpoint_episodes import served_model
 from milescli.rollout.environments import Step, require_environment

@@ -4,8 +4,8 @@ estimates."""
 
 from __future__ import annotations
 
-from milescli.console.bars import Segment, staircase
 from milescli.console.output import Output
+from milescli.console.theme import Segment, staircase
 from milescli.core.units import GIB, format_bytes, format_count, format_duration
 from milescli.plan.types import Forecast, Part, Plan
 

@@ -1,5 +1,6 @@
-"""LiveRun: watches a run and shows it, as the mode and the terminal allow. A listener of the event
-bus, made by the runtime."""
+"""LiveRun: watches a run and shows it, as the mode and the terminal allow: the live panel, or
+events as lines of text, as a log file gets them. A listener of the event bus, made by the
+runtime."""
 
 from __future__ import annotations
 
@@ -13,11 +14,179 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from milescli.console import lines, theme
+from milescli.console import theme
+from milescli.console.columns import figures, number, rate
 from milescli.console.output import Mode, Output, envelope
-from milescli.console.panel import frame
-from milescli.console.progress import RunProgress
-from milescli.core.events import Event, Notice, OfAdapter, PhaseStarted, to_record
+from milescli.console.panel import RunProgress, frame
+from milescli.core.events import (
+    CheckpointSaved,
+    EngineTrainerChecked,
+    EvalDone,
+    Event,
+    Notice,
+    OfAdapter,
+    PhaseStarted,
+    RowStepDone,
+    RunEnded,
+    StepDone,
+    ValidationDone,
+    VerdictGiven,
+    WarmupStepDone,
+    WorkerLost,
+    WorkerReplaced,
+    WorkerSilent,
+    to_record,
+)
+from milescli.core.units import format_bytes, format_duration
+
+WARMUP_LINES = 10
+"""A log holds so many lines of the warm-up, whatever its length."""
+LABEL_WIDTH = 10
+"""Characters before the text of a milestone."""
+
+
+def step_line(event: Event) -> Text | None:
+    """A step as one line, aligned with its neighbours; None for other events and for most warm-up
+    steps."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, step_line(event.event))
+    if isinstance(event, StepDone):
+        return Text(_step(event))
+    if isinstance(event, RowStepDone):
+        return Text(_row_step(event))
+    if isinstance(event, WarmupStepDone):
+        every = max(1, event.num_steps // WARMUP_LINES)
+        if event.step % every and event.step != event.num_steps:
+            return None
+        digits = len(str(event.num_steps))
+        loss = number(event.report.loss, ".4f")
+        return Text(
+            f"warmup {event.step:>{digits}}/{event.num_steps}  loss {loss}  lr "
+            f"{event.report.lr:.1e}  step_s {event.step_s:.2f}"
+        )
+    return None
+
+
+def _row_step(done: RowStepDone) -> str:
+    report = done.report
+    parts = [
+        f"step {done.step:>{len(str(done.num_steps))}}/{done.num_steps}",
+        f"epoch {done.epoch:.2f}",
+        f"loss {number(report.loss, '7.4f')}",
+        *(f"{name} {number(value, '.3f')}" for name, value in report.figures.items()),
+        f"grad_norm {number(report.grad_norm, '.2f')}",
+        f"lr {report.lr:.1e}",
+        f"tokens/s {rate(done.tokens_per_s):>5}",
+        f"step_s {done.step_s:.2f}",
+    ]
+    return "  ".join(parts)
+
+
+def _step(done: StepDone) -> str:
+    digits, report, seconds = len(str(done.num_steps)), done.report, done.seconds
+    parts = [
+        f"step {done.step:>{digits}}/{done.num_steps}",
+        f"reward {number(done.rollout.reward_mean, '.3f')}",
+        *(f"{name} {number(mean, '.3f')}" for name, mean in done.rollout.reward_parts.items()),
+        *(f"{name} {number(mean, '.2f')}" for name, mean in done.rollout.figures.items()),
+        f"loss {number(report.loss, '7.4f')}",
+        f"kl {number(report.figures.get('kl'), '.4f')}",
+        f"entropy {number(report.figures.get('entropy'), '.3f')}",
+        f"logprob_diff_max {number(report.logprob_diff_max, '.1e')}",
+        f"response_tokens {number(done.rollout.response_tokens_mean, '5.1f')}",
+        f"staleness {number(done.rollout.staleness_mean, '.1f')}",
+        *_guesses(done),
+        f"tokens/s rollout {rate(done.rollout_tokens_per_s):>5} train "
+        f"{rate(done.train_tokens_per_s):>5}",
+        f"s rollout {number(seconds.rollout_s, '.2f')} train {number(seconds.train_s, '.2f')}"
+        f" publish {number(seconds.publish_s, '.2f')} step {number(seconds.step_s, '.2f')}",
+    ]
+    return "  ".join(parts)
+
+
+def _guesses(done: StepDone) -> list[str]:
+    """Text about guessed tokens; empty where the engines guess nothing."""
+    length = done.rollout.accept_length
+    return [] if length is None else [f"accept_length {number(length, '.2f')}"]
+
+
+def milestone(event: Event) -> Text | None:
+    """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
+    all else."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, milestone(event.event))
+    when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
+    if isinstance(event, ValidationDone):
+        shown = "".join(f", {name} {value:.3f}" for name, value in event.figures.items())
+        text = f"{when}: loss {event.loss:.4f}{shown} on {event.num_rows} held-out rows"
+        return _line("validated", f"{text}, {format_duration(event.seconds)}", theme.GOOD)
+    if isinstance(event, EvalDone):
+        return _line(
+            "eval",
+            f"{when}: accuracy {figures(event)}, {format_duration(event.seconds)}",
+            theme.GOOD,
+        )
+    if isinstance(event, CheckpointSaved):
+        size = format_bytes(event.size_bytes)
+        return _line(
+            "saved",
+            f"step {event.step}: {event.path} ({size}, {format_duration(event.seconds)})",
+            theme.ACCENT,
+        )
+    if isinstance(event, EngineTrainerChecked):
+        text = (
+            f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
+            f"mean {event.diff_mean:.1e} "
+        )
+        floor = f"rounding alone: {event.floor_max:.1e}, {event.floor_mean:.1e}"
+        is_equal = event.agreement == "equal"
+        return _line(
+            "check",
+            text + f"over {event.num_tokens} tokens ({floor})",
+            theme.GOOD if is_equal else theme.WARN,
+        )
+    if isinstance(event, Notice):
+        label, style = (
+            ("warning", theme.WARN) if event.level == "warning" else ("note", theme.QUIET)
+        )
+        return _line(label, event.text, style)
+    if isinstance(event, WorkerSilent):
+        since, limit = format_duration(event.seconds), format_duration(event.limit_s)
+        text = f"{event.worker} has not spoken for {since}: {event.why}; ended after {limit}"
+        return _line("silent", text, theme.WARN)
+    if isinstance(event, WorkerLost):
+        return _line("lost", f"{event.what}; another is started in its place", theme.WARN)
+    if isinstance(event, WorkerReplaced):
+        text = f"{event.worker} is there again, after {format_duration(event.seconds)}"
+        text += f", {event.source}" if event.source else ""
+        return _line("replaced", text, theme.GOOD)
+    if isinstance(event, VerdictGiven):
+        style = theme.WARN if event.findings or event.is_learning is False else theme.GOOD
+        return _line("verdict", f"{when}: {event.headline}", style)
+    if isinstance(event, RunEnded):
+        style = {"done": theme.GOOD, "stopped": theme.WARN}.get(event.outcome, theme.BAD)
+        return _line(
+            event.outcome, f"at step {event.step}, after {format_duration(event.seconds)}", style
+        )
+    return None
+
+
+def phase_line(event: Event) -> Text | None:
+    """A new phase, for logs; the panel shows it in its frame."""
+    if isinstance(event, OfAdapter):
+        return _named(event.adapter, phase_line(event.event))
+    return (
+        _line(event.phase, event.detail, theme.ACCENT) if isinstance(event, PhaseStarted) else None
+    )
+
+
+def _named(adapter: str, line: Text | None) -> Text | None:
+    return None if line is None else Text.assemble((f"{adapter}: ", theme.ACCENT), line)
+
+
+def _line(label: str, text: str, style: str) -> Text:
+    return Text.assemble((label.ljust(LABEL_WIDTH), style), text)
+
 
 _REMOTE_FONT = re.compile(r',\s*url\("https?://[^"]*"\) format\("[^"]*"\)')
 """rich's pictures fetch their font from the web; ours take one that is there."""
@@ -69,7 +238,7 @@ class LiveRun:
         """Show one event. Never raises because the reader is gone: a run outlives its terminal."""
         with self._lock:
             self.progress.feed(event)
-            if (line := lines.milestone(event)) is not None:
+            if (line := milestone(event)) is not None:
                 self._milestones.append(line)
         if self._is_closed:
             return
@@ -110,12 +279,12 @@ class LiveRun:
             if isinstance(told, Notice) and told.level == "warning":
                 self.output.warn(told.text)
         elif self._live is not None:
-            if (line := lines.milestone(event)) is not None:
+            if (line := milestone(event)) is not None:
                 self.output.narration.print(line)
             if isinstance(event, PhaseStarted):
                 self._live.refresh()
         else:
-            line = lines.step_line(event) or lines.milestone(event) or lines.phase_line(event)
+            line = step_line(event) or milestone(event) or phase_line(event)
             if line is not None:
                 self.output.narration.print(line, soft_wrap=True)
 

@@ -10,12 +10,14 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from itertools import groupby
 from typing import IO
 
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -247,3 +249,32 @@ def _cell(cell: object) -> Text:
     if isinstance(cell, Text):
         return cell
     return Text("-", style=theme.QUIET) if cell is None else Text(str(cell))
+
+
+Piece = str | tuple[str, str]
+"""Text, or text and a style of `theme`."""
+Line = Sequence[Piece]
+
+
+def show_lines(lines: Sequence[Line], output: Output) -> None:
+    """Print the lines to stdout once."""
+    for line in lines:
+        output.data.print(Text.assemble(*line), soft_wrap=True)
+
+
+@contextmanager
+def redrawn(output: Output) -> Iterator[Callable[[Sequence[Line]], None] | None]:
+    """What draws a screen in the place of the one before. None where there is no terminal, or
+    nobody who looks at it."""
+    if output.mode is not Mode.HUMAN or not (output.is_interactive and output.data.is_terminal):
+        yield None
+        return
+    with Live(console=output.data, auto_refresh=False) as live:
+
+        def draw(lines: Sequence[Line]) -> None:
+            shown = [Text.assemble(*line) for line in lines]
+            for line in shown:
+                line.truncate(output.data.width, overflow="ellipsis")
+            live.update(Text("\n").join(shown), refresh=True)
+
+        yield draw

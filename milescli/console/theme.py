@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+from rich.text import Text
 
 HEADER = "dim"
 TITLE = "bold"
@@ -55,3 +58,37 @@ def _shrink(values: Sequence[float], width: int) -> list[float]:
 def _mean(values: Sequence[float]) -> float:
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
+
+
+_FULL, _LEFT = "█", "░"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One part of a whole."""
+
+    name: str
+    size: float
+    is_free: bool = False
+    """Nobody takes it: drawn faintly."""
+
+
+def staircase(segments: Sequence[Segment], *, total: float, width: int) -> list[Text]:
+    """[segments] a line each of `width` characters for `total`. What is there at all is seen: a
+    part has one character at least. Parts beyond the total stand beyond the width, and are drawn in
+    red."""
+    lines, before = [], 0.0
+    for segment in segments:
+        start = _place(before, total, width)
+        end = max(_place(before + segment.size, total, width), start + (segment.size > 0))
+        mark = _LEFT if segment.is_free else _FULL
+        inside = max(0, min(end, width) - start)
+        line = Text(" " * start + mark * inside, style=QUIET if segment.is_free else ACCENT)
+        line.append(mark * max(0, end - max(start, width)), style=BAD)
+        lines.append(line)
+        before += max(0.0, segment.size)
+    return lines
+
+
+def _place(size: float, total: float, width: int) -> int:
+    return round(width * size / total) if total > 0 else 0

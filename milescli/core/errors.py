@@ -3,7 +3,9 @@ printed at one door."""
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
 
@@ -188,3 +190,9 @@ class Terminated(MilesError):
     """SIGTERM ended the run before anything could be saved."""
 
     exit_code = ExitCode.TERMINATED
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None."""
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None

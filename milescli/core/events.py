@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Protocol
 
 from milescli.core.types import StepReport
 from milescli.core.units import format_time
@@ -348,12 +347,6 @@ Event = (
     | RunEnded
     | OfAdapter
 )
-
-
-class Listener(Protocol):
-    """Sees every event, in order, in the driver process. Must not raise."""
-
-    def __call__(self, event: Event) -> None: ...
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.core.user_code import IMPORT_BOUND_S, bounded
 
 

@@ -10,10 +10,9 @@ from importlib.metadata import entry_points
 from typing import Any, cast
 
 from milescli.core import user_code
-from milescli.core.errors import RecipeError
+from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
-from milescli.core.nearest import nearest
 from milescli.core.user_code import bounded, failures_named, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"

@@ -1,12 +1,18 @@
-"""For how long a worker has not spoken, and when that is too long. A clock, no more: whoever
-watches the worker sets it at each look, and acts."""
+"""Processes that do not speak: for how long, and when that is too long; where their threads are,
+which is written down before one is ended; and errors that only echo the loss of another process."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
 from milescli.core.events import WorkerSilent
+from milescli.core.run_processes import state_of
 
 SHOWN_AFTER = 1 / 3
 """Of the bound, until the user is told."""
@@ -18,7 +24,7 @@ _MAX_COUNTED_S = 15.0
 
 @dataclass(slots=True, kw_only=True)
 class Silence:
-    """Of one worker."""
+    """Measures how long one worker has not spoken."""
 
     worker: str
     """As errors call it: engine 1."""
@@ -49,12 +55,12 @@ class Silence:
 
     @property
     def limit_s(self) -> float:
-        """Beyond it the worker counts as hung."""
+        """Seconds of silence beyond which the worker counts as hung."""
         return self._times * self.bound_s + self.longest_s
 
     @property
     def is_too_long(self) -> bool:
-        """It hangs."""
+        """Whether the worker counts as hung."""
         return self.seconds >= self.limit_s
 
     def news(self, step: int) -> WorkerSilent | None:
@@ -69,3 +75,62 @@ class Silence:
             seconds=self.seconds,
             limit_s=self.limit_s,
         )
+
+
+DUMP_TIMEOUT_S = 10.0
+"""For py-spy to read one process."""
+
+
+def dump_stacks(pids: Mapping[str, int], file: Path) -> str | None:
+    """Append the stacks of these processes, by the name that is written before each; the file's
+    path, or None where nothing was to be seen."""
+    if (tool := py_spy()) is None:
+        return None
+    seen = list[str]()
+    for name, pid in pids.items():
+        # a stopped process cannot be made to wait for the look at it
+        command = [tool, "dump", "--nonblocking", "--pid", str(pid)]
+        try:
+            dumped = subprocess.run(
+                command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False
+            )
+        except (subprocess.TimeoutExpired, OSError):
+            continue
+        if dumped.returncode == 0:
+            seen.append(f"== {name}, process {pid}\n{dumped.stdout}")
+    if not seen:
+        return None
+    with file.open("a", encoding="utf-8") as stacks:
+        stacks.write("\n".join(seen) + "\n")
+    return str(file)
+
+
+def py_spy() -> str | None:
+    """The program, beside this Python or on the path."""
+    return shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+
+
+def is_stopped_process(pid: int) -> bool:
+    """Whether the system holds it, by SIGSTOP or by a debugger."""
+    return state_of(pid) in ("T", "t")
+
+
+_MARKS = (
+    "closed by peer",
+    "reset by peer",
+    "connection closed",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "gloo",
+    "nccl",
+)
+"""As gloo, NCCL and sockets put it, in lower case."""
+
+
+def sounds_like_lost_peer(text: str) -> bool:
+    """Whether an error with this text may be a symptom, so that its cause is to be looked for in
+    another process."""
+    lowered = text.lower()
+    return any(mark in lowered for mark in _MARKS)

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 from milescli.backends.hub.home import cache_of
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.roles import repos_of_roles
-from milescli.recipe.data_files import FIELDS, files_of
-from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.data_files import FIELDS, files_of, is_hub, parse_hub
 from milescli.recipe.schema import Recipe
 
 PUBLIC = "https://huggingface.co"

@@ -13,10 +13,10 @@ from milescli.doctor.disk import check_checkpoints, check_download
 from milescli.doctor.finding import Check, Finding, fail, ok, skip, warn
 from milescli.doctor.roles import check_roles
 from milescli.platform.machine import Machine
-from milescli.recipe.foreign import FOREIGN
-from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.agents import FOREIGN
+from milescli.recipe.data_files import is_hub, parse_hub
+from milescli.recipe.distill import policy_alone
 from milescli.recipe.load import LoadedRecipe
-from milescli.recipe.policy_alone import policy_alone
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +13,68 @@ import numpy as np
 
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
-from milescli.insight.finding import Finding, Level
 from milescli.insight.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.series import Trend
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    BAD = "bad"
+    """What is learned is spoiled, or will be."""
+    WARNING = "warning"
+    """Learning or speed is lost."""
+    HINT = "hint"
+    """It could be faster; nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One named diagnosis of a run."""
+
+    name: str
+    """Stable, with hyphens: `entropy-collapse`; `docs/verdict.md` has a heading for each."""
+    level: Level
+    title: str
+    """In a few words, without figures: Entropy collapses."""
+    evidence: str
+    """What was seen, with figures and steps."""
+    advice: tuple[str, ...]
+    """What to try, the likeliest first; `--set key=value` where a key does it."""
+    source: str
+    """Where the rule comes from: a paper with its section, or how it is derived."""
+    columns: tuple[str, ...]
+    """Names of metrics.jsonl that show it."""
+    steps: tuple[int, int] | None = None
+    """First and last step of what was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is to be said of a run."""
+
+    step: int
+    """Steps done."""
+    headline: str
+    """One sentence: is it learning, and if not, why?"""
+    is_learning: bool | None
+    """Whether its reward (or its loss over rows) gets better; None: too early to say."""
+    findings: Sequence[Finding] = ()
+    """The worst first; empty: nothing is wrong."""
+    facts: Sequence[str] = field(default=())
+    """What is normal and looks odd: loss near 0 at strictly on-policy steps."""
+
+    @property
+    def level(self) -> Level | None:
+        """The level of the worst finding; None: nothing is wrong."""
+        return self.findings[0].level if self.findings else None
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no finding is worse than a hint."""
+        return self.level in (None, Level.HINT)
+
 
 FEW_STEPS = 8
 """Fewer, and a figure's course says nothing."""
@@ -29,7 +88,7 @@ REWARD, LOSS = "rollout/reward_mean", "train/loss"
 
 @dataclass(frozen=True)
 class Case:
-    """Of one run."""
+    """What the diagnoses of one run look at."""
 
     history: History
     facts: RunFacts = field(default_factory=RunFacts)
@@ -42,18 +101,18 @@ class Case:
 
     @property
     def num_steps(self) -> int:
-        """That are known."""
+        """The number of steps that are known."""
         return len(self.history.columns)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The first and the last."""
+        """The numbers of the first and the last step."""
         known = self.history.columns.steps
         return (known[0], known[-1]) if known else (0, 0)
 
     @property
     def recent_steps(self) -> tuple[int, int]:
-        """First and last of the newest window."""
+        """The first and the last step of the newest window."""
         known = self.history.columns.steps
         count = len(series.recent(range(len(known))))
         return (known[-count], known[-1]) if known else (0, 0)
@@ -63,15 +122,15 @@ class Case:
         return np.frombuffer(self.history.columns.get(name), dtype=np.float64)
 
     def early(self, name: str) -> float:
-        """Mean of the first steps."""
+        """Mean of the metric over the first steps."""
         return series.mean(series.early(self.column(name)))
 
     def recent(self, name: str) -> float:
-        """Mean of the last steps."""
+        """Mean of the metric over the last steps."""
         return series.mean(series.recent(self.column(name)))
 
     def has(self, name: str, *, least: int = FEW_STEPS) -> bool:
-        """Whether so many steps have the figure."""
+        """Whether at least `least` steps recorded the metric."""
         return int(np.isfinite(self.column(name)).sum()) >= least
 
     def is_early(self, *, least: int) -> bool:
@@ -97,13 +156,13 @@ class Case:
 
     @property
     def is_bounded(self) -> bool:
-        """All mean rewards lie in 0..1."""
+        """Whether all mean rewards lie in 0..1."""
         rewards = series.finite(self.column(REWARD))
         return bool(len(rewards)) and bool(((rewards >= 0) & (rewards <= 1)).all())
 
     @property
     def is_at_ceiling(self) -> bool:
-        """There is little left to gain."""
+        """Whether the reward has little left to gain."""
         return self.is_bounded and self.recent(REWARD) >= CEILING
 
     @property

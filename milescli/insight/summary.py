@@ -15,13 +15,14 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.events import PHASES
 from milescli.insight import series
+from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.insight.finding import Verdict
-from milescli.insight.flops import mfu_of
 from milescli.insight.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict
+from milescli.models.costs import TokenFlops
+from milescli.plan.devices import DEVICES
 
 SPREAD = 1.645
 """Standard errors on either side of a time that is left: nine of ten ends lie between."""
@@ -72,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Of one run."""
+    """All that one screen says of a run."""
 
     name: str
     state: str
@@ -119,7 +120,7 @@ class Summary:
 def summarize(
     run: RunDir, history: History, facts: RunFacts, *, now_s: float | None = None
 ) -> Summary:
-    """As the run is now."""
+    """The summary of the run as it is now."""
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
@@ -273,3 +274,37 @@ def _saved(history: History, run: RunDir) -> int | None:
         if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:
             own.append(step)
     return max(own, default=None)
+
+
+FORWARD_AND_BACKWARD = 3
+"""Passes that a trained token costs, in forward passes: Chowdhery et al. (PaLM), arXiv 2204.02311,
+appendix B; recomputation does not count."""
+
+
+def mfu_of(history: History, facts: RunFacts) -> float | None:
+    """Of the newest steps, 0 to 1; None where it is not known."""
+    costs, device = facts.manifest.get("token_flops"), facts.plan.get("forecast") or {}
+    spec = next(
+        (one for one in DEVICES.values() if one.name in str(device.get("device", ""))), None
+    )
+    if not isinstance(costs, dict) or spec is None:
+        return None
+    columns = history.columns
+    tokens = series.mean(series.recent(columns.get("train/num_tokens")))
+    seconds = series.mean(series.recent(columns.get("time/train_s")))
+    length = _mean_length(history)
+    if not (tokens > 0 and seconds > 0 and length > 0):
+        return None
+    try:
+        of_token = TokenFlops(**costs)
+    except TypeError:  # another version of miles wrote them
+        return None
+    flops = FORWARD_AND_BACKWARD * of_token.forward_mean(max(1, round(length)))
+    can_do = spec.bf16_flops * facts.num_trainer_devices
+    return tokens * flops / (seconds * can_do)
+
+
+def _mean_length(history: History) -> float:
+    """Mean tokens of a sequence, prompt and response."""
+    parts = ("rollout/prompt_tokens_mean", "rollout/response_tokens_mean")
+    return sum(series.mean(series.recent(history.columns.get(part))) for part in parts)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight import series
-from milescli.insight.case import CEILING, LOSS, REWARD, Case, number
+from milescli.insight.case import CEILING, LOSS, REWARD, Case, Finding, Level, Verdict, number
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
-from milescli.insight.finding import Finding, Level, Verdict
 from milescli.insight.history import History
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 

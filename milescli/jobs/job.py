@@ -14,12 +14,12 @@ from milescli.core.errors import MachineError
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, value_at
 from milescli.recipe.machine import MachineSettings
 from milescli.recipe.section import plain
 from milescli.recipe.several import KEY as ADAPTERS
 from milescli.recipe.several import to_options
-from milescli.recipe.tables import SettingsLayer
 
 SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 """Keys that the script sets itself."""

@@ -23,9 +23,8 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS
 from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES
-from milescli.train.optimizers import RULES
+from milescli.train.optimizers import RULES, SCHEDULES
 from milescli.train.rank_hooks import BEFORE_LOG_PROBS
-from milescli.train.schedule import SCHEDULES
 from milescli.train.surrogates import SURROGATES
 from milescli.weights.channels import CHANNELS
 from milescli.weights.formats import FORMATS

@@ -7,9 +7,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import RecipeError
+from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
-from milescli.core.nearest import nearest
 from milescli.listings.plug_point import PlugPoint
 from milescli.listings.plug_points import POINTS
 

@@ -7,8 +7,7 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from milescli.core.errors import CheckpointError
-from milescli.core.nearest import nearest
+from milescli.core.errors import CheckpointError, nearest
 from milescli.models.base import Entry, Rule, Sharding, WeightTable, read_config
 from milescli.models.facts import ModelFacts
 from milescli.models.mtp import with_shared_ends

@@ -3,8 +3,12 @@ links. Plain figures, each with its source; how much of them a run reaches is in
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
 
+from milescli.core.units import GIB
 from milescli.platform.machine import DEVICE_MODELS, Machine, model_of
 
 TERA, GIGA = 1e12, 1e9
@@ -221,3 +225,131 @@ def pair_bandwidth(model: str) -> float | None:
     switches give a pair the whole bandwidth of a device, xGMI one link of seven. None over PCIe."""
     interconnect, whole = DEVICE_MODELS[model].interconnect, DEVICES[model].link_bandwidth
     return {"nvlink": whole, "xgmi": whole / XGMI_PEERS}.get(interconnect)
+
+
+LINK_SHARE = 0.65
+"""Of a link's bandwidth that collectives reach. An estimate."""
+NEAR_S, FAR_S = 20e-6, 60e-6
+"""Of a collective, whatever its size: over the fast link alone, and over the network. Estimates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """The links of one kind of device, with so many devices to a node."""
+
+    device: DeviceSpec
+    devices_per_node: int
+
+    @property
+    def near(self) -> int:
+        """Neighbouring devices that the fast link spans."""
+        return max(
+            self.devices_per_node, self.device.link_domain if self.device.link_domain > 8 else 0
+        )
+
+    def spans_network(self, ranks: int, *, stride: int = 1) -> bool:
+        """The group lies beyond the reach of the fast link."""
+        return (ranks - 1) * stride >= self.near
+
+    def start_s(self, ranks: int, *, stride: int = 1) -> float:
+        """Seconds that a collective takes beside the transfer of its bytes."""
+        return FAR_S if self.spans_network(ranks, stride=stride) else NEAR_S
+
+    def ring(self, ranks: int, *, stride: int = 1) -> float:
+        """Bytes a second that a rank of an all-gather or reduce-scatter takes in. A ring crosses to
+        the next node once, whatever it holds of the node before, and as many rings as the group has
+        ranks there share the node's network adapters between them (NCCL's notion of bus bandwidth:
+        nccl-tests, doc/PERFORMANCE.md)."""
+        link = self.device.link_bandwidth
+        if self.spans_network(ranks, stride=stride):
+            link = min(link, max(1, self.near // stride) * self.device.network_bandwidth)
+        return LINK_SHARE * link
+
+    def exchange_s(self, sent: float, *, ranks: int, stride: int = 1) -> float:
+        """Seconds of an all-to-all in which each rank sends `sent` bytes, those to itself counted:
+        what stays within reach of the fast link, and beside it what goes out by the rank's own
+        adapter."""
+        inside = min(ranks, max(1, self.near // stride))
+        within = sent * (inside - 1) / ranks / self.device.link_bandwidth
+        beyond = sent * (ranks - inside) / ranks / self.device.network_bandwidth
+        return max(within, beyond) / LINK_SHARE + self.start_s(ranks, stride=stride)
+
+    def hop(self, stride: int) -> float:
+        """Bytes a second from a rank to the one `stride` devices on."""
+        return LINK_SHARE * (
+            self.device.link_bandwidth if stride < self.near else self.device.network_bandwidth
+        )
+
+    def across(self, ranks: int) -> float:
+        """Bytes a second from one rank to all others, each of which passes them on (a broadcast):
+        as its own adapter allows."""
+        return self.hop(self.near if ranks > self.near else 1)
+
+
+FILE = Path(__file__).with_name("measured.json")
+"""{device as `8xNAME` says: {"source": ..., constant of Reached: value, ...}}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """Of one kind of device. The defaults are estimates."""
+
+    train_share: float = 0.45
+    """Of peak FLOP/s that a dense layer's products reach in training, without communication."""
+    expert_share: float = 0.30
+    """The same of experts' products, which are small and many."""
+    prefill_share: float = 0.45
+    """Of peak FLOP/s in prefill."""
+    decode_share: float = 0.70
+    """Of memory bandwidth that decoding reaches. The one figure that the field has published would
+    be 0.65 to 0.9 (`tests/plan/reported_times.py`)."""
+    layer_s: float = 0.4e-3
+    """Launching the kernels of one layer forward and backward, per microbatch: what small
+    microbatches cost."""
+    decode_step_s: float = 2e-3
+    """Scheduling and sampling of one decode step, whatever its size."""
+    host_bandwidth: float = 25e9
+    """Bytes a second between a device and its host's memory (PCIe 5.0 x16 has 64e9)."""
+    host_adam: float = 0.5e9
+    """Numbers a second that a rank's share of the host's cores updates by Adam."""
+    bucket_s: float = 0.01
+    """Handing one bucket of weights to the engines, beside its transfer: what the field reports of
+    whole publications (0.02 to 0.05 s a gigabyte) leaves about so much
+    (`tests/plan/reported_times.py`)."""
+    trainer_context: int = int(2.0 * GIB)
+    """Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps.
+    Small enough that the fullest of the layouts that are known to run fits."""
+    engine_context: int = int(1.5 * GIB)
+    """The same of an engine process."""
+    engine_graphs: int = int(1.0 * GIB)
+    """CUDA graphs of decoding; stay while it sleeps."""
+    measured: frozenset[str] = frozenset()
+    """Names of the constants above that were measured on such a device."""
+    source: str = ""
+    """Of those: the visit's results."""
+
+    @property
+    def asleep(self) -> int:
+        """Bytes of a device that a sleeping engine keeps."""
+        return self.engine_context + self.engine_graphs
+
+    def says(self, name: str, text: str) -> str:
+        """The figure as people read it, with its rank: `45 %`, or `41 % (measured)`."""
+        return f"{text} (measured)" if name in self.measured else text
+
+
+def reached(device: str) -> Reached:
+    """`device` as `8xNAME` says."""
+    row = dict(_table().get(device, {}))
+    source = str(row.pop("source", ""))
+    known = {field.name for field in fields(Reached)} - {"measured", "source"}
+    assert row.keys() <= known, f"{FILE}: {sorted(row.keys() - known)} of {device}"
+    whole = {
+        name: int(value) for name, value in row.items() if name.endswith(("context", "graphs"))
+    }
+    return Reached(**{**row, **whole}, measured=frozenset(row), source=source)
+
+
+@cache
+def _table() -> dict[str, dict[str, object]]:
+    return json.loads(FILE.read_text(encoding="utf-8"))

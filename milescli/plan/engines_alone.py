@@ -9,16 +9,14 @@ from milescli import models
 from milescli.core.errors import FitError
 from milescli.core.units import format_bytes
 from milescli.models.facts import ModelFacts
-from milescli.plan.batch import batch_plan
-from milescli.plan.decisions import Log
+from milescli.plan.choices import SIZES, batch_plan, choose_precision
 from milescli.plan.main_memory import fit_main_memory
 from milescli.plan.on_cpu import context_length, engines_on_cpu, longest_tokens, why_no_pair
 from milescli.plan.placement import assign_slots, devices_per_node
-from milescli.plan.precision import SIZES, choose_precision
 from milescli.plan.roles import beside_reward_model
-from milescli.plan.search_engines import search_engines
+from milescli.plan.search import search_engines
 from milescli.plan.search_space import search_space
-from milescli.plan.types import EngineLayout, Plan, Slot, TrainerLayout
+from milescli.plan.types import EngineLayout, Log, Plan, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe, Rollout
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from milescli.core.units import format_bytes
 from milescli.plan import reasons
 from milescli.plan.activations import FILL, worst_imbalance
-from milescli.plan.devices import spec_of
-from milescli.plan.links import LINK_SHARE
-from milescli.plan.measured import Reached
+from milescli.plan.devices import LINK_SHARE, Reached, spec_of
 from milescli.plan.on_devices import Pair, publishing_bytes
 from milescli.plan.time import MEAN_SHARE
 from milescli.plan.types import Basis, Forecast, Part

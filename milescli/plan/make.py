@@ -10,13 +10,11 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.adapters import note_adapter, note_publishing, publishes_merged
-from milescli.plan.batch import batch_plan
-from milescli.plan.decisions import Log
+from milescli.plan.choices import SIZES, batch_plan, choose_precision, note_mtp, note_speculation
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
-from milescli.plan.mtp import note_mtp
+from milescli.plan.memory import note_adapter, note_publishing, publishes_merged
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
 from milescli.plan.placement import (
@@ -26,8 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
-from milescli.plan.precision import SIZES, choose_precision
-from milescli.plan.remedies import with_remedies
+from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NONE_ASKED,
     AskedModels,
@@ -35,10 +32,10 @@ from milescli.plan.roles import (
     roles_of,
     teacher_roles,
 )
-from milescli.plan.speculation import note_speculation
 from milescli.plan.types import (
     NO_ENGINES,
     EngineLayout,
+    Log,
     Plan,
     ProcessMemory,
     Role,
@@ -347,7 +344,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _note_attention(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
-    """Nothing where the recipe leaves it to SGLang."""
+    """Note the attention backend that the recipe pins; nothing where it pins none."""
     backend = recipe.engines.attention_backend
     if backend is not None and on_cpu:
         why = f"the one that computes on a CPU; `{backend}` is for accelerators"

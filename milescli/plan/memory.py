@@ -10,7 +10,9 @@ from functools import lru_cache
 from itertools import accumulate
 
 from milescli import models
-from milescli.core.units import MIB
+from milescli.core.units import MIB, format_count
+from milescli.models import table
+from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
@@ -20,18 +22,20 @@ from milescli.plan.activations import (
     layer_bytes,
     mtp_bytes,
 )
-from milescli.plan.copies import copies_bytes
-from milescli.plan.measured import Reached
-from milescli.plan.parameters import Counter
-from milescli.plan.stages import microbatches_in_flight, stage_ends
+from milescli.plan.devices import Reached
+from milescli.plan.legal import microbatches_in_flight, stage_ends
 from milescli.plan.static_memory import (
+    Counter,
     TrainerLoad,
+    copies_bytes,
     frozen_bytes,
     host_bytes,
     saved_bytes,
     static_bytes,
 )
-from milescli.plan.types import EngineLayout, TrainerLayout
+from milescli.plan.types import EngineLayout, Log, TrainerLayout
+from milescli.recipe.lora import Lora
+from milescli.recipe.schema import Recipe
 
 FRAGMENTS = 0.04
 """Part of a device's memory that the allocator cannot use, or that is left as a margin. An
@@ -50,7 +54,7 @@ SAMPLED_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerBytes:
-    """Of one trainer rank at the peak of a step."""
+    """Bytes that one trainer rank holds at the peak of a step."""
 
     weights: int = 0
     gradients: int = 0
@@ -75,7 +79,7 @@ class TrainerBytes:
 
     @property
     def static(self) -> int:
-        """What is there between steps too."""
+        """Bytes that are there between steps too."""
         return self.weights + self.gradients + self.optimizer
 
     @property
@@ -87,7 +91,7 @@ class TrainerBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Of one engine rank."""
+    """Bytes that one engine rank holds."""
 
     weights: int
     cache: int
@@ -284,7 +288,7 @@ class MemoryModel:
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Of one rank."""
+        """Bytes of weights that one engine rank holds."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
@@ -294,7 +298,7 @@ class MemoryModel:
         return self._engine[key] * size
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Of what one rank is sent at a publication."""
+        """Bytes that one rank is sent at a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         return self.sent.engine_total(**cut) * size
 
@@ -374,3 +378,75 @@ def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
     """Of a weight-sync bucket; None: what suits the device. On a CPU SmolLM2-135M was published in
     0.27 s by buckets of 64 MiB, and in 0.56 s by those of 512."""
     return (bucket_mib or (64 if on_cpu else 512)) * MIB
+
+
+def trained_shape(recipe: Recipe) -> LoraShape | None:
+    """The adapter's shape; None where the recipe trains all weights."""
+    return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
+
+
+def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> MemoryModel:
+    """Memory of the recipe's model, and of what is trained of it. `merged`: as `publishes_merged`
+    says. Raises RecipeError where no adapter of the recipe's shape fits it."""
+    if (shape := trained_shape(recipe)) is None:
+        return memory_model(facts)
+    return _beside(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
+
+
+@lru_cache(maxsize=8)
+def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
+    base = table(facts)
+    return MemoryModel(base, adapter_table(base, shape), slots)
+
+
+def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
+    """Whether engines are sent the model with the adapter merged in. `size`: bytes of a weight. In
+    two bytes the sum would be rounded, and the engines would sample from another policy than the
+    one that is trained."""
+    lora = recipe.train.lora
+    if not lora.is_on or lora.publish != "auto":
+        return lora.is_on and lora.publish == "merged"
+    return on_cpu and size == 4 and not recipe.adapters
+
+
+def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
+    """What engines are sent, where an adapter is trained."""
+    if not recipe.train.lora.is_on or not recipe.has_engines:
+        return
+    if recipe.train.lora.publish != "auto":
+        why = "pinned by `train.lora.publish`"
+    elif merged:
+        why = "on a CPU an engine computes the model alone sooner than with an adapter beside it"
+    else:
+        why = "engines compute it beside the frozen model"
+    log.note("adapter.publish", "merged" if merged else "adapter", why)
+
+
+def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
+    """How much is trained, where it is an adapter. Raises RecipeError where none fits the model."""
+    shape = trained_shape(recipe)
+    if shape is None:
+        return
+    base = table(facts)
+    numbers, of_base = adapter_table(base, shape).num_parameters, base.num_parameters
+    log.note(
+        "adapter",
+        f"rank {shape.rank}" + (f" x {len(recipe.adapters)}" if recipe.adapters else ""),
+        f"{format_count(numbers)} of {format_count(of_base)} numbers are trained "
+        f"({100 * numbers / of_base:.2g} %); the others have neither gradient nor optimizer"
+        + (f"; {', '.join(recipe.adapters)} take turns" if recipe.adapters else ""),
+    )
+
+
+def shape_of(lora: Lora) -> LoraShape:
+    """The shape of an adapter. `lora.is_on` must hold."""
+    assert lora.rank is not None, "an adapter has a rank"
+    assert lora.type != "dora", "recipe.check refuses it"
+    return LoraShape(
+        rank=lora.rank,
+        alpha=lora.alpha if lora.alpha is not None else 2.0 * lora.rank,
+        targets=tuple(lora.targets),
+        exclude=tuple(lora.exclude),
+        kind=lora.type,
+        experts=lora.experts,
+    )

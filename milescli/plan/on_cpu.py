@@ -6,10 +6,9 @@ from __future__ import annotations
 from milescli.core.units import GIB, format_bytes
 from milescli.models import table
 from milescli.models.facts import ModelFacts
-from milescli.plan.apart import apart_for
-from milescli.plan.decisions import Log
 from milescli.plan.legal import engine_faults, faults, training_faults
-from milescli.plan.types import EngineLayout, TrainerLayout
+from milescli.plan.placement import apart_for
+from milescli.plan.types import EngineLayout, Log, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 

@@ -3,23 +3,37 @@ side by side), and says why. Called by `make`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from milescli import models
 from milescli.core.errors import FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan import reasons
-from milescli.plan.copies import note_copies
-from milescli.plan.decisions import Log
+from milescli.plan.legal import (
+    IllegalValue,
+    cp_faults,
+    engine_faults,
+    expert_faults,
+    faults,
+    stage_faults,
+    tp_faults,
+)
 from milescli.plan.on_cpu import context_length
-from milescli.plan.pins import check_pins
-from milescli.plan.search_engines import EngineChoice, search_engines
+from milescli.plan.search import (
+    ALIKE,
+    EngineChoice,
+    TrainerChoice,
+    TrainerSearch,
+    alike,
+    search_engines,
+    search_trainer,
+)
 from milescli.plan.search_space import SearchSpace, divisors, search_space
-from milescli.plan.search_trainer import TrainerChoice, TrainerSearch, search_trainer
-from milescli.plan.ties import ALIKE, alike
+from milescli.plan.static_memory import note_copies
+from milescli.plan.types import Log, TrainerLayout
 from milescli.platform.machine import Machine
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Parallel, Recipe
 
 _FINE_DEVICES = 64
 """Up to so many devices, splits are tried in eighths; beyond, in quarters."""
@@ -47,7 +61,7 @@ class Pair:
 
     @property
     def step_s(self) -> float:
-        """Of one step."""
+        """Seconds of one step."""
         rollout, train = self.engines.seconds.total, self.trainer.seconds.total
         return (
             (max(rollout, train) if self.overlap else rollout + train) + self.sync_s + self.turn_s
@@ -55,7 +69,7 @@ class Pair:
 
     @property
     def host_bytes(self) -> int:
-        """Of one node."""
+        """Bytes of main memory on one node."""
         return self.trainer.needs.host * self._ranks_per_node
 
     @property
@@ -141,7 +155,7 @@ def _simplest(pairs: list[Pair]) -> Pair:
 
 
 def _shares(space: SearchSpace, num_devices: int) -> list[int]:
-    """Devices of the engines."""
+    """The numbers of devices that engines may have."""
     if not space.has_engines:
         return [0]
     if space.colocated:
@@ -271,3 +285,72 @@ def engine_context(recipe: Recipe, facts: ModelFacts, pair: Pair) -> EngineChoic
     """The engines with the context length that they are started with."""
     layout = replace(pair.engines.layout, context_length=context_length(recipe, facts))
     return replace(pair.engines, layout=layout)
+
+
+def check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
+    """Raises FitError for the first that cannot be kept."""
+    pins = recipe.parallel
+    for fault in _pin_faults(pins, facts):
+        raise fault.error()
+    parts = (pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)
+    if pins.dp is None and num_devices % parts and recipe.engines.placement != "split":
+        raise FitError(
+            f"tp x pp x cp = {pins.tp or 1} x {pins.pp or 1} x {pins.cp or 1} = {parts} does not "
+            f"divide {num_devices} devices",
+            why=f"{num_devices} / {parts} is not whole, so ranks would be left over",
+            fix=f"--set parallel.dp={max(1, num_devices // parts)}   # leaves devices idle; or pin "
+            "a layout that divides",
+        )
+    _check_engine_pins(recipe, facts, num_devices)
+
+
+def _check_engine_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
+    """Raise FitError where the pins leave no size of engines."""
+    pins, per_node = recipe.engines, num_devices // recipe.machine.nodes
+    sizes = [pins.tp] if pins.tp else divisors(num_devices)
+    first: IllegalValue | None = None
+    for size in sizes:
+        ep = pins.ep or (size if facts.num_experts and facts.num_experts % size == 0 else 1)
+        fault = next(
+            engine_faults(facts, tp=size, ep=ep, attention_dp=pins.attention_dp or 1), None
+        )
+        if fault is None:
+            break
+        first = first or fault
+    else:
+        assert first is not None
+        raise first.error()
+    if pins.tp and pins.tp > num_devices:
+        raise FitError(
+            f"an engine of {pins.tp} devices is pinned and there are {num_devices}",
+            why=f"engines.tp {pins.tp} > {recipe.machine.nodes} nodes x {per_node} devices = "
+            f"{num_devices}",
+            fix=f"--set engines.tp={per_node}",
+        )
+    if pins.tp and recipe.machine.nodes > 1 and pins.tp % per_node and per_node % pins.tp:
+        legal = max(size for size in divisors(per_node) if size <= pins.tp)
+        raise FitError(
+            f"engines of {pins.tp} devices would lie across nodes",
+            why=f"a node has {per_node} devices: engines.tp must divide that, or be a multiple of "
+            "it",
+            fix=f"--set engines.tp={legal}",
+        )
+
+
+def _pin_faults(pins: Parallel, facts: ModelFacts) -> Iterator[IllegalValue]:
+    if pins.tp:
+        yield from tp_faults(facts, pins.tp)
+    if pins.cp:
+        yield from cp_faults(facts, pins.cp, tp=pins.tp or 1)
+    ends = {
+        "first_stage_layers": pins.first_stage_layers,
+        "last_stage_layers": pins.last_stage_layers,
+    }
+    if pins.sequence_parallel is False and facts.num_experts and (pins.tp or 1) > 1:
+        yield from faults(TrainerLayout(tp=pins.tp, ep=1, etp=1), facts)
+    if pins.pp:
+        yield from stage_faults(TrainerLayout(pp=pins.pp, **ends), facts)
+    ep, etp = pins.ep or 1, pins.etp or 1
+    if facts.num_experts or ep > 1 or etp > 1:
+        group = ep * etp
+        yield from expert_faults(TrainerLayout(ep=ep, etp=etp, dp=group), facts)

@@ -4,9 +4,7 @@ their own, rank by rank, and how weights get from one to the other. Pure; called
 from __future__ import annotations
 
 from milescli.core.errors import FitError
-from milescli.plan.apart import apart_for, keys_of_apart
-from milescli.plan.decisions import Log
-from milescli.plan.types import EngineLayout, Slot, TrainerLayout
+from milescli.plan.types import EngineLayout, Log, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
@@ -175,3 +173,18 @@ def choose_channel(
         )
     log.note("weights.channel", channel, why)
     return channel
+
+
+def apart_for(recipe: Recipe) -> str:
+    """In words, to be put behind a number of engines."""
+    roles = "roles that other models play"
+    if recipe.eval.engines != "own":
+        return roles
+    return f"evaluations and {roles}" if recipe.rollout.policies else "evaluations"
+
+
+def keys_of_apart(recipe: Recipe) -> str:
+    """Which keys of the recipe ask for them."""
+    keys = ["`eval.engines` is own"] if recipe.eval.engines == "own" else []
+    keys += ["`rollout.roles` has a `policy`"] if recipe.rollout.policies else []
+    return " and ".join(keys)

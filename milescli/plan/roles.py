@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from milescli import models
 from milescli.core.units import GIB, format_bytes
 from milescli.models.facts import ModelFacts
-from milescli.plan.decisions import Log
 from milescli.plan.memory import TrainerLoad, memory_model
 from milescli.plan.search_space import teacher_passes
-from milescli.plan.types import Role, TrainerLayout
+from milescli.plan.types import Log, Role, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 

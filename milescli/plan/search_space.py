@@ -1,5 +1,5 @@
 """What the search for layouts depends on: model, devices, the work of a step, and what the recipe
-pins. Pure; made by `on_devices`, read by `search_trainer` and `search_engines`."""
+pins. Pure; made by `on_devices`, read by `search`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from milescli.models.base import WeightTable
 from milescli.models.costs import token_flops
 from milescli.models.facts import ModelFacts
 from milescli.plan.activations import Packing
-from milescli.plan.adapters import memory_of, publishes_merged
-from milescli.plan.devices import spec_of
-from milescli.plan.measured import Reached, reached
+from milescli.plan.devices import Reached, reached, spec_of
 from milescli.plan.memory import (
     FRAGMENTS,
     MemoryModel,
     TrainerLoad,
     bucket_bytes,
+    memory_of,
+    publishes_merged,
 )
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.time import MEAN_SHARE, TimeModel, Work
@@ -56,12 +56,12 @@ class SearchSpace:
 
     @property
     def facts(self) -> ModelFacts:
-        """Of the model."""
+        """The facts of the model."""
         return self.memory.table.facts
 
     @property
     def usable_bytes(self) -> int:
-        """Of one device."""
+        """Bytes of one device that can be used."""
         return int(self.memory_bytes * (1 - FRAGMENTS))
 
     @property
@@ -168,6 +168,6 @@ def values_to_try(pin: int | None, free: Iterable[int], *, most: int) -> list[in
 
 
 def divisors(number: int) -> list[int]:
-    """Ascending."""
+    """All divisors of the number, ascending."""
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})

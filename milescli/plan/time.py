@@ -1,5 +1,5 @@
 """Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most,
-times the share that runs reach (`measured`). The work itself is counted. Pure."""
+times the share that runs reach (`devices.Reached`). The work itself is counted. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from milescli.models.base import WeightTable
 from milescli.models.costs import TokenFlops, token_flops
 from milescli.plan.activations import IMBALANCE
-from milescli.plan.devices import DeviceSpec
-from milescli.plan.links import Links
-from milescli.plan.measured import Reached
+from milescli.plan.devices import DeviceSpec, Links, Reached
+from milescli.plan.legal import stage_sizes
 from milescli.plan.memory import MemoryModel
-from milescli.plan.stages import stage_sizes
 from milescli.plan.types import EngineLayout, TrainerLayout
 
 MEAN_SHARE = 0.5
@@ -68,7 +66,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSeconds:
-    """Of all updates of a step."""
+    """Seconds of all updates of a step."""
 
     compute: float
     bubble: float
@@ -92,7 +90,7 @@ class TrainSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSeconds:
-    """Of one step's rollout."""
+    """Seconds of one step's rollout."""
 
     prefill: float
     decode: float
@@ -107,7 +105,7 @@ class RolloutSeconds:
 
 @dataclass(slots=True)
 class TimeModel:
-    """Of one model on one kind of device."""
+    """Predicts the times of one model on one kind of device."""
 
     table: WeightTable
     memory: MemoryModel
@@ -137,7 +135,7 @@ class TimeModel:
         self._head_part, self._logits_part = top / self.flops.matmul, logits / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
-        """Of one rank in one update."""
+        """The number of microbatches of one rank in one update."""
         rows = work.tokens / (work.updates * layout.dp * cap * layout.cp)
         # sequences do not fill rows to the brim
         fewest = math.ceil(rows * 1.05) if rows > 1 else 1

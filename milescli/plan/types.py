@@ -47,7 +47,7 @@ class TrainerLayout:
 
     @property
     def world_size(self) -> int:
-        """Trainer ranks."""
+        """The number of trainer ranks."""
         return self.tp * self.pp * self.cp * self.dp
 
 
@@ -279,13 +279,21 @@ class Plan:
         raw["processes"] = [ProcessMemory(**process) for process in raw.get("processes", ())]
         return cls(**raw)
 
-    def has_role(self, name: str) -> bool:
-        """Whether the run has a model in this role."""
-        return any(role.name == name for role in self.roles)
-
     @property
     def fingerprint(self) -> str:
         """16 hex digits over everything that runs: reasons and forecasts apart."""
         raw = asdict(self)
         del raw["decisions"], raw["forecast"], raw["processes"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Log:
+    """The decisions of a plan, filled by `make` and what it calls."""
+
+    decisions: list[Decision] = field(default_factory=list)
+
+    def note(self, key: str, value: object, reason: str) -> None:
+        """Add one decision and its reason."""
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.decisions.append(Decision(key=key, value=text, reason=reason))

@@ -11,8 +11,7 @@ from typing import Literal
 
 import yaml
 
-from milescli.core.errors import MachineError, RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import MachineError, RecipeError, nearest
 from milescli.core.units import GIB
 
 Kind = Literal["cuda", "rocm", "cpu"]

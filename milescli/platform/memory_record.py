@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.core.log_tail import last_records
+from milescli.core.files import last_records
 from milescli.platform.oom import oom_kills
 
 FILE = "memory.jsonl"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, step_done
 from milescli.checkpoint.run_lock import is_locked, state_of
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
-from milescli.core.log_tail import last_records
+from milescli.core.files import last_records
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan
 from milescli.profiling import request as files

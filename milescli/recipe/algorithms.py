@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
-from milescli.recipe.layers import ALGORITHM_KEY
-from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
+from milescli.core.errors import RecipeError, nearest
+from milescli.recipe.layers import ALGORITHM_KEY, KeyValue, Origin, SettingsLayer, Table
 
 Setting = str | float | bool | None
 

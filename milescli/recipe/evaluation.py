@@ -1,13 +1,17 @@
-"""The recipe's section `eval`: held-out prompts, and who is asked them."""
+"""The recipe's section `eval`: held-out prompts, who is asked them, and the rules of it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.rewards import Requests
-from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Section
+from milescli.recipe.requests import Requests
+from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, Rule, Section
+
+if TYPE_CHECKING:
+    from milescli.recipe.schema import Recipe
 
 
 class EndpointSettings(Requests):
@@ -43,3 +47,27 @@ class Evaluation(Section):
     own: one of the plan's engines is kept for it, with the weights of the step, while the run goes
     on."""
     endpoint: EndpointSettings = EndpointSettings()
+
+
+def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
+    """Of engines that sample nothing to learn from."""
+    if not recipe.engines_apart:
+        return
+    is_own, num = recipe.eval.engines == "own", recipe.engines.num
+    fix = ["--set eval.engines=shared"] if is_own else []
+    users = ["`eval.engines` own keeps one for evaluations"] if is_own else []
+    users += [f"{name} plays roles on one of its own" for name in recipe.rollout.policies]
+    yield Rule(
+        recipe.learns_from_rows,
+        "evaluations cannot have engines of their own here"
+        if is_own
+        else "no role can be played by a model of its own here",
+        why="a run that learns from rows has engines for nothing else than evaluations",
+        fix=fix or "take `policy` out of `rollout.roles`",
+    )
+    yield Rule(
+        num is not None and num <= recipe.engines_apart,
+        "no engine would be left to sample",
+        why=f"`engines.num` is {num} ({origins['engines.num']}), and {', '.join(users)}",
+        fix=[f"--set engines.num={recipe.engines_apart + 1}", *fix],
+    )

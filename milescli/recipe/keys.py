@@ -5,17 +5,20 @@ Read off the schema, so that help, completion and errors cannot drift from it.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import operator
+import sys
 import types
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from milescli.core.nearest import nearest
-from milescli.recipe.docs import doc_of
+from milescli.core.errors import nearest
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import Names, Section
 
@@ -230,3 +233,30 @@ def _number(bounds: tuple[object, ...]) -> str:
             if isinstance(bound, kind)
         )
     )
+
+
+def doc_of(section: type[Section], name: str) -> str:
+    """Of a key or section within this one; empty where nothing is said."""
+    for origin in section.__mro__:
+        if text := _docs(origin.__module__).get((origin.__qualname__, name)):
+            return text
+    return ""
+
+
+@cache
+def _docs(module: str) -> dict[tuple[str, str], str]:
+    """(class, name) -> text, of all classes of a module of this package."""
+    if not module.startswith(f"{__package__}."):
+        return {}
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {
+        (one.name, said.target.id): inspect.cleandoc(text.value.value)
+        for one in tree.body
+        if isinstance(one, ast.ClassDef)
+        for said, text in pairwise(one.body)
+        if isinstance(said, ast.AnnAssign)
+        and isinstance(said.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

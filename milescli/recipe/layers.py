@@ -7,15 +7,120 @@ Each becomes a table key -> KeyValue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 
 from milescli.core.errors import RecipeError
 from milescli.recipe import reader
 from milescli.recipe.keys import SETTINGS, RecipeKey, keys, nearest_key, sections
-from milescli.recipe.reader import NULL_TEXTS, YamlNode
-from milescli.recipe.renamed import readable, translated
-from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
-from milescli.recipe.typed import typed_value
+from milescli.recipe.reader import NULL_TEXTS, YamlNode, typed_value
+
+
+class SettingsLayer(StrEnum):
+    """Where a value can come from, weakest first."""
+
+    DEFAULT = "default"
+    ALGORITHM = "algorithm"
+    RECIPE = "recipe"
+    FILE = "file"
+    ENV = "env"
+    SET = "set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who said so."""
+
+    layer: SettingsLayer
+    where: str = ""
+    """`quickstart.yaml:12`, `gspo`, `MILES_RUN__NAME`, `--set train.steps=3`; empty for a
+    default."""
+
+    def __str__(self) -> str:
+        return (
+            self.where if self.layer is SettingsLayer.SET else f"{self.layer} {self.where}".strip()
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Origin:
+        """The inverse of `str`."""
+        if text.startswith("--"):
+            return cls(layer=SettingsLayer.SET, where=text)
+        layer, _, where = text.partition(" ")
+        return cls(layer=SettingsLayer(layer), where=where)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyValue:
+    """One key as one layer sets it."""
+
+    value: object
+    """A YAML value; None or {} where the key is an optional section."""
+    text: str
+    """The user's own words."""
+    origin: Origin
+    comment: str = ""
+
+
+Table = dict[str, KeyValue]
+
+
+TENSORBOARD, WANDB = "run.tensorboard", "run.wandb_project"
+TRACKERS, PROJECT = "run.trackers", "run.project"
+OLD: Mapping[str, RecipeKey] = {
+    TENSORBOARD: RecipeKey(
+        name=TENSORBOARD,
+        wants="true or false",
+        default=True,
+        doc="",
+        is_text=False,
+        is_list=False,
+        optional=False,
+    ),
+    WANDB: RecipeKey(
+        name=WANDB, wants="text", default=None, doc="", is_text=True, is_list=False, optional=True
+    ),
+}
+"""Understood, and never written."""
+
+
+@cache
+def readable() -> Mapping[str, RecipeKey]:
+    """Every key that a layer may set."""
+    return {**keys(), **OLD}
+
+
+def translated(table: Table) -> Table:
+    """The layer without old names. Raises RecipeError where it has one beside the new one, or
+    something that the old one never took."""
+    old = {name: table[name] for name in OLD if name in table}
+    if not old:
+        return table
+    said = next(iter(old.values()))
+    shown = old[TENSORBOARD].value if TENSORBOARD in old else True
+    project = old[WANDB].value if WANDB in old else None
+    if not isinstance(shown, bool):
+        raise RecipeError(
+            f"`{TENSORBOARD}` is `{old[TENSORBOARD].text}`",
+            why=f"{said.origin}: it was true or false, and `{TRACKERS}` says it now",
+            fix=[f"--set '{TRACKERS}=[tensorboard]'", f"--set '{TRACKERS}=[]'"],
+        )
+    new: dict[str, object] = {TRACKERS: ["tensorboard"] * shown + ["wandb"] * (project is not None)}
+    if project is not None:
+        new[PROJECT] = project
+    made: Table = {name: entry for name, entry in table.items() if name not in old}
+    for key, value in new.items():
+        if key in made:
+            raise RecipeError(
+                f"`{next(iter(old))}` and `{key}` are both set",
+                why=f"{said.origin} says it the old way, {made[key].origin} the new way",
+                fix=f"leave out {' and '.join(f'`{name}`' for name in old)}, and keep `{key}`",
+            )
+        made[key] = replace(said, value=value, text=str(value))
+    return made
+
 
 ENV_PREFIX = "MILES_"
 RAY_VARIABLE = "RAY_ADDRESS"

@@ -1,12 +1,26 @@
-"""What a recipe can say of the model that is trained."""
+"""What a recipe can say of the model that is trained, and the rules of it."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.section import NonNegative, Positive, PositiveFloat, Section
+from milescli.recipe.section import (
+    NonNegative,
+    Positive,
+    PositiveFloat,
+    Rule,
+    Section,
+    divisor_below,
+)
+
+if TYPE_CHECKING:
+    from milescli.recipe.schema import Recipe
+
+MIN_VOCAB_SIZE = 272
+"""256 bytes and the special tokens of a chat template."""
 
 
 class ScratchModel(Section):
@@ -53,3 +67,112 @@ class Model(Section):
     allow_unproven: bool = False
     """Train a family that no independent implementation could be compared with (`miles models`
     names them)."""
+
+
+def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
+    """Which model, and whether one can be made as `scratch` says."""
+    model = recipe.model
+    yield Rule(
+        model.path is None and model.scratch is None,
+        "the recipe names no model",
+        why="it needs `model.path` (a Hugging Face folder or hub name) or `model.scratch` (a small "
+        "model made here)",
+        fix=["--set model.path=Qwen/Qwen3-0.6B", "--set model.scratch={}"],
+    )
+    yield Rule(
+        model.path is not None and model.scratch is not None,
+        "the recipe names two models",
+        why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
+        f"given too ({origins['model.scratch.hidden_size']}); one of them can be trained",
+        fix=[
+            f"--set model.path={model.path} --set model.scratch=null --set warmup.steps=0 "
+            f"--set train.optimizer.lr=1e-6   # {recipe.train.optimizer.lr:g} suits a model "
+            "that was made from a seed",
+            "--set model.path=null",
+        ],
+    )
+    yield Rule(
+        model.path is not None and not model.path.strip(),
+        "`model.path` is empty",
+        why=f"{origins['model.path']} sets it",
+        fix="--set model.path=Qwen/Qwen3-0.6B",
+    )
+    yield Rule(
+        model.revision is not None and model.path is None,
+        f"`model.revision` is `{model.revision}`, but nothing is downloaded",
+        why="a revision belongs to `model.path`; this recipe makes its model from scratch",
+        fix="--set model.revision=null",
+    )
+    if model.scratch is not None:
+        yield from _shape_rules(recipe, model.scratch)
+        yield from _expert_rules(model.scratch)
+
+
+def _shape_rules(recipe: Recipe, scratch: ScratchModel) -> Iterator[Rule]:
+    heads, kv_heads, size = scratch.num_heads, scratch.num_kv_heads, scratch.vocab_size
+    longest, positions = recipe.longest_sequence, scratch.max_position_embeddings
+    yield Rule(
+        heads % kv_heads,
+        f"{heads} heads cannot share {kv_heads} KV heads",
+        why="`model.scratch.num_heads` must be a multiple of `model.scratch.num_kv_heads`: each KV "
+        "head serves equally many heads",
+        fix=f"--set model.scratch.num_kv_heads={divisor_below(heads, kv_heads)}",
+    )
+    yield Rule(
+        scratch.head_dim % 2,
+        f"`model.scratch.head_dim` cannot be {scratch.head_dim}",
+        why="rotary embedding turns pairs of channels: it must be even",
+        fix=f"--set model.scratch.head_dim={scratch.head_dim + 1}",
+    )
+    yield Rule(
+        size < MIN_VOCAB_SIZE,
+        f"`model.scratch.vocab_size` cannot be {size}",
+        why="a byte-level vocabulary holds 256 bytes and the chat template's special tokens: "
+        f"{MIN_VOCAB_SIZE} at least",
+        fix="--set model.scratch.vocab_size=512",
+    )
+    yield Rule(
+        recipe.learns_from_rows and longest > positions,
+        "a row does not fit into the model's positions",
+        why=f"`data.max_row_tokens` is {longest}; the model has {positions} positions",
+        fix=[
+            f"--set data.max_row_tokens={positions}",
+            f"--set model.scratch.max_position_embeddings={longest}",
+        ],
+    )
+    yield Rule(
+        longest > positions,
+        "prompt and response do not fit into the model's positions",
+        why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + rollout.max_response_tokens "
+        f"{recipe.rollout.max_response_tokens} = {longest}; the model has {positions} positions",
+        fix=f"--set model.scratch.max_position_embeddings={longest}",
+    )
+
+
+def _expert_rules(scratch: ScratchModel) -> Iterator[Rule]:
+    is_moe, experts = scratch.family == "qwen3_moe", scratch.num_experts
+    yield Rule(
+        is_moe and experts < 2,
+        "a mixture of experts needs experts",
+        why=f"`model.scratch.family` is qwen3_moe and `num_experts` is {experts}",
+        fix=["--set model.scratch.num_experts=8", "--set model.scratch.family=qwen3"],
+    )
+    yield Rule(
+        not is_moe and experts,
+        "a dense model has no experts",
+        why=f"`model.scratch.family` is {scratch.family} and `num_experts` is {experts}",
+        fix=["--set model.scratch.family=qwen3_moe", "--set model.scratch.num_experts=0"],
+    )
+    yield Rule(
+        is_moe and scratch.tie_embeddings,
+        "a mixture of experts cannot share its embeddings here",
+        why="SGLang leaves the output layer of a `qwen3_moe` model with tied embeddings empty, "
+        "and would sample at random",
+        fix="--set model.scratch.tie_embeddings=false",
+    )
+    yield Rule(
+        is_moe and scratch.topk > experts,
+        f"a token cannot go to {scratch.topk} of {experts} experts",
+        why="`model.scratch.topk` is larger than `model.scratch.num_experts`",
+        fix=f"--set model.scratch.topk={experts}",
+    )

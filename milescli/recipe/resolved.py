@@ -13,9 +13,9 @@ import yaml
 
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.recipe import layers
+from milescli.recipe.layers import KeyValue, Origin, SettingsLayer
 from milescli.recipe.load import LoadedRecipe, build, value_at
 from milescli.recipe.section import Section, plain
-from milescli.recipe.tables import KeyValue, Origin, SettingsLayer
 
 _HEADER = (
     "# The whole recipe of this run, with the origin of each value. It loads again: "

@@ -1,12 +1,19 @@
-"""Settings of the built-in rewards that have some: sections of `rollout`. Part of the schema."""
+"""Settings of the built-in rewards that have some: sections of `rollout`; and the rules of
+rewards."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.section import NonNegative, NonNegativeFloat, Positive, PositiveFloat, Section
+from milescli.recipe.requests import EXAMPLE_URL, Requests, check_url
+from milescli.recipe.section import NonNegativeFloat, Positive, PositiveFloat, Rule, Section
+
+if TYPE_CHECKING:
+    from milescli.recipe.schema import Recipe
 
 
 class FormatSettings(Section):
@@ -48,21 +55,6 @@ class InstructionSettings(Section):
     """all: 1 where every instruction is followed, else 0; share: the share that is."""
     mode: Literal["strict", "loose"] = "strict"
     """loose: also where the response without its first or last line, or without `*`, does."""
-
-
-class Requests(Section):
-    """How a server is asked by HTTP."""
-
-    api_key_env: str | None = None
-    """Name of the environment variable that holds the API key, sent as `Authorization: Bearer`;
-    null: none is sent. The key itself is written nowhere."""
-    timeout_s: PositiveFloat = 60.0
-    """Bound on one request."""
-    retries: NonNegative = 3
-    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
-    pauses."""
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Requests at once."""
 
 
 class JudgeSettings(Requests):
@@ -132,3 +124,73 @@ class RemoteSettings(Requests):
     """Gets a POST of JSON {prompt, response, label} (of lists: see `group`)."""
     group: bool = False
     """Send all responses to a prompt in one request: {prompt, responses, label}."""
+
+
+def rules(recipe: Recipe) -> Iterator[Rule]:
+    """Of the rewards' weights, and of the settings of those that the recipe names."""
+    rollout, weights = recipe.rollout, recipe.rollout.reward_weights
+    yield Rule(
+        not weights,
+        "`rollout.reward` names no reward",
+        why="an empty mapping scores nothing",
+        fix="--set rollout.reward=math",
+    )
+    yield Rule(
+        not any(weights.values()),
+        "every part of `rollout.reward` weighs nothing",
+        why=f"{rollout.reward_name}: all samples would have the reward 0",
+        fix=f"--set 'rollout.reward={{{next(iter(weights))}: 1.0}}'",
+    )
+    (target, limit), longest = rollout.length_bounds, rollout.max_response_tokens
+    yield Rule(
+        "length" in rollout.reward_names and target >= min(limit, longest),
+        f"the length penalty cannot begin at {target} tokens",
+        why=f"it is whole at {limit}, and a response has {longest} at most "
+        "(`rollout.max_response_tokens`): there is no room to rise",
+        fix=f"--set rollout.length.target_tokens={max(1, min(limit, longest) // 2)}",
+    )
+    if "judge" in rollout.reward_names:
+        yield from _url_rules(rollout.judge.url, "rollout.judge", reward="judge")
+        yield from _judge_rules(rollout.judge)
+    yield Rule(
+        recipe.asks_reward_model and not rollout.reward_model.path,
+        "the reward `reward_model` has no model",
+        why="`rollout.reward_model.path` says which one scores",
+        fix=[
+            "--set rollout.reward_model.path=runs/NAME   # of train.objective=reward_model",
+            "miles launch --recipe quickstart-reward-model   # to train one",
+        ],
+    )
+    if "remote" in rollout.reward_names:
+        url = rollout.remote_reward.url
+        yield from _url_rules(url, "rollout.remote_reward", reward="remote")
+
+
+def _judge_rules(judge: JudgeSettings) -> Iterator[Rule]:
+    yield Rule(
+        not judge.model,
+        "the judge has no model",
+        why="`rollout.judge.model` says which of the endpoint's models scores",
+        fix="--set rollout.judge.model=Qwen/Qwen3-32B",
+    )
+    try:
+        why = "its first group is the score, and it has none"
+        is_right = re.compile(judge.parse).groups >= 1
+    except re.error as error:
+        why, is_right = f"it is no regular expression: {error}", False
+    yield Rule(
+        not is_right,
+        f"`rollout.judge.parse` cannot be `{judge.parse}`",
+        why=why,
+        fix=r"--set 'rollout.judge.parse=Score: (\d+)'",
+    )
+
+
+def _url_rules(url: str | None, section: str, *, reward: str) -> Iterator[Rule]:
+    yield Rule(
+        not url,
+        f"the reward `{reward}` has no address",
+        why=f"`{section}.url` is not set",
+        fix=f"--set {section}.url={EXAMPLE_URL}",
+    )
+    check_url(url or "", key=f"{section}.url", section=section, example=EXAMPLE_URL)

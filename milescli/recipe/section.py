@@ -1,11 +1,16 @@
-"""What every section of a recipe is: strict (unknown keys are refused) and frozen; and the numbers
-that its keys take."""
+"""What every section of a recipe is: strict (unknown keys are refused) and frozen; the numbers that
+its keys take; and validation rules as rows: what a recipe may not combine, and the error that says
+so. Each section's module yields its own rows; `check` takes them all, in its order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from milescli.core.errors import RecipeError
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -30,3 +35,27 @@ def plain(value: object) -> object:
     if isinstance(value, dict):
         return {name: plain(one) for name, one in value.items()}
     return [plain(one) for one in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule, as it applies to one recipe."""
+
+    broken: object
+    """Whether the recipe breaks it, by truth."""
+    what: str
+    _: KW_ONLY
+    why: str
+    fix: str | list[str]
+
+
+def refuse(rules: Iterable[Rule]) -> None:
+    """Raises RecipeError by the first broken rule; those behind it are not looked at."""
+    for rule in rules:
+        if rule.broken:
+            raise RecipeError(rule.what, why=rule.why, fix=rule.fix)
+
+
+def divisor_below(number: int, bound: int) -> int:
+    """The largest divisor of `number` that is at most `bound`."""
+    return next(each for each in range(min(number, bound), 0, -1) if number % each == 0)

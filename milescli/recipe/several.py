@@ -12,11 +12,10 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
 from milescli.recipe.algorithms import with_algorithm
+from milescli.recipe.layers import KeyValue, Origin, SettingsLayer, Table
 from milescli.recipe.load import LoadedRecipe, build, table_of
-from milescli.recipe.reader import read
+from milescli.recipe.reader import as_written, read
 from milescli.recipe.schema import Recipe
-from milescli.recipe.tables import KeyValue, Origin, SettingsLayer, Table
-from milescli.recipe.typed import as_written
 
 KEY = "adapters"
 _OWN = ("data", "rollout", "train", "eval", "checkpoint", "warmup", "model.adapter", "run.seed")

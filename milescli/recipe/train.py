@@ -1,23 +1,28 @@
-"""What a recipe can say of training: the optimizer, and the pieces that an algorithm is made of."""
+"""What a recipe can say of training: the optimizer, and the pieces that an algorithm is made of;
+and the rules of which pieces make no sense together."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from milescli.recipe.draft import Draft
+from milescli.recipe.distill import Distill
 from milescli.recipe.lora import Lora
-from milescli.recipe.mtp import Mtp
-from milescli.recipe.rewards import Requests
 from milescli.recipe.section import (
     Fraction,
     NonNegative,
     NonNegativeFloat,
     Positive,
     PositiveFloat,
+    Rule,
     Section,
 )
+from milescli.recipe.speculative import Draft, Mtp
+
+if TYPE_CHECKING:
+    from milescli.recipe.schema import Recipe
 
 Ratio = Literal["token", "sequence", "sequence_token"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var"]
@@ -151,67 +156,6 @@ class Critic(Section):
     """A value that has moved by more than this in a step gains nothing by it; null: no bound."""
 
 
-class Teacher(Section):
-    """A model that is learned from. It may be of another family or size than the policy, and has
-    the same tokenizer. Either `path` or `url`."""
-
-    path: str | None = None
-    """A Hugging Face folder or hub name, or a run's directory: the weights of its newest
-    checkpoint. The trainer's ranks hold it."""
-    url: str | None = None
-    """An SGLang server that has it, http://HOST:PORT: it is asked by HTTP, while the policy
-    samples."""
-    sources: list[str] | None = None
-    """Names of entries of `data.mix` whose prompts it teaches; null: of the one teacher, all."""
-
-    @property
-    def called(self) -> str:
-        """For people."""
-        return self.path or self.url or "without path and url"
-
-
-class Distill(Section):
-    """What is learned from teachers: each token that the policy samples is compared with what a
-    teacher would say there, beside the reward or instead of it; with `train.objective:
-    distillation`, each token of the rows of `data.train`."""
-
-    teachers: list[Teacher] = Field(default=[])
-    """[{path: big}], or [{url: 'http://HOST:PORT'}]; several, each with the `sources` of `data.mix`
-    that it teaches: a prompt has one teacher. Empty: nothing is distilled."""
-    kl: Literal["sampled", "reverse", "forward"] = "sampled"
-    """How far policy and teacher are apart. sampled: log pi - log teacher of the sampled token
-    costs it that much of its advantage, as `train.credit` says; reverse, forward: KL(policy ||
-    teacher), KL(teacher || policy) over the teacher's `top_k` likeliest tokens and all others as
-    one, with its gradient, as a term of the loss."""
-    top_k: Positive = 32
-    """reverse, forward: tokens of the teacher at each position."""
-    server: Requests = Requests()
-    """Of teachers by `url`: how they are asked."""
-    coef: PositiveFloat = 1.0
-    """Weight of that distance."""
-    cache: bool = True
-    """distillation: what teachers say of the rows is computed once, before the first step, and kept
-    in the run directory, 8 x `top_k` bytes a token; then they are dismissed. false: they stay, and
-    say it at each step."""
-    reward_weight: NonNegativeFloat = 0.0
-    """Weight of the advantages that rewards give; 0: the teacher alone, and `rollout.reward` may be
-    none."""
-
-    @property
-    def is_served(self) -> bool:
-        """Whether teachers are asked by HTTP; else the trainer's ranks hold them."""
-        return any(teacher.url is not None for teacher in self.teachers)
-
-
-def teachers_by_source(settings: Distill) -> dict[str | None, int]:
-    """Entry of `data.mix` -> number of its teacher; empty where one teaches all."""
-    return {
-        source: number
-        for number, teacher in enumerate(settings.teachers)
-        for source in teacher.sources or []
-    }
-
-
 class Train(Section):
     """How groups, or rows, become one optimizer step."""
 
@@ -322,3 +266,262 @@ class Train(Section):
     lora: Lora = Lora()
     mtp: Mtp = Mtp()
     draft: Draft = Draft()
+
+
+ALWAYS_ZERO_ALONE = ("grpo", "gpg", "gigpo", "turns", "best_of_n", "max_rl")
+"""Advantages of a group of one."""
+OF_TURNS = ("gigpo", "turns")
+COMPARING = (*ALWAYS_ZERO_ALONE, "rloo", "opo", "pass_at_k")
+"""Advantages that compare the samples of a prompt."""
+OF_TOKENS = ("reinforce", "topr", "gmpo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
+"""Built-in surrogates that look at tokens one by one, or take no ratio: that of a whole sequence
+means nothing to them."""
+WITHOUT_DUAL_CLIP = ("reinforce", "topr", "gmpo", "kl_cov", "dppo_tv", "dppo_kl", "cispo", "sapo")
+"""Built-in surrogates without PPO's clip."""
+CLIPS_RATIO = ("clip", "clip_cov", "cispo")
+"""Surrogates whose `clip_low` is of a ratio; the others' is of a logarithm, a probability or a
+divergence."""
+
+
+def rules(recipe: Recipe) -> Iterator[Rule]:
+    """Of the optimizer."""
+    train, optimizer, scratch = recipe.train, recipe.train.optimizer, recipe.model.scratch
+    yield Rule(
+        optimizer.warmup_steps >= train.steps,
+        "the learning rate would never reach its value",
+        why=f"train.optimizer.warmup_steps {optimizer.warmup_steps}, train.steps {train.steps}",
+        fix=f"--set train.optimizer.warmup_steps={train.steps // 10}",
+    )
+    yield Rule(
+        optimizer.min_lr > optimizer.lr,
+        "the learning rate would rise instead of fall",
+        why=f"train.optimizer.min_lr {optimizer.min_lr:g} is above train.optimizer.lr "
+        f"{optimizer.lr:g}",
+        fix="--set train.optimizer.min_lr=0",
+    )
+    for name in ("beta1", "beta2"):
+        yield Rule(
+            getattr(optimizer, name) == 1.0,
+            f"`train.optimizer.{name}` cannot be 1",
+            why="a moving average with no room for the new value never moves",
+            fix=f"--set train.optimizer.{name}={Optimizer.model_fields[name].default}",
+        )
+    yield Rule(
+        train.routing_replay and scratch is not None and scratch.family == "qwen3",
+        "there is no routing to replay",
+        why="`train.routing_replay` is for mixtures of experts, and `model.scratch.family` is "
+        "qwen3",
+        fix=[
+            "--set train.routing_replay=false",
+            "--set model.scratch.family=qwen3_moe --set model.scratch.num_experts=8",
+        ],
+    )
+
+
+def algorithm_rules(recipe: Recipe) -> Iterator[Rule]:
+    """Of the pieces of an algorithm that make no sense together."""
+    yield from _group_rules(recipe)
+    yield from _surrogate_rules(recipe.train)
+    yield from _model_rules(recipe)
+    yield from _correction_rules(recipe)
+    yield from _sampling_rules(recipe)
+
+
+def _group_rules(recipe: Recipe) -> Iterator[Rule]:
+    train, samples = recipe.train, recipe.rollout.samples_per_prompt
+    is_rewarded = not recipe.teachers or train.distill.reward_weight > 0
+    is_zero = train.advantage in ALWAYS_ZERO_ALONE
+    yield Rule(
+        samples == 1 and train.advantage in COMPARING and is_rewarded,
+        "groups of one teach nothing",
+        why=f"`{train.advantage}` compares the samples of one prompt; with "
+        "`rollout.samples_per_prompt` 1 "
+        + ("every advantage is 0" if is_zero else "there is no other"),
+        fix=["--set rollout.samples_per_prompt=8", "--set train.advantage=reinforce"],
+    )
+    yield Rule(
+        train.advantage == "pass_at_k" and train.pass_k >= samples,
+        f"pass@{train.pass_k} of {samples} samples teaches nothing",
+        why="all k-subsets of a group would be the group itself: `train.pass_k` must be less than "
+        "`rollout.samples_per_prompt`",
+        fix=[
+            f"--set train.pass_k={max(samples // 2, 1)}",
+            f"--set rollout.samples_per_prompt={2 * train.pass_k}",
+        ],
+    )
+    yield Rule(
+        train.advantage in OF_TURNS and train.credit != "sample",
+        f"`{train.advantage}` cannot be spread by `{train.credit}`",
+        why="it gives each turn a credit of its own, discounted already",
+        fix="--set train.credit=sample",
+    )
+
+
+def _surrogate_rules(train: Train) -> Iterator[Rule]:
+    surrogate, covariance = train.surrogate, train.covariance
+    is_unbounded = train.clip_low == 1.0 and surrogate == "cispo"
+    yield Rule(
+        surrogate in CLIPS_RATIO and train.clip_low >= 1.0 and not is_unbounded,
+        f"`train.clip_low` cannot be {train.clip_low:g}",
+        why="the ratio is kept above 1 - clip_low, and a ratio is positive: it must stay below 1",
+        fix="--set train.clip_low=0.2",
+    )
+    yield Rule(
+        train.ratio != "token" and surrogate in OF_TOKENS,
+        f"`train.surrogate={surrogate}` cannot take the ratio of a {train.ratio}",
+        why="it looks at the tokens one by one, or has no ratio at all; clip, cispo and sapo can",
+        fix=["--set train.ratio=token", "--set train.surrogate=clip"],
+    )
+    yield Rule(
+        train.dual_clip is not None and surrogate in WITHOUT_DUAL_CLIP,
+        f"`train.dual_clip` has no effect on `{surrogate}`",
+        why="it is a second bound of PPO's clip",
+        fix="--set train.dual_clip=null",
+    )
+    yield _interval_rule(
+        covariance.low >= covariance.high, "train.covariance.low", covariance.low, covariance.high
+    )
+
+
+def _model_rules(recipe: Recipe) -> Iterator[Rule]:
+    """Of the models beside the policy, and of what holds the policy near them."""
+    train, warmup_steps = recipe.train, recipe.train.critic.warmup_steps
+    yield Rule(
+        recipe.has_critic and warmup_steps >= train.steps,
+        "the policy would never learn",
+        why=f"`train.critic.warmup_steps` is {warmup_steps}, and `train.steps` is {train.steps}: "
+        "the critic alone learns until then",
+        fix=f"--set train.critic.warmup_steps={train.steps // 10}",
+    )
+    yield Rule(
+        recipe.has_critic and train.routing_replay,
+        "routing is not replayed in a critic",
+        why="`train.routing_replay` fixes the experts by what the engine chose, and the critic is "
+        "another model",
+        fix="--set train.routing_replay=false",
+    )
+    yield Rule(
+        train.kl_coef and train.reference is False,
+        "a KL term needs a reference",
+        why=f"`train.kl_coef` is {train.kl_coef:g}, and `train.reference` is false",
+        fix=["--set train.reference=null", "--set train.kl_coef=0"],
+    )
+    yield Rule(
+        train.reference_every and not recipe.keeps_reference,
+        "there is no reference to move",
+        why=f"`train.reference_every` is {train.reference_every}, and the run keeps none: "
+        "`train.kl_coef` is 0",
+        fix=["--set train.kl_coef=0.001", "--set train.reference_every=0"],
+    )
+    yield Rule(
+        train.entropy_target is not None and train.entropy_coef > train.entropy_max,
+        "the entropy bonus begins above its bound",
+        why=f"`train.entropy_coef` {train.entropy_coef:g}, `train.entropy_max` "
+        f"{train.entropy_max:g}",
+        fix=f"--set train.entropy_max={train.entropy_coef:g}",
+    )
+    yield Rule(
+        train.kl_unbiased and train.kl_in == "reward",
+        "`train.kl_unbiased` is of a KL term in the loss",
+        why="in the reward the term has no gradient to set right (`train.kl_in` is reward)",
+        fix=["--set train.kl_in=loss", "--set train.kl_unbiased=false"],
+    )
+
+
+def _correction_rules(recipe: Recipe) -> Iterator[Rule]:
+    correction, staleness = recipe.train.correction, recipe.rollout.max_staleness
+    if correction.kind == "none":
+        return
+    why = (
+        "train.old_logprobs=engine"
+        if recipe.train.old_logprobs == "engine"
+        else f"rollout.max_staleness={staleness}, which makes train.old_logprobs=auto the engine"
+    )
+    yield Rule(
+        recipe.old_logprobs == "engine",
+        "the same difference would be corrected twice",
+        why=f"the policy ratio is to the engine's log-probs already ({why}), and "
+        f"`train.correction.kind={correction.kind}` weighs by trainer / engine once more",
+        fix=["--set train.old_logprobs=trainer", "--set train.correction.kind=none"],
+    )
+    if correction.kind != "importance":
+        return
+    for name in ("", "reject_"):
+        low, high = getattr(correction, f"{name}low"), getattr(correction, f"{name}high")
+        yield _interval_rule(low > high, f"train.correction.{name}low", low, high)
+    is_unweighted = correction.mode == "none" and correction.veto is None
+    yield Rule(
+        is_unweighted and correction.reject_level == "none",
+        "the correction corrects nothing",
+        why="`train.correction.mode` is none, and neither `reject_level` nor `veto` is set",
+        fix=["--set train.correction.mode=truncate", "--set train.correction.kind=none"],
+    )
+
+
+def _sampling_rules(recipe: Recipe) -> Iterator[Rule]:
+    """Of what is sampled, which prompts are begun, and which groups are taken."""
+    rollout, curriculum = recipe.rollout, recipe.data.curriculum
+    yield Rule(
+        rollout.top_p != 1.0 or rollout.top_k != -1,
+        "rollout samples another distribution than the trainer scores",
+        why=f"rollout.top_p {rollout.top_p:g} and rollout.top_k {rollout.top_k} cut the tail off, "
+        "while log-probs are of the whole vocabulary: every ratio and every gradient would be of "
+        "a policy that sampled nothing",
+        fix="--set rollout.top_p=1.0 --set rollout.top_k=-1   # rollout.temperature is corrected",
+    )
+    yield Rule(
+        rollout.selection != "first" and rollout.over_sampling == 1.0,
+        f"`rollout.selection={rollout.selection}` has nothing to choose from",
+        why="a step begins no more prompts than it needs: `rollout.over_sampling` is 1",
+        fix=["--set rollout.over_sampling=1.5", "--set rollout.selection=first"],
+    )
+    yield Rule(
+        curriculum != "none" and rollout.max_staleness > 0,
+        f"`data.curriculum={curriculum}` cannot run ahead",
+        why="it chooses by what came of the steps before, which at `rollout.max_staleness` "
+        f"{rollout.max_staleness} are not done when the next prompts are chosen",
+        fix=["--set rollout.max_staleness=0", "--set data.curriculum=none"],
+    )
+
+
+def _interval_rule(broken: bool, key: str, low: float, high: float) -> Rule:
+    upper = key.replace("low", "high")
+    return Rule(
+        broken,
+        f"nothing lies between `{key}` {low:g} and `{upper}` {high:g}",
+        why="the lower bound must be below the upper one",
+        fix=f"--set {key}={min(low, high):g} --set {upper}={max(low, high):g}",
+    )
+
+
+def algorithm_doubts(recipe: Recipe) -> list[str]:
+    """What is legal and probably not meant."""
+    train, stale = recipe.train, recipe.rollout.max_staleness > 0
+    doubts = {
+        "`train.kl_estimator=k1` in the loss has a gradient whose expectation is zero: it adds "
+        "noise and holds nothing near the reference; k2 and k3 do": (
+            train.kl_coef and train.kl_in == "loss" and train.kl_estimator == "k1"
+        ),
+        "`train.kl_in` and `kl_unbiased` have no effect: `train.kl_coef` is 0": (
+            not train.kl_coef and (train.kl_in == "reward" or train.kl_unbiased)
+        ),
+        "`train.old_logprobs=trainer` beyond `rollout.max_staleness` 0: the ratio is to the "
+        "current trainer's policy, not to the older one that sampled, so stale samples are "
+        "trained on as if they were fresh; train.algorithm=decoupled_ppo weighs them": (
+            train.old_logprobs == "trainer" and stale and train.correction.kind == "none"
+        ),
+        f"`train.surrogate={train.surrogate}` has no policy ratio: it takes every sample for "
+        "one of the current policy"
+        + (", which at this `rollout.max_staleness` it is not" if stale else ""): (
+            train.surrogate == "reinforce" and (stale or train.updates_per_step > 1)
+        ),
+        f"`train.ratio={train.ratio}` with `train.aggregation=token_mean`: a sequence counts "
+        "by its length, which GSPO divides by; sequence_mean counts each once": (
+            train.ratio != "token" and train.aggregation == "token_mean"
+        ),
+        "`train.surrogate=gmpo` is a loss of whole sequences: with another aggregation than "
+        "sequence_mean it counts once for each token": (
+            train.surrogate == "gmpo" and train.aggregation != "sequence_mean"
+        ),
+    }
+    return [text for text, applies in doubts.items() if applies]

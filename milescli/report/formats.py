@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from milescli import __version__
 from milescli.core.private import without_paths
 from milescli.core.units import format_bytes, format_count, format_duration
-from milescli.insight.finding import Finding
+from milescli.insight.case import Finding
 from milescli.insight.summary import Summary
 from milescli.rollout.chance import LEVEL, Estimate
 

@@ -9,7 +9,7 @@ from html import escape
 
 from milescli.console.theme import sparkline
 from milescli.core.private import without_paths
-from milescli.insight.finding import Verdict
+from milescli.insight.case import Verdict
 from milescli.report.charts import column
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.formats import (

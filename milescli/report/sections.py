@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from milescli.core.private import without_paths
-from milescli.insight.case import LOSS, REWARD
-from milescli.insight.finding import Finding, Verdict
+from milescli.insight.case import LOSS, REWARD, Finding, Verdict
 from milescli.insight.history import Healing, History
 from milescli.insight.summary import Course, Summary
 from milescli.pictures.spark import spark_picture

@@ -12,9 +12,8 @@ from typing import Any
 from milescli.autopsy.memory import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.private import without_paths
-from milescli.insight.case import LOSS, REWARD
+from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.finding import Verdict
 from milescli.insight.history import History
 from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, nearest
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "input")
 LABEL_COLUMNS = ("label", "answer", "solution", "target")

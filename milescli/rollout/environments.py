@@ -13,7 +13,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt
 from milescli.core.user_code import name_of
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 
 KEY = "rollout.environment.name"
 

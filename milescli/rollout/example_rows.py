@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, nearest
 from milescli.recipe.data import Data
 from milescli.rollout.turns import Tools, Turns, require_text, tools_in, turns_in, with_system
 

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from milescli.core.digest import sha256_of
 from milescli.core.errors import DataError
+from milescli.core.files import sha256_of
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in

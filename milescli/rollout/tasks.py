@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from milescli.core.errors import RecipeError
+from milescli.core.errors import RecipeError, nearest
 from milescli.core.isolated import MAX_YIELDED
-from milescli.core.nearest import nearest
 from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 

@@ -24,7 +24,7 @@ from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.export.adapter import adapter_of, is_adapter, write_adapter
 from milescli.models import table
 from milescli.models.adapter import SOLE_ADAPTER, adapter_table
-from milescli.plan.adapters import trained_shape
+from milescli.plan.memory import trained_shape
 from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports

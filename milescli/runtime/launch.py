@@ -17,8 +17,7 @@ from milescli.console.output import Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import MilesError
 from milescli.platform.torch_wheel import require_wheel
-from milescli.recipe.epochs import refuse_two_lengths, with_steps
-from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
 from milescli.rollout.source import file_named

@@ -31,9 +31,9 @@ from milescli.runtime.recording.sample_files import (
     trainer_logprobs,
 )
 from milescli.runtime.recovery.supervise import StopFlag
-from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
+from milescli.train.optimizers import lr_at
 from milescli.train.packing import pack
 
 MEMORY_CHANGED = 0.02
@@ -228,11 +228,11 @@ def _lrs_of(run: Run, step: int) -> tuple[float | None, float | None]:
     """Return the learning rates of `step`: of the policy (None: the critic learns alone), and of
     the critic (None: there is none)."""
     train = run.recipe.train
-    lr = schedule.lr_at(train.optimizer, step - 1, train.steps)
+    lr = lr_at(train.optimizer, step - 1, train.steps)
     if not run.recipe.has_critic:
         return lr, None
     own = train.optimizer.model_copy(update={"lr": train.critic.lr, "min_lr": 0.0})
-    critic_lr = schedule.lr_at(own, step - 1, train.steps)
+    critic_lr = lr_at(own, step - 1, train.steps)
     return (None if step <= train.critic.warmup_steps else lr), critic_lr
 
 

@@ -15,9 +15,9 @@ from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
+from milescli.plan.choices import guesses
 from milescli.plan.make import make_plan
 from milescli.plan.roles import AskedModels
-from milescli.plan.speculation import guesses
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe

@@ -20,8 +20,8 @@ from milescli.backends.sglang.launch.warm import WarmProcess
 from milescli.cluster.nodes import RunNodes
 from milescli.cluster.watchdog import Watchdog, start_watchdog
 from milescli.core.driver_pipe import say
+from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE
-from milescli.core.secret_names import without_secrets
 from milescli.models import ModelFacts
 from milescli.models.base import CONFIG_NAME
 from milescli.plan.types import Plan

@@ -19,9 +19,9 @@ from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
 from milescli.runtime.loop import MemoryReports
 from milescli.runtime.recovery.supervise import StopFlag
-from milescli.train import schedule
 from milescli.train.base import Objective, TrainBatch, Trainer, adapts
 from milescli.train.objectives import load_objective, sequences_from
+from milescli.train.optimizers import lr_at, warmup_lr_at
 from milescli.train.packing import pack
 
 
@@ -69,9 +69,7 @@ async def learn(run: RowRun) -> None:
         began = time.monotonic()
         rows = run.rows.take(recipe.train.batch_size)
         batch = await in_thread(lambda rows=rows: batch_of(run, rows))
-        lr = await in_thread(
-            lambda step=step: schedule.lr_at(recipe.train.optimizer, step - 1, num_steps)
-        )
+        lr = await in_thread(lambda step=step: lr_at(recipe.train.optimizer, step - 1, num_steps))
         packed = time.monotonic()
         async with run.devices.training() if run.devices else nullcontext():
             stepped = await run.trainer.step(batch, lr=lr)
@@ -141,7 +139,7 @@ async def warm_up(
     for step in range(1, settings.steps + 1):
         stop.check()
         began = time.monotonic()
-        lr = schedule.warmup_lr_at(settings, step - 1)
+        lr = warmup_lr_at(settings, step - 1)
         report = (await trainer.step(next(batches), lr=lr)).report
         done = WarmupStepDone(
             step=step, num_steps=settings.steps, report=report, step_s=time.monotonic() - began

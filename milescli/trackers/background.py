@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from milescli.core.private import is_secret
 from milescli.core.scalars import Record, scalars_in
-from milescli.core.secret_names import is_secret
 from milescli.trackers.base import Tracker
 
 MAX_WAITING = 1000

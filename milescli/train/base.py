@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from milescli.core.events import WorkerMemory
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
+from milescli.core.types import ROLLOUT, EngineAddress, StepReport, Trajectory, WeightVersion
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -89,7 +89,7 @@ class TrainShard:
 
     @property
     def size_bytes(self) -> int:
-        """What is sent to a rank."""
+        """Bytes that are sent to a rank."""
         arrays = [self.sequence_ids, self.cu_seqlens, self.token_ids, self.loss_mask]
         arrays += [self.loss_weights, *self.streams.values()]
         routing = 0 if self.routed_experts is None else self.routed_experts.nbytes
@@ -105,7 +105,7 @@ class TrainBatch:
 
     @property
     def num_sequences(self) -> int:
-        """Over all shards."""
+        """The number of sequences of all shards."""
         return self.shards[0].num_sequences
 
 
@@ -187,7 +187,7 @@ class Adapting(Protocol):
         """What a step did; called once after each."""
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from a state that was kept."""
+        """Restore the state that `state` returned."""
 
 
 def adapts(objective: object) -> TypeGuard[Adapting]:
@@ -277,3 +277,38 @@ class Trainer(Protocol):
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.
         `weights_only`: leave optimizer and RNG as they are."""
+
+
+_DTYPES = {1: np.uint8, 2: np.uint16, 4: np.int32}
+"""By bytes of an expert's number, as `RoutedExperts.bytes_per_number` says."""
+
+
+def sequence_of(
+    trajectory: Trajectory,
+    *,
+    streams: Mapping[str, np.ndarray],
+    token_weight: float,
+    share: float,
+    group: int,
+) -> TrainSequence:
+    """All of `TrainSequence`, with the trajectory's tokens, mask and expert choices."""
+    return TrainSequence(
+        token_ids=np.frombuffer(trajectory.token_ids, np.int32),
+        loss_mask=np.frombuffer(trajectory.loss_mask, np.bool_),
+        streams=streams,
+        token_weight=token_weight,
+        share=share,
+        group=group,
+        routed_experts=_routing(trajectory),
+    )
+
+
+def _routing(trajectory: Trajectory) -> np.ndarray | None:
+    """[num_tokens - 1, num_layers, topk] as the engine sent it, where it kept a record."""
+    routed = trajectory.routed_experts
+    if routed is None:
+        return None
+    rows = (routed.num_tokens, trajectory.num_tokens)
+    assert routed.num_tokens == trajectory.num_tokens - 1, rows
+    shape = (routed.num_tokens, routed.num_layers, routed.topk)
+    return np.frombuffer(routed.indices, _DTYPES[routed.bytes_per_number]).reshape(shape)

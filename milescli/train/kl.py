@@ -1,10 +1,12 @@
-"""Estimates of the KL divergence between policy and reference, token by token."""
+"""What the policy is compared by, token by token: the level of its ratio to the old policy
+(`train.ratio`), and estimates of its KL divergence from the reference."""
 
 from __future__ import annotations
 
 import torch
 
-from milescli.recipe.train import KlEstimator
+from milescli.recipe.train import KlEstimator, Ratio
+from milescli.train.packed_tokens import PackedTokens
 
 MAX_LOG_RATIO = 20.0
 """Where a difference of log-probs is an exponent, what lies beyond is cut off, gradient included:
@@ -32,3 +34,16 @@ def kl_estimate(
     difference = difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     estimate = torch.expm1(-difference) + difference
     return estimate if kind == "k3" else estimate.clamp(max=LOW_VAR_MAX)
+
+
+def log_ratio_at(level: Ratio, log_ratio: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
+    """[S] -> [S], differentiable. token: as it is.
+
+    sequence: the mean over the trained tokens of the sequence, log s_i of GSPO (arXiv
+    2507.18071). sequence_token: its value, with the gradient of the token's own (GSPO-token).
+    """
+    if level == "token":
+        return log_ratio
+    count = tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
+    mean = tokens.spread(tokens.sum_by_sequence(log_ratio) / count)
+    return mean if level == "sequence" else mean.detach() + log_ratio - log_ratio.detach()

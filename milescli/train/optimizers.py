@@ -1,16 +1,22 @@
-"""What an optimizer does to one weight. `train.optimizer.rule` names a rule: built in here, an
-entry point, or an import path. A rule sees flat parts of weights, each rank its own, so that it
-must be element by element."""
+"""What an optimizer does to one weight, and the learning rate of a step. `train.optimizer.rule` and
+`train.optimizer.schedule` name a rule and a schedule: built in here, an entry point, or an import
+path. A rule sees flat parts of weights, each rank its own, so that it must work element by
+element."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol, cast
 
+from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
+from milescli.core.user_code import mend
+from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
 
 if TYPE_CHECKING:
     import torch
+
 
 ADAMW = "adamw"
 
@@ -54,3 +60,84 @@ RULES = Registry(
 def load_rule(name: str) -> UpdateRule:
     """Raises RecipeError where `train.optimizer.rule` names nothing that fits."""
     return cast(UpdateRule, RULES.resolve_function(name, key="train.optimizer.rule"))
+
+
+LONG_FALL_STEPS = 100
+"""From here on, start and end of a step of the warm-up's fall differ by less than 1 % of `lr`. The
+start is kept there since runs of 400 steps are on record, and are to be repeated bit for bit."""
+
+
+class Schedule(Protocol):
+    """A plug-in of `train.optimizer.schedule`."""
+
+    def __call__(self, *, progress: float, settings: Optimizer) -> float:
+        """The learning rate. `progress`: 0.0 at the first step after the warm-up, 1.0 at the
+        last."""
+        ...
+
+
+SCHEDULES = Registry(
+    "schedule",
+    {
+        "constant": "milescli.train.optimizers:constant",
+        "linear": "milescli.train.optimizers:linear",
+        "cosine": "milescli.train.optimizers:cosine",
+    },
+    signature=("progress", "settings"),
+)
+_KEY = "train.optimizer.schedule"
+
+
+def load_schedule(name: str) -> Schedule:
+    """Raises RecipeError where `train.optimizer.schedule` names nothing that fits."""
+    return cast(Schedule, SCHEDULES.resolve_isolated(name, key=_KEY))
+
+
+def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
+    """Learning rate of step `step` (the first is 0) of `total_steps`.
+
+    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it is what
+    the schedule says. Raises RecipeError where that is no rate.
+    """
+    if step < optimizer.warmup_steps:
+        return optimizer.lr * (step + 1) / optimizer.warmup_steps
+    last = max(total_steps - 1 - optimizer.warmup_steps, 1)
+    progress = min((step - optimizer.warmup_steps) / last, 1.0)
+    rate = load_schedule(optimizer.schedule)(progress=progress, settings=optimizer)
+    if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
+        return float(rate)
+    raise RecipeError(
+        f"the schedule `{optimizer.schedule}` gave {rate!r}",
+        why=f"for step {step + 1} of {total_steps}; a learning rate is a number, 0 or more",
+        fix=mend(optimizer.schedule),
+    )
+
+
+def constant(*, progress: float, settings: Optimizer) -> float:
+    """`lr` throughout."""
+    return settings.lr
+
+
+def linear(*, progress: float, settings: Optimizer) -> float:
+    """Straight down to `min_lr`."""
+    return settings.min_lr + (settings.lr - settings.min_lr) * (1.0 - progress)
+
+
+def cosine(*, progress: float, settings: Optimizer) -> float:
+    """Down to `min_lr` along half a cosine (SGDR, arXiv 1608.03983, eq. 5)."""
+    left = (1.0 + math.cos(math.pi * progress)) / 2
+    return settings.min_lr + (settings.lr - settings.min_lr) * left
+
+
+def warmup_lr_at(warmup: Warmup, step: int) -> float:
+    """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`,
+    and over the last third straight down to a tenth of it, so that RL begins from a settled model.
+
+    A step takes the rate of its end, so that the last one of two or more is at a tenth. In a fall
+    of `LONG_FALL_STEPS` or more it takes that of its start, and the last one is 1 % above at most.
+    """
+    rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
+    if step < rise:
+        return warmup.lr * (step + 1) / rise
+    num_left = warmup.steps - step - (fall < LONG_FALL_STEPS)
+    return warmup.lr * (0.1 + 0.9 * min(1.0, num_left / fall))

@@ -88,7 +88,7 @@ class PackedTokens:
 
     @property
     def num_sequences(self) -> int:
-        """N"""
+        """N, the number of sequences."""
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:

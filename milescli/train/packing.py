@@ -3,13 +3,162 @@ laid end to end for each rank. Pure and deterministic; arrays only."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
-from milescli.train.binning import share_out
 from milescli.train.streams import Stream
+
+Bins = list[list[int]]
+"""Indices of lengths, ascending in each bin."""
+DIFFERENCED = 512
+"""Lengths that are shared out by differencing at most, which takes 20 us each and bin."""
+
+
+def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]:
+    """[num_ranks][microbatches] every index once, equally many microbatches on each rank.
+
+    A microbatch holds at most `cap`, or one longer length alone. There are never more microbatches
+    than first-fit-decreasing makes, rounded up to a multiple of the ranks; ranks get like sums.
+    """
+    by_rank = even_split(lengths, num_ranks)
+    least = max(-(-sum(min(length, cap) for length in lengths) // (cap * num_ranks)), 1)
+    if (shared := _within_ranks(lengths, by_rank, num_bins=least, cap=cap)) is not None:
+        return shared
+    full = first_fit(lengths, cap)
+    num_bins = -(-len(full) // num_ranks)
+    if num_bins > least:
+        shared = _within_ranks(lengths, by_rank, num_bins=num_bins, cap=cap)
+    return shared or _deal(lengths, full, num_ranks=num_ranks, num_bins=num_bins)
+
+
+def _within_ranks(
+    lengths: Sequence[int], by_rank: Bins, *, num_bins: int, cap: int
+) -> list[Bins] | None:
+    """Each rank's own lengths in `num_bins` bins; None where some rank's do not fit."""
+    shared = []
+    for members in by_rank:
+        own = [lengths[index] for index in members]
+        bins = longest_first(own, num_bins)
+        if not _fits(own, bins, cap):
+            bins = first_fit(own, cap)
+            if len(bins) > num_bins:
+                return None
+            bins += [[] for _ in range(num_bins - len(bins))]
+        shared.append([[members[place] for place in bin_] for bin_ in bins])
+    return shared
+
+
+def _fits(lengths: Sequence[int], bins: Bins, cap: int) -> bool:
+    return all(len(bin_) <= 1 or sum(lengths[index] for index in bin_) <= cap for bin_ in bins)
+
+
+def _deal(lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int) -> list[Bins]:
+    """Bins that are as they must be, `num_bins` to each rank, the ranks as even as whole bins
+    allow."""
+    bins = full + [[] for _ in range(num_ranks * num_bins - len(full))]
+    sums = [sum(lengths[index] for index in bin_) for bin_ in bins]
+    return [[bins[place] for place in places] for places in even_deal(sums, num_ranks)]
+
+
+def first_fit(lengths: Sequence[int], cap: int) -> Bins:
+    """First-fit-decreasing: the longest first, each into the first bin that has room. At most 11/9
+    of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is alone."""
+    bins: Bins = []
+    room = np.zeros(max(len(lengths), 1), np.int64)
+    for index in _longest_first(lengths):
+        length = lengths[index]
+        # argmax: the first bin that fits; 0 also where none does
+        place = int((room[: len(bins)] >= length).argmax()) if bins else 0
+        if not bins or room[place] < length:
+            place = len(bins)
+            bins.append([])
+            room[place] = cap
+        room[place] = room[place] - length if length <= cap else -1
+        bins[place].append(index)
+    return [sorted(bin_) for bin_ in bins]
+
+
+def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
+    """The longest first, each into the emptiest bin (LPT: R. Graham, 1969)."""
+    bins: Bins = [[] for _ in range(num_bins)]
+    loads = [(0, number) for number in range(num_bins)]
+    for index in _longest_first(lengths):
+        load, number = loads[0]
+        bins[number].append(index)
+        heapq.heapreplace(loads, (load + lengths[index], number))
+    return [sorted(bin_) for bin_ in bins]
+
+
+def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
+    """`num_bins` bins of like sums: the largest differencing method (N. Karmarkar and R. Karp,
+    1982). Of very many lengths, all but the shortest `DIFFERENCED` are shared out longest first
+    before: the shortest are enough to even out what that leaves.
+    """
+    order = _longest_first(lengths)
+    before = order[: max(len(order) - DIFFERENCED, 0)]
+    loads = [(0, number, ()) for number in range(num_bins)]
+    for index in before:
+        load, number, members = loads[0]
+        heapq.heapreplace(loads, (load + lengths[index], number, (members, index)))
+    rows = []
+    if before:
+        rows.append([(load, members) for load, _, members in sorted(loads, reverse=True)])
+    empty = [(0, ())] * (num_bins - 1)
+    rows += [[(lengths[index], (index,)), *empty] for index in order[len(before) :]]
+    return _joined_bins(rows)
+
+
+def even_deal(lengths: Sequence[int], num_bins: int) -> Bins:
+    """As `even_split`, with counts that differ by at most one: the balanced form of the method (W.
+    Michiels et al., 2003), in which neighbours in length make rows of `num_bins`."""
+    order, rows = _longest_first(lengths), [[(0, ())] * num_bins]
+    for start in range(0, len(order), num_bins):
+        part = order[start : start + num_bins]
+        row = [(lengths[index], (index,)) for index in part]
+        rows.append(row + [(0, ())] * (num_bins - len(part)))
+    return _joined_bins(rows)
+
+
+def _joined_bins(rows: list[list[tuple[int, tuple]]]) -> Bins:
+    """Each row: (sum, members) of every bin, largest first. The two least even rows are joined,
+    largest to smallest, until one is left."""
+    heap = [(row[-1][0] - row[0][0], serial, row) for serial, row in enumerate(rows)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        _, serial, one = heapq.heappop(heap)
+        _, _, other = heap[0]
+        joined = [
+            (a + b, (members, more) if members and more else members or more)
+            for (a, members), (b, more) in zip(one, reversed(other), strict=True)
+        ]
+        joined.sort(key=_sum_of, reverse=True)
+        heapq.heapreplace(heap, (joined[-1][0] - joined[0][0], serial, joined))
+    return [sorted(_flattened(members)) for _, members in heap[0][2]]
+
+
+def _sum_of(entry: tuple[int, object]) -> int:
+    return entry[0]
+
+
+def _flattened(members: tuple) -> list[int]:
+    """((1, 2), (3,)) -> 1 2 3, however deep."""
+    flat, pending = [], [members]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, tuple):
+            pending += item
+        else:
+            flat.append(item)
+    return flat
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    """Indices of the lengths, longest first; equal lengths in order of their index."""
+    return np.argsort(-np.asarray(lengths, np.int64), kind="stable").tolist()
+
 
 Update = list[list[list[int]]]
 """[dp][microbatches] sequence numbers"""

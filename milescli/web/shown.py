@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
-from milescli.core.errors import MachineError
-from milescli.core.nearest import nearest
+from milescli.core.errors import MachineError, nearest
 from milescli.web.refusals import NotFound
 
 LOOK_EVERY_S = 1.0

@@ -18,7 +18,7 @@ from milescli.agents.environment_fleet import EnvironmentFleet, OtherNode
 from milescli.core.errors import AgentError, ContextFull, RecipeError
 from milescli.core.quick_calls import QuickCalls
 from milescli.core.types import Prompt, StopReason
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Turn
 from milescli.rollout.environments import Step

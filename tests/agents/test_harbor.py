@@ -10,8 +10,9 @@ import pytest
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.harbor import HarborAgent, tasks
 from milescli.core.errors import AgentError, RecipeError
-from milescli.recipe.check_agents import check_agents
+from milescli.recipe.agents import rules
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from tests.agents.foreign.sessions import GIVEN, ended, needs, played
 
 __all__ = ["ended"]
@@ -78,4 +79,4 @@ def test_an_agent_that_runs_out_of_time_is_scored_and_cut() -> None:
 
 def test_a_recipe_says_which_tasks() -> None:
     with pytest.raises(RecipeError, match="the agent `harbor` has no tasks"):
-        check_agents(Recipe.model_validate({"rollout": {"agent": "harbor"}}))
+        refuse(rules(Recipe.model_validate({"rollout": {"agent": "harbor"}})))

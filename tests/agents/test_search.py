@@ -15,9 +15,9 @@ import pytest
 
 from milescli.agents.search import Search
 from milescli.core.errors import AgentError, DataError, MilesError, RecipeError
-from milescli.recipe.check_agents import check_agents
+from milescli.recipe.agents import SearchSettings, rules
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.recipe.search import SearchSettings
+from milescli.recipe.section import refuse
 from milescli.rollout.tool_schema import schema_of
 
 ROWS = [
@@ -120,7 +120,7 @@ def test_where_it_searches_is_said_once() -> None:
             }
         )
         with pytest.raises(RecipeError, match="the tool `search` does not know where"):
-            check_agents(recipe)
+            refuse(rules(recipe))
 
 
 def test_the_model_is_told_what_it_takes() -> None:

@@ -12,8 +12,9 @@ import pytest
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.verifiers import VerifiersAgent, tasks
 from milescli.core.errors import AgentError, MachineError, RecipeError
-from milescli.recipe.check_agents import check_agents
+from milescli.recipe.agents import rules
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
 from milescli.rollout.tasks import write_task
 from tests.agents.foreign.sessions import GIVEN, all_played, ended, needs, played
 
@@ -122,6 +123,6 @@ def test_without_its_virtual_environment_it_is_refused(
 
 def test_a_recipe_says_which_environment() -> None:
     with pytest.raises(RecipeError, match="the agent `verifiers` has no environment"):
-        check_agents(Recipe.model_validate({"rollout": {"agent": "verifiers"}}))
+        refuse(rules(Recipe.model_validate({"rollout": {"agent": "verifiers"}})))
     with pytest.raises(RecipeError, match="`task:verifiers` needs a recipe"):
         write_task("task:verifiers", ".", 0)

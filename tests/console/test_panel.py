@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from milescli.console.columns import COLUMNS, that_fit
-from milescli.console.lines import milestone, step_line
-from milescli.console.panel import frame
-from milescli.console.progress import RunProgress
+from milescli.console.live import milestone, step_line
+from milescli.console.panel import RunProgress, frame
 from milescli.core.events import OfAdapter, PhaseStarted, VerdictGiven
 from tests.console.fake_run import eval_done, events, step_done
 

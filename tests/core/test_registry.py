@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.core.registry import Registry
 
 REWARDS = Registry(

@@ -29,8 +29,8 @@ from milescli.core.events import (
     to_record,
 )
 from milescli.core.types import StepReport
+from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.insight.finding import Verdict
 from milescli.insight.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.verdict import verdict_of

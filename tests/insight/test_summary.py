@@ -10,9 +10,8 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import lock
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.flops import mfu_of
 from milescli.insight.memory import memory_of, planned_bytes
-from milescli.insight.summary import summarize
+from milescli.insight.summary import mfu_of, summarize
 from milescli.models.costs import TokenFlops
 from tests.insight.planted import Planted, line
 

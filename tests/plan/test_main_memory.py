@@ -11,9 +11,8 @@ import pytest
 
 from milescli.core.errors import ExitCode, FitError
 from milescli.core.units import GIB
-from milescli.plan.main_memory import ENOUGH_TOKENS
+from milescli.plan.main_memory import ENOUGH_TOKENS, sum_of
 from milescli.plan.make import make_plan
-from milescli.plan.processes import sum_of
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load

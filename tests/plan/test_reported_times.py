@@ -7,8 +7,7 @@ import pytest
 
 from milescli import models
 from milescli.core.units import GIB
-from milescli.plan.devices import DEVICES
-from milescli.plan.measured import Reached
+from milescli.plan.devices import DEVICES, Reached
 from milescli.plan.memory import memory_model
 from milescli.plan.time import TimeModel, Work
 from milescli.plan.types import EngineLayout, TrainerLayout

@@ -20,7 +20,7 @@ from milescli.core.errors import CheckpointError, FitError
 from milescli.models.facts import ModelFacts
 from milescli.plan.legal import engine_faults, faults, training_faults
 from milescli.plan.make import make_plan
-from milescli.plan.search_trainer import LEAST_CP_TOKENS
+from milescli.plan.search import LEAST_CP_TOKENS
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load

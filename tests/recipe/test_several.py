@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe, load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
 from milescli.recipe.several import each_of, from_options, planned, to_options
-from milescli.recipe.tables import SettingsLayer
 
 BASE = """\
 model: {path: somewhere}

@@ -10,8 +10,8 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.recipe import layers
 from milescli.recipe.keys import keys
+from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import load
-from milescli.recipe.tables import SettingsLayer
 from milescli.recipe.templates import ALIASES, describe, find_recipe, template_names, templates_dir
 
 MAX_LINES = 60

@@ -11,9 +11,10 @@ import pytest
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, WeightVersion
-from milescli.recipe.check_algorithm import check_algorithm
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
+from milescli.recipe.train import algorithm_rules
 from milescli.rollout.collector import Collector
 from milescli.rollout.curriculum import Tried, as_state, from_state, learnable, remember
 from milescli.rollout.selection import places_of, selected, variance
@@ -141,4 +142,4 @@ def test_a_prompt_that_returns_counts_once_more() -> None:
 )
 def test_what_cannot_work_is_refused(sections: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
-        check_algorithm(_recipe(**sections))
+        refuse(algorithm_rules(_recipe(**sections)))

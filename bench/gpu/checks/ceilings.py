@@ -10,8 +10,7 @@ from lines import Bound, Line
 from timing import product_rate, product_size, seconds_of
 
 from checks import Visit
-from milescli.plan.devices import spec_of
-from milescli.plan.measured import reached
+from milescli.plan.devices import reached, spec_of
 from milescli.platform.probe import probe
 
 

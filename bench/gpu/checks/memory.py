@@ -20,7 +20,7 @@ from trainer import end, make_shard, make_trainer
 from checks import Visit
 from milescli.models.base import WeightTable
 from milescli.plan.activations import Packing
-from milescli.plan.measured import Reached
+from milescli.plan.devices import Reached
 from milescli.plan.memory import TrainerBytes, TrainerLoad
 from milescli.plan.types import TrainerLayout
 from milescli.train.base import TrainShard

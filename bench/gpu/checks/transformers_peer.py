@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from checks.kernels import varlen_flash
 from milescli.train.base import TrainShard
-from milescli.train.binning import first_fit
+from milescli.train.packing import first_fit
 
 CLIP = 1.0
 """As the recipe's default."""

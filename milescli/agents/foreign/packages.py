@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.core.errors import MachineError, RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import MachineError, RecipeError, nearest
 from milescli.core.pins import pin
 
 PLACE = "MILES_ENVIRONMENTS"

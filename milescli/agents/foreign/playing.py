@@ -11,7 +11,7 @@ from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
 from milescli.core.user_process import CallFailed
-from milescli.recipe.foreign import FOREIGN
+from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Outcome, Session

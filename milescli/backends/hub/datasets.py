@@ -18,7 +18,7 @@ from milescli.backends.hub.fetch import (
 from milescli.backends.hub.repo import Repo, list_files
 from milescli.backends.hub.splits import choose_files
 from milescli.core.errors import DataError
-from milescli.recipe.hub_name import HubData
+from milescli.recipe.data_files import HubData
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

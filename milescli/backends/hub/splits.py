@@ -11,9 +11,8 @@ from pathlib import PurePosixPath
 
 import yaml
 
-from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
-from milescli.recipe.hub_name import HubData
+from milescli.core.errors import DataError, nearest
+from milescli.recipe.data_files import HubData
 
 SUFFIXES = (".parquet", ".jsonl", ".arrow", ".csv")
 """What is read, the likelier first: a data set that has both means the same rows."""

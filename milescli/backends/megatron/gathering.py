@@ -16,7 +16,7 @@ from milescli.backends.megatron.weights import TIED_OUTPUT, LocalWeight
 from milescli.models.adapter import Place, merged, pairs_of
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
-from milescli.plan.stages import stage_ends
+from milescli.plan.legal import stage_ends
 from milescli.weights.base import Bucket
 
 Parts = dict[tuple[str, int], torch.Tensor]

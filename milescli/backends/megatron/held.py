@@ -14,7 +14,7 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
 from milescli.models import load_facts, table
 from milescli.models.mtp import with_mtp
-from milescli.recipe.mtp import Mtp
+from milescli.recipe.speculative import Mtp
 
 
 class HeldModel:

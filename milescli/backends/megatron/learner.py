@@ -25,8 +25,8 @@ from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, Stepped, TrainShard
 from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.objectives.reward_model import Value
 from milescli.train.objectives.supervised import Supervised
-from milescli.train.objectives.value import Value
 from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
 

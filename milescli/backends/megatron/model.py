@@ -38,7 +38,7 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts
 from milescli.models.mtp import with_mtp_last
-from milescli.plan.stages import is_even, stage_sizes
+from milescli.plan.legal import is_even, stage_sizes
 from milescli.plan.types import TrainerLayout
 from milescli.platform import cpu_kernels
 from milescli.train.vocab_parallel import Head, VocabShard

@@ -21,12 +21,11 @@ from milescli.backends.megatron.sleeping import Sleeper
 from milescli.backends.megatron.weights import TIED_OUTPUT
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
-from milescli.plan.adapters import shape_of
-from milescli.plan.memory import bucket_bytes
+from milescli.plan.memory import bucket_bytes, shape_of
 from milescli.plan.types import Plan
 from milescli.recipe.lora import Lora
-from milescli.recipe.mtp import Mtp
 from milescli.recipe.schema import Recipe
+from milescli.recipe.speculative import Mtp
 from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
 

@@ -21,7 +21,7 @@ from milescli.backends.megatron.device import take_device
 from milescli.backends.megatron.profiled import Profiled
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
-from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts
 from milescli.models.adapter import engine_name

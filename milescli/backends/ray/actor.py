@@ -13,7 +13,7 @@ from typing import Any
 from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, node_died
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerKilled
-from milescli.core.log_tail import last_log_lines, log_age
+from milescli.core.files import last_log_lines, log_age
 from milescli.core.units import format_bytes
 from milescli.platform.memory_record import last_look
 

@@ -23,7 +23,7 @@ from milescli.backends.ray.nodes import (
 )
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import FitError, WaitTimeout
-from milescli.core.secret_names import hidden_secrets
+from milescli.core.private import hidden_secrets
 from milescli.plan.types import Plan
 
 OBJECT_STORE_BYTES = 512 * 1024**2

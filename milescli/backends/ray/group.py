@@ -9,7 +9,7 @@ from typing import Any
 
 from milescli.backends.ray.actor import ActorHandle
 from milescli.core.errors import WorkerDied
-from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.silence import sounds_like_lost_peer
 
 GRACE_S = 3.0
 """How long we listen for a better cause after the first error: a killed rank makes its peers fail

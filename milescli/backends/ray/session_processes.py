@@ -17,9 +17,8 @@ from pathlib import Path
 from milescli.core.driver_pipe import say
 from milescli.core.errors import WorkerDied
 from milescli.core.events import WorkerSilent
-from milescli.core.log_tail import last_log_lines
-from milescli.core.silence import Silence
-from milescli.core.stacks import is_stopped_process
+from milescli.core.files import last_log_lines
+from milescli.core.silence import Silence, is_stopped_process
 
 LOOK_EVERY_S = 0.1
 NUM_LINES = 4

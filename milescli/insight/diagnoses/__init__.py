@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from milescli.insight.case import Case
+from milescli.insight.case import Case, Finding
 from milescli.insight.diagnoses import (
     engines,
     gradient,
@@ -16,7 +16,6 @@ from milescli.insight.diagnoses import (
     speed,
     staleness,
 )
-from milescli.insight.finding import Finding
 
 Diagnosis = Callable[[Case], Finding | None]
 

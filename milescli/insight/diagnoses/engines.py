@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from milescli.core.units import format_duration
 from milescli.insight import series
-from milescli.insight.case import Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import Case, Finding, Level, number
 from milescli.train.agreement import CORRECTED_KL, Agreement
 
 DIFF, LARGEST = "train/logprob_diff_mean", "train/logprob_diff_max"

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from milescli.insight import series
-from milescli.insight.case import FEW_STEPS, LOSS, Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import FEW_STEPS, LOSS, Case, Finding, Level, number
 
 NORM = "train/grad_norm"
 SPIKE = 8.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from milescli.insight import series
-from milescli.insight.case import Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import Case, Finding, Level, number
 
 ENTROPY, KL, RATIO, CLIPPED = (
     "train/entropy",

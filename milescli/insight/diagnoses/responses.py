@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from milescli.insight import series
-from milescli.insight.case import Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import Case, Finding, Level, number
 from milescli.insight.samples import KeptSample, by_group
 
 LENGTH, TRUNCATED = "rollout/response_tokens_mean", "rollout/truncated_fraction"

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from milescli.insight import series
-from milescli.insight.case import CEILING, REWARD, Case, difference, number, rise
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import CEILING, REWARD, Case, Finding, Level, difference, number, rise
 
 ZERO_VARIANCE = "rollout/zero_variance_fraction"
 EQUAL = 0.8

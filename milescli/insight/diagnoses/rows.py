@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from milescli.insight.case import LOSS, Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import LOSS, Case, Finding, Level, number
 
 ENOUGH = 20
 WORSE = 1.05

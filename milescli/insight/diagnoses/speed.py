@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from milescli.insight import series
-from milescli.insight.case import Case
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import Case, Finding, Level
 
 ROLLOUT, TRAIN, STEP = "time/rollout_s", "time/train_s", "time/step_s"
 BOUND = 0.7

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from milescli.insight import series
-from milescli.insight.case import Case, number
-from milescli.insight.finding import Finding, Level
+from milescli.insight.case import Case, Finding, Level, number
 
 OLDEST, OLD = "rollout/staleness_max", "rollout/staleness_mean"
 WASTED, STALE = "flow/wasted_tokens", "flow/stale_groups"

@@ -8,8 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.rewards import InstructionSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.instruction_checks import CHECKS, DETECTING

@@ -9,8 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from milescli.core.errors import RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.boxed import last_boxed
 from milescli.rollout.rewards.text_parts import ENDS_THINKING, part_of

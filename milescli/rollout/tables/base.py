@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from milescli.core.errors import DataError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, nearest
 
 Record = tuple[int, dict[str, object] | str]
 """Line (or parquet row) counted from 1, and the row; or why it could not be read."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.core.digest import sha256_of
 from milescli.core.errors import DataError
+from milescli.core.files import sha256_of
 from milescli.rollout.tables.base import Record, Stamp
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from milescli.core.digest import sha256_of
 from milescli.core.errors import DataError
+from milescli.core.files import sha256_of
 from milescli.rollout.tables.base import MAX_LINE_BYTES, Record, Stamp
 from milescli.rollout.tables.json_lines import TOO_LONG, read_lines
 

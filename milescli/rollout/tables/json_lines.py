@@ -12,7 +12,7 @@ from typing import IO
 
 import orjson
 
-from milescli.core.digest import sha256_of
+from milescli.core.files import sha256_of
 from milescli.rollout.tables.base import MAX_LINE_BYTES, Record, Stamp
 
 CHUNK_BYTES = 2**20

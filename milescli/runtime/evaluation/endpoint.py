@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
-from milescli.recipe.check_url import doubt_about_key
+from milescli.recipe.requests import open_key
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
 from milescli.rollout.endpoint_episodes import (
@@ -62,7 +62,7 @@ def evaluate_endpoint(
     for one in sets:
         _require_askable(one.recipe)
     settings = loaded.recipe.eval.endpoint
-    if doubt := doubt_about_key(url, SECTION, settings):
+    if doubt := open_key(url, SECTION, settings):
         output.warn(doubt)
     model = asyncio.run(served_model(endpoint_of(url, settings), settings.model))
     folder = folder or folder_of_endpoint(url, runs) / re.sub(r"[^\w.-]+", "-", model)

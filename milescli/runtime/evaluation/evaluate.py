@@ -26,11 +26,12 @@ from milescli.core.types import ROLLOUT, Prompt, WeightVersion
 from milescli.models import ModelFacts
 from milescli.plan.on_cpu import context_length, longest_tokens
 from milescli.plan.types import Plan
-from milescli.recipe.check_rows import check_rows
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
+from milescli.recipe.data import row_rules
+from milescli.recipe.distill import unscored, untaught
 from milescli.recipe.load import override
-from milescli.recipe.policy_alone import unscored, untaught
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import refuse
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.environments import Step
 from milescli.rollout.episode import Episodes, evaluation_episodes
@@ -122,7 +123,7 @@ def evaluate_run(
     nodes = find_nodes(loaded, output=output)
     plan = Plan.from_json(run.plan_file.read_text())
     if not plan.engines.num:  # nothing was sampled in the run
-        check_rows(recipe)
+        refuse(row_rules(recipe))
         asking = replace(loaded, recipe=recipe)
         plan = plan_without_plugins(asking, nodes.machine, facts=facts, serves_merged=True)
     plan = with_room(engines_only(plan, num_policies=_roles_served(plan, recipe)), sets, facts)

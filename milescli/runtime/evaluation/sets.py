@@ -15,11 +15,9 @@ from milescli.backends.hub.datasets import CARD, fetch_data, join_files
 from milescli.backends.hub.splits import choose_files
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
-from milescli.core.errors import DataError, RecipeError
-from milescli.core.nearest import nearest
+from milescli.core.errors import DataError, RecipeError, nearest
 from milescli.core.types import Prompt
-from milescli.recipe.data_files import parse_data_file
-from milescli.recipe.hub_name import parse_hub
+from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
 from milescli.rollout.benchmarks import BENCHMARKS, OF_ALL, Row

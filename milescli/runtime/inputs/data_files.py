@@ -21,8 +21,7 @@ from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.recipe.data import Data, MixSource
-from milescli.recipe.data_files import FIELDS, names_in
-from milescli.recipe.hub_name import is_hub, parse_hub
+from milescli.recipe.data_files import FIELDS, is_hub, names_in, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.base import RewardFn

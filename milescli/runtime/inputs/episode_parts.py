@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
+from milescli.recipe.agents import FOREIGN
 from milescli.recipe.data import MixSource
-from milescli.recipe.foreign import FOREIGN
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
 from milescli.rollout.agents import AGENTS

@@ -20,8 +20,8 @@ from milescli.core.errors import FitError, MachineError, RecipeError
 from milescli.models import ModelFacts, load_facts, parse_facts, table
 from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
 from milescli.models.base import CONFIG_NAME, WeightTable, read_config
-from milescli.plan.adapters import trained_shape
 from milescli.plan.legal import check_layout
+from milescli.plan.memory import trained_shape
 from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.types import Plan
 from milescli.recipe.machine import RunSettings

@@ -23,9 +23,8 @@ from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.corrections import CORRECTIONS, NONE
 from milescli.train.credits import CREDITS
 from milescli.train.objectives import OBJECTIVES, load_objective
-from milescli.train.optimizers import RULES
+from milescli.train.optimizers import RULES, SCHEDULES
 from milescli.train.rank_hooks import load_before_log_probs
-from milescli.train.schedule import SCHEDULES
 from milescli.train.streams import Stream
 from milescli.train.surrogates import SURROGATES
 from milescli.weights.channels import AUTO, CHANNELS

@@ -17,9 +17,8 @@ from milescli.core.concurrency import in_thread
 from milescli.core.types import Pair, TeacherTokens, Trajectory
 from milescli.plan.types import Plan
 from milescli.runtime.recovery.supervise import StopFlag
-from milescli.train.base import TrainBatch, Trainer
+from milescli.train.base import TrainBatch, Trainer, sequence_of
 from milescli.train.packing import pack
-from milescli.train.sequences import sequence_of
 
 Row = TypeVar("Row")
 CHUNK_TOKENS = 1 << 20

@@ -23,8 +23,8 @@ from milescli.core.events import (
     stamped,
 )
 from milescli.core.scalars import scalars_of
+from milescli.insight.case import Level, Verdict
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.finding import Level, Verdict
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.reader import RunReader
 from milescli.insight.verdict import read_verdict

@@ -12,11 +12,10 @@ from functools import partial
 import milescli
 from milescli.console.output import Output
 from milescli.core.events import Event, EventBus, Notice, RunEnded, stamped
-from milescli.core.log_tail import last_records
+from milescli.core.files import last_records
 from milescli.platform import memory_record
-from milescli.recipe.check_trackers import metrics_address
 from milescli.recipe.load import values_of
-from milescli.recipe.machine import RunSettings
+from milescli.recipe.machine import RunSettings, metrics_address
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.background import BackgroundTracker
 from milescli.trackers.base import TrackedRun, load_trackers

@@ -40,9 +40,9 @@ from milescli.core.errors import (
     WorkerDied,
 )
 from milescli.core.events import RunEnded, stamped
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import is_stopped_process
 from milescli.platform.oom import oom_kills
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.runtime.recording.side_files import LineFile
 from milescli.runtime.recovery.restarts import Restarts
 from milescli.runtime.recovery.supervise import ended_now

@@ -21,7 +21,7 @@ from milescli.backends.sglang.launch.router import RouterServer
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Event, WorkerLost, WorkerSilent
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock
 from milescli.core.silence import UNSURE, Silence
 from milescli.core.types import EngineAddress

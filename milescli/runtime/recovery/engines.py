@@ -17,7 +17,7 @@ from milescli.backends.sglang.launch.router import RouterServer
 from milescli.backends.sglang.launch.spec import EngineSpec
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.train.base import TrainBatch, Trainer
 from milescli.train.objectives.reward_model import scored_sequence

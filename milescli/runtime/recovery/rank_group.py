@@ -21,10 +21,9 @@ from milescli.backends.ray.group import run_all, run_each
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock, cpu_seconds
-from milescli.core.silence import UNSURE, Silence
-from milescli.core.stacks import dump_stacks, is_stopped_process
+from milescli.core.silence import UNSURE, Silence, dump_stacks, is_stopped_process
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_duration
 from milescli.plan.types import TrainerLayout

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from milescli.core.errors import MilesError, WorkerKilled
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 
 E = TypeVar("E", bound=MilesError)
 T = TypeVar("T")

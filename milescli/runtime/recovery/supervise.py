@@ -23,8 +23,7 @@ from milescli.core.errors import (
 )
 from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
-from milescli.core.silence import Silence
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import Silence, is_stopped_process
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0

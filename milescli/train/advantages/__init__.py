@@ -32,21 +32,21 @@ class AdvantageEstimator(Protocol):
         ...
 
 
-_BASELINES, _BEST = "milescli.train.advantages.baselines", "milescli.train.advantages.best_of"
+_HERE = "milescli.train.advantages.builtin"
 ADVANTAGES = Registry(
     "advantage",
     {
-        "grpo": "milescli.train.advantages.grpo:grpo",
-        "rloo": f"{_BASELINES}:rloo",
-        "reinforce": f"{_BASELINES}:reinforce",
-        "remax": f"{_BASELINES}:remax",
-        "opo": f"{_BASELINES}:opo",
-        "gpg": f"{_BASELINES}:gpg",
-        "gigpo": "milescli.train.advantages.turns:gigpo",
-        "turns": "milescli.train.advantages.turns:turns",
-        "pass_at_k": f"{_BEST}:pass_at_k",
-        "best_of_n": f"{_BEST}:best_of_n",
-        "max_rl": f"{_BEST}:max_rl",
+        "grpo": f"{_HERE}:grpo",
+        "rloo": f"{_HERE}:rloo",
+        "reinforce": f"{_HERE}:reinforce",
+        "remax": f"{_HERE}:remax",
+        "opo": f"{_HERE}:opo",
+        "gpg": f"{_HERE}:gpg",
+        "gigpo": f"{_HERE}:gigpo",
+        "turns": f"{_HERE}:turns",
+        "pass_at_k": f"{_HERE}:pass_at_k",
+        "best_of_n": f"{_HERE}:best_of_n",
+        "max_rl": f"{_HERE}:max_rl",
     },
     signature=("groups", "settings"),
 )

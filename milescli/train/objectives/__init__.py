@@ -23,7 +23,7 @@ OBJECTIVES = Registry(
         "policy": "milescli.train.objectives.policy:Policy",
         "supervised": "milescli.train.objectives.supervised:Supervised",
         "preference": "milescli.train.objectives.preference:objective",
-        "distillation": "milescli.train.objectives.distillation:Distillation",
+        "distillation": "milescli.train.objectives.supervised:Distillation",
         "reward_model": "milescli.train.objectives.reward_model:RewardModel",
     },
     signature=("recipe",),

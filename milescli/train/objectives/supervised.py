@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from milescli.core.types import Trajectory
+import numpy as np
+import torch
+
+from milescli.core.types import TeacherTokens, Trajectory
+from milescli.recipe.distill import Distill
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Figure, TokenLoss, TrainSequence
+from milescli.train.base import Figure, TokenLoss, TrainSequence, sequence_of
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 
 
@@ -41,3 +45,90 @@ class Supervised:
         """-log pi(token)."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         return TokenLoss(loss=-tokens.logprobs, figures={"entropy": Figure(tokens.entropy)})
+
+
+_MOST = -1e-7
+"""Log-prob that a set of tokens has at most, so that what is left to the others is above 0 in
+float32."""
+
+BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
+"""What `divergence` needs."""
+
+
+def needs_of(settings: Distill) -> frozenset[Stream]:
+    """What the ranks compute before the loss of a policy; what served teachers say comes with the
+    samples."""
+    if not settings.teachers:
+        return frozenset()
+    compared = {Stream.OLD} if settings.kl == "sampled" else set()
+    said = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
+    return frozenset(compared if settings.is_served else compared | said)
+
+
+def streams_of(said: TeacherTokens) -> dict[str, np.ndarray]:
+    """What a teacher said of a sequence, as the streams of `needs_of`."""
+    logprobs = np.frombuffer(said.logprobs, np.float32)
+    if not said.topk:
+        return {Stream.TEACHER: logprobs}
+    ids = np.frombuffer(said.token_ids, np.int32)
+    return {
+        Stream.CANDIDATES: ids.reshape(-1, said.topk),
+        Stream.TEACHER: logprobs.reshape(-1, said.topk),
+    }
+
+
+def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
+    """[S] KL between the policy and the teacher where a token was said, by the teacher's k
+    likeliest tokens and all others as one: reverse, sum p log(p / q); forward, sum q log(q / p); p
+    the policy's, q the teacher's probabilities (GKD, arXiv 2306.13649, section 3, with the
+    vocabulary cut to k + 1). Never negative, and 0 only where both say the same of all k.
+    Differentiable."""
+    assert tokens.candidates is not None, "the ranks give the log-probs of candidates"
+    policy = with_rest(tokens.candidates)
+    teacher = with_rest(tokens[Stream.TEACHER])
+    own, other = (policy, teacher) if settings.kl == "reverse" else (teacher, policy)
+    return (own.exp() * (own - other)).sum(dim=1)
+
+
+def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
+    """[S, k] log-probs of k tokens -> [S, k + 1] with that of all others together, log(1 - sum
+    p)."""
+    chosen = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=_MOST)
+    return torch.cat([logprobs, torch.log(-torch.expm1(chosen))], dim=1)
+
+
+class Distillation(Supervised):
+    """An Objective over trajectories that somebody else made. Mean over all tokens on the masks."""
+
+    def __init__(self, *, recipe: Recipe) -> None:
+        """`train.distill` of the recipe."""
+        super().__init__(recipe=recipe)
+        self.settings = recipe.train.distill
+        self.needs = frozenset() if recipe.caches_teacher else BY_CANDIDATES
+
+    def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
+        """One for each trajectory, with what the teacher said of it where that is kept."""
+        made = super().sequences(items)
+        if self.needs:
+            return made
+        said = [item.teacher for item in items]
+        assert all(said), "rows are asked about before the first step"
+        return [
+            replace(sequence, streams=streams_of(words))
+            for sequence, words in zip(made, said, strict=True)
+            if words is not None
+        ]
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        """coef * KL, see `divergence`; beside it -log pi(token), which nothing is learned from."""
+        assert tokens.logprobs is not None and tokens.entropy is not None
+        apart = divergence(tokens, self.settings)
+        shown = {
+            "teacher_kl": apart,
+            "imitation_loss": -tokens.logprobs,
+            "entropy": tokens.entropy,
+        }
+        return TokenLoss(
+            loss=self.settings.coef * apart,
+            figures={name: Figure(values.detach()) for name, values in shown.items()},
+        )

@@ -44,19 +44,20 @@ class Surrogate(Protocol):
         ...
 
 
+_HERE = "milescli.train.surrogates.builtin"
 SURROGATES = Registry(
     "surrogate",
     {
-        "clip": "milescli.train.surrogates.clip:clip",
-        "reinforce": "milescli.train.surrogates.reweighted:reinforce",
-        "cispo": "milescli.train.surrogates.reweighted:cispo",
-        "topr": "milescli.train.surrogates.reweighted:topr",
-        "gmpo": "milescli.train.surrogates.geometric:gmpo",
-        "sapo": "milescli.train.surrogates.soft:sapo",
-        "dppo_tv": "milescli.train.surrogates.divergence:dppo_tv",
-        "dppo_kl": "milescli.train.surrogates.divergence:dppo_kl",
-        "clip_cov": "milescli.train.surrogates.covariance:clip_cov",
-        "kl_cov": "milescli.train.surrogates.covariance:kl_cov",
+        "clip": f"{_HERE}:clip",
+        "reinforce": f"{_HERE}:reinforce",
+        "cispo": f"{_HERE}:cispo",
+        "topr": f"{_HERE}:topr",
+        "gmpo": f"{_HERE}:gmpo",
+        "sapo": f"{_HERE}:sapo",
+        "dppo_tv": f"{_HERE}:dppo_tv",
+        "dppo_kl": f"{_HERE}:dppo_kl",
+        "clip_cov": f"{_HERE}:clip_cov",
+        "kl_cov": f"{_HERE}:kl_cov",
     },
     signature=("log_ratio", "advantages", "tokens", "settings"),
 )

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from milescli.backends.hub.datasets import fetch_data, join_files, missing_bytes
 from milescli.console.output import Output
 from milescli.core.errors import DataError
-from milescli.recipe.hub_name import parse_hub
+from milescli.recipe.data_files import parse_hub
 from tests.loopback_hub import COMMIT, LoopbackHub, no_hub_for
 
 TEST = "main/test-00000-of-00001.parquet"

@@ -6,7 +6,7 @@ import pytest
 
 from milescli.backends.hub.splits import choose_files
 from milescli.core.errors import DataError, RecipeError
-from milescli.recipe.hub_name import HubData, parse_hub
+from milescli.recipe.data_files import HubData, parse_hub
 
 GSM8K = [
     f"{subset}/{split}-00000-of-00001.parquet"

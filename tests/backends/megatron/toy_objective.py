@@ -10,9 +10,8 @@ import torch
 
 from milescli.core.types import Group
 from milescli.recipe.schema import Recipe
-from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence
+from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
 from milescli.train.packed_tokens import PackedTokens
-from milescli.train.sequences import sequence_of
 from milescli.train.streams import Stream
 
 DISCOUNT = 0.9

@@ -20,7 +20,7 @@ from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.node_processes import MAX_LOST, NodeProcesses
 from milescli.core.errors import AgentError, RecipeError, WorkerDied
 from milescli.core.run_processes import processes_of
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Step
 
 HERE = "tests.agents.user_environments"

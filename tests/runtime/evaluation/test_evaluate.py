@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from milescli.core.types import Prompt
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.base import Outcome
 from milescli.runtime.evaluation.evaluate import WatchedEpisode
 from tests.agents.scripted import Engine, session_of

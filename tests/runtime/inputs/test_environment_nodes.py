@@ -15,7 +15,7 @@ from milescli.backends.ray.everywhere import NodeAnswer
 from milescli.backends.ray.nodes import ClusterNode
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.types import Prompt
-from milescli.recipe.environments import EnvironmentSettings
+from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.runtime.inputs import environment_nodes
 from milescli.runtime.inputs.environment_nodes import require_environments, spread_environments

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from milescli.core.errors import WaitTimeout, WorkerDied
 from milescli.core.events import EventBus
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.rank_group import Hang
 from milescli.runtime.recovery.restarts import Repairs, Restarts

@@ -15,8 +15,7 @@ from milescli.backends.sglang.launch.process import ProcessLook
 from milescli.core.errors import MismatchError, WorkerDied
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced, WorkerSilent
 from milescli.core.types import EngineAddress
-from milescli.recipe.fault import Fault
-from milescli.recipe.machine import MachineSettings
+from milescli.recipe.machine import Fault, MachineSettings
 from milescli.runtime.recovery import engine_keepers
 from milescli.runtime.recovery.engine_keepers import EngineKeeper
 from milescli.runtime.recovery.engines import Engines

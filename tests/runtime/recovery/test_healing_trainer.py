@@ -13,7 +13,7 @@ import pytest
 
 from milescli.core.errors import CheckpointError, WorkerDied
 from milescli.core.events import Notice, WorkerLost, WorkerReplaced
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.train.base import TrainBatch
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, read, run
 

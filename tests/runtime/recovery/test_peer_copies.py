@@ -11,7 +11,7 @@ import pytest
 
 from milescli.core.errors import WorkerDied
 from milescli.core.events import Notice, WorkerLost, WorkerReplaced
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from tests.runtime.recovery.copied_ranks import CopiedRanks, CopiedRig
 from tests.runtime.recovery.dying_ranks import read, run
 from tests.runtime.recovery.test_healing_trainer import batch_of

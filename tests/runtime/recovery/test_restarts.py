@@ -8,7 +8,7 @@ import pytest
 
 from milescli.core.errors import MachineError, MilesError, WorkerKilled
 from milescli.core.events import EventBus, WorkerLost, WorkerReplaced
-from milescli.recipe.fault import Fault
+from milescli.recipe.machine import Fault
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
 
 

@@ -12,8 +12,8 @@ import torch
 from milescli.core.types import Pair, Trajectory
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Figure, Objective, Reduce
+from milescli.train.contract import as_microbatch, packed
 from milescli.train.objectives import load_objective
-from milescli.train.one_process import as_microbatch, packed
 from tests.samples import make_trajectory
 
 

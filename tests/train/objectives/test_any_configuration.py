@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
 from milescli.core.types import Group
-from milescli.recipe.check_algorithm import check_algorithm
 from milescli.recipe.keys import keys
 from milescli.recipe.schema import Recipe
+from milescli.recipe.section import refuse
+from milescli.recipe.train import algorithm_rules
 from milescli.train.advantages import ADVANTAGES
 from milescli.train.aggregation import AGGREGATIONS
+from milescli.train.contract import as_microbatch, packed
 from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
-from milescli.train.one_process import as_microbatch, packed
 from milescli.train.streams import FROM_RANKS
 from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory
@@ -97,7 +98,7 @@ def _groups(rng: np.random.Generator, count: int) -> list[Group]:
 def test_it_is_refused_or_it_trains(chosen: dict[str, Any], seed: int) -> None:
     recipe = _recipe(chosen)
     try:
-        check_algorithm(recipe)
+        refuse(algorithm_rules(recipe))
     except RecipeError as error:
         assert error.why and error.fixes
         return
@@ -127,4 +128,4 @@ def test_it_is_refused_or_it_trains(chosen: dict[str, Any], seed: int) -> None:
 def test_pieces_that_are_drawn_are_keys_of_a_recipe() -> None:
     assert set(PIECES) <= set(keys())
     with pytest.raises(RecipeError):
-        check_algorithm(_recipe({"rollout.top_p": 0.9}))
+        refuse(algorithm_rules(_recipe({"rollout.top_p": 0.9})))

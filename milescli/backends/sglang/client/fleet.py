@@ -25,7 +25,7 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import PublishStats
 from milescli.core.types import EngineAddress, StopReason, WeightVersion
 from milescli.core.units import format_duration
-from milescli.recipe.schema import OnUpdate
+from milescli.recipe.rollout import OnUpdate
 from milescli.rollout.base import Completion, GenerateRequest
 
 ORDER_TIMEOUT_S = 120.0

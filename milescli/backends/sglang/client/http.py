@@ -19,8 +19,8 @@ import aiohttp
 
 from milescli.backends.sglang.launch.key import bearer
 from milescli.core.errors import MilesError, WaitTimeout, WorkerDied
-from milescli.core.log_tail import last_log_lines
-from milescli.core.lost_peer import sounds_like_lost_peer
+from milescli.core.files import last_log_lines
+from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import EngineAddress
 from milescli.core.units import format_duration
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.async_isolated import AsyncIsolated
-from milescli.core.errors import RecipeError, WorkerDied
-from milescli.core.nearest import nearest
+from milescli.core.errors import RecipeError, WorkerDied, nearest
 from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall

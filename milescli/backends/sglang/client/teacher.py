@@ -14,8 +14,8 @@ from milescli.backends.sglang.client.reply import prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt, TeacherTokens, Trajectory
+from milescli.recipe.distill import Distill, Teacher, teachers_by_source
 from milescli.recipe.schema import Recipe
-from milescli.recipe.train import Distill, Teacher, teachers_by_source
 from milescli.rollout.endpoint import Endpoint
 from milescli.rollout.tokenizer import ChatTokenizer
 

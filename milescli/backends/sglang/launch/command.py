@@ -29,7 +29,7 @@ from milescli.backends.sglang.launch.speculation import (
     speculation_arguments,
 )
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
-from milescli.core.secret_names import without_secrets
+from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
 from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import SPIN_COUNT

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Protocol
 
 from milescli.core.errors import WaitTimeout, WorkerDied, WorkerKilled
-from milescli.core.log_tail import last_log_lines
+from milescli.core.files import last_log_lines
 from milescli.core.run_processes import TOKEN_VARIABLE, cpu_seconds, processes_of
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import is_stopped_process
 from milescli.core.units import format_duration
 
 POLL_S = 0.1

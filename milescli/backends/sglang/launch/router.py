@@ -10,7 +10,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.launch.key import KEY_VARIABLE
 from milescli.backends.sglang.launch.process import ManagedProcess
-from milescli.core.secret_names import without_secrets
+from milescli.core.private import without_secrets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

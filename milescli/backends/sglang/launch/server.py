@@ -30,7 +30,7 @@ from milescli.backends.sglang.launch.process import (
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.backends.sglang.launch.speculation import require_compiler
 from milescli.backends.sglang.launch.warm import NotForked, fork_engine
-from milescli.core.stacks import dump_stacks, is_stopped_process, py_spy
+from milescli.core.silence import dump_stacks, is_stopped_process, py_spy
 
 PART_PREFIX = "sglang::"
 """SGLang calls its schedulers and its detokenizer so."""

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from milescli.core.stacks import is_stopped_process
+from milescli.core.silence import is_stopped_process
 
 FORK_TIMEOUT_S = 120.0
 """For the warm process to finish its imports and fork. Beyond that an engine starts from

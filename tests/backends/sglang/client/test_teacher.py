@@ -17,7 +17,7 @@ from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
 from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
-from milescli.train.distill import streams_of
+from milescli.train.objectives.supervised import streams_of
 from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer
 from tests.backends.sglang.weights.sending import TOKENS

@@ -1,0 +1,157 @@
+"""What a plan chooses beside its layout: the batch of a step, the precision, and how many tokens
+engines guess ahead; and what it notes of each. Pure; called by `make`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from milescli.core.errors import FitError
+from milescli.core.units import format_count
+from milescli.models import table
+from milescli.models.facts import ModelFacts
+from milescli.plan.types import BatchPlan, Log, TrainerLayout
+from milescli.platform.machine import Machine
+from milescli.recipe.schema import Recipe
+
+
+def batch_plan(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
+    """`cap`: tokens of a microbatch on one rank. Raises FitError where a sequence does not fit into
+    it, or a step is too small for the ranks."""
+    if recipe.learns_from_rows:
+        return _batch_of_rows(recipe, trainer, cap, log)
+    prompts, group = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
+    longest = recipe.longest_sequence
+    num_samples, updates = prompts * group, recipe.train.updates_per_step
+    if longest > cap * trainer.cp:
+        raise FitError(
+            f"a sequence of {longest} tokens does not fit into a microbatch",
+            why=f"data.max_prompt_tokens {recipe.data.max_prompt_tokens} + "
+            f"rollout.max_response_tokens {recipe.rollout.max_response_tokens} = {longest}"
+            f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",
+            fix=f"--set train.max_tokens_per_microbatch={-(-longest // trainer.cp)}",
+        )
+    if num_samples < trainer.dp * updates:
+        raise FitError(
+            f"{num_samples} samples a step are too few for {trainer.dp} data-parallel ranks x "
+            f"{updates} updates",
+            why=f"prompts_per_step {prompts} x samples_per_prompt {group} = {num_samples} < "
+            f"{trainer.dp * updates}",
+            fix=f"--set rollout.prompts_per_step={-(-trainer.dp * updates // group)}",
+        )
+    log.note(
+        "batch",
+        f"{num_samples} samples",
+        f"{prompts} prompts x {group}; at most {cap} tokens a microbatch and rank",
+    )
+    return BatchPlan(
+        prompts_per_step=prompts,
+        samples_per_prompt=group,
+        num_samples=num_samples,
+        updates_per_step=updates,
+        max_tokens_per_microbatch=cap,
+        max_sequence_tokens=longest,
+    )
+
+
+def _batch_of_rows(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
+    rows, group, longest = (
+        recipe.train.batch_size,
+        recipe.sequences_per_row,
+        recipe.longest_sequence,
+    )
+    if group * longest > cap * trainer.cp:
+        raise FitError(
+            f"a row of {group * longest} tokens does not fit into a microbatch",
+            why=f"data.max_row_tokens {longest}"
+            + (" x 2, as a pair is never parted," if group == 2 else "")
+            + f" > train.max_tokens_per_microbatch {cap} x cp {trainer.cp}",
+            fix=f"--set train.max_tokens_per_microbatch={-(-group * longest // trainer.cp)}",
+        )
+    if rows < trainer.dp:
+        raise FitError(
+            f"{rows} rows a step are too few for {trainer.dp} data-parallel ranks",
+            why=f"train.batch_size {rows} < dp {trainer.dp}",
+            fix=f"--set train.batch_size={trainer.dp}",
+        )
+    log.note("batch", f"{rows} rows", f"at most {cap} tokens a microbatch and rank")
+    return BatchPlan(
+        prompts_per_step=rows,
+        samples_per_prompt=group,
+        num_samples=rows * group,
+        updates_per_step=1,
+        max_tokens_per_microbatch=cap,
+        max_sequence_tokens=longest,
+        of_rows=True,
+    )
+
+
+SIZES = {"bf16": 2, "fp32": 4}
+"""Bytes of a weight."""
+
+
+def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
+    """The precision that the recipe pins, or else that of the device."""
+    if recipe.train.precision != "auto":
+        log.note("precision", recipe.train.precision, "pinned by `train.precision`")
+        return recipe.train.precision
+    on_cpu = machine.kind == "cpu" or recipe.machine.gpus == 0
+    log.note(
+        "precision",
+        "fp32" if on_cpu else "bf16",
+        "a CPU gains nothing from bf16" if on_cpu else "the accelerator's native format",
+    )
+    return "fp32" if on_cpu else "bf16"
+
+
+ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
+"""By kind: a pass over four tokens of a request takes two to three times as long as over one there,
+so that a wrong guess costs what a right one saves."""
+ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
+"""By kind: SGLang's own defaults, of MTP those for DeepSeek's; a pass is bound by the reading of
+weights there, and guesses cost little."""
+
+
+def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
+    """Tokens that are guessed each time, and why so many; (0, why) where nothing is guessed."""
+    settings = recipe.rollout.speculative
+    if settings.kind == "none":
+        return 0, "`rollout.speculative.kind` is none"
+    if settings.guesses is not None:
+        return settings.guesses, "pinned by `rollout.speculative.guesses`"
+    if on_cpu:
+        why = "few: a pass over several tokens takes longer on a CPU"
+        return max(ON_CPU[settings.kind], settings.ngram_breadth), why
+    return max(ON_DEVICES[settings.kind], settings.ngram_breadth), "SGLang's own default"
+
+
+def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
+    """Note how many tokens are guessed ahead, and why; nothing where none are."""
+    number, why = guesses(recipe, on_cpu=on_cpu)
+    if not number:
+        return
+    log.note("rollout.speculative.guesses", number, why)
+    exact = (
+        "the tokens of a seed are those without it"
+        if on_cpu
+        else "samples have the distribution that they have without it, but a seed gives other "
+        "tokens; nothing of it was tried on a device"
+    )
+    log.note("rollout.speculative.kind", recipe.rollout.speculative.kind, exact)
+
+
+def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
+    """Nothing where none is trained, and none guesses."""
+    if not facts.trains_mtp:
+        if recipe.rollout.speculative.kind == "mtp":
+            why = "the layer that guesses stays as it is while the policy learns"
+            log.note("train.mtp.loss_weight", "off", why)
+        return
+    lines, through = table(facts), ""
+    if recipe.train.mtp.trains_trunk:
+        through = "; its loss trains the model below it, too"
+    log.note(
+        "train.mtp.loss_weight",
+        recipe.train.mtp.loss_weight,
+        f"{format_count(lines.num_mtp_parameters)} of {format_count(lines.num_parameters)} numbers "
+        f"are the MTP layer's, on the last stage{through}",
+    )

@@ -1,0 +1,414 @@
+"""The layouts of engines and trainer that a search weighs, the fastest first, and which predicted
+times count as equal. Pure; called by `on_devices`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import TypeVar
+
+from milescli.models.facts import ModelFacts
+from milescli.plan.legal import (
+    cp_faults,
+    engine_faults,
+    expert_faults,
+    faults,
+    stage_faults,
+    tp_faults,
+    training_faults,
+)
+from milescli.plan.memory import FRAGMENTS, EngineBytes, TrainerBytes
+from milescli.plan.on_cpu import LEAST_REQUESTS, MOST_REQUESTS
+from milescli.plan.search_space import SearchSpace, divisors, values_to_try
+from milescli.plan.time import RolloutSeconds, TrainSeconds
+from milescli.plan.types import NO_ENGINES, EngineLayout, TrainerLayout
+from milescli.recipe.schema import EngineSettings
+
+MAX_FRACTION = 0.88
+"""Of a device's memory that an engine's weights and cache take at most."""
+MAX_SHARED_FRACTION = 0.80
+"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within
+what the field runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChoice:
+    """One fleet of engines that the search weighed."""
+
+    layout: EngineLayout
+    needs: EngineBytes
+    seconds: RolloutSeconds
+    cache_tokens: int
+    crowded: bool
+    """Its cache does not hold all requests that it has to run, at their mean length: some
+    wait."""
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Ascending: what is faster."""
+        return (round(self.seconds.total, 3), *self.cuts)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Ascending: what waits less, and is cut less."""
+        return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
+
+
+NO_FLEET = EngineChoice(
+    layout=NO_ENGINES,
+    needs=EngineBytes(weights=0, cache=0, graphs=0, workspace=0),
+    seconds=RolloutSeconds(prefill=0.0, decode=0.0, running=0.0),
+    cache_tokens=0,
+    crowded=False,
+)
+"""Of a run that samples nothing."""
+
+
+def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> list[EngineChoice]:
+    """Every fleet on `num_devices` devices that holds the model and at least one longest sequence,
+    best first. `across`: of engines that span nodes, else of those within one."""
+    if not space.has_engines:
+        return [NO_FLEET]
+    facts, pins, choices = space.facts, space.engine_pins, list[EngineChoice]()
+    sizes = _engine_sizes(num_devices, space.devices_per_node, across=across)
+    for tp in (
+        values_to_try(pins.tp, sizes, most=num_devices) if pins.tp is None or not across else []
+    ):
+        num = pins.num or num_devices // tp
+        if num <= space.work.engines_apart or num * tp > num_devices:
+            continue
+        for ep, attention_dp in _engine_axes(facts, pins, tp):
+            if next(engine_faults(facts, tp=tp, ep=ep, attention_dp=attention_dp), None):
+                continue
+            choice = weigh_engines(space, num=num, tp=tp, ep=ep, attention_dp=attention_dp)
+            if choice is not None:
+                choices.append(choice)
+    busy = [choice for choice in choices if choice.layout.num <= space.work.num_samples]
+    return sorted(busy or choices, key=lambda choice: choice.rank)
+
+
+def _engine_sizes(num_devices: int, devices_per_node: int, *, across: bool) -> list[int]:
+    """Within a node, or whole nodes."""
+    if across:
+        return [
+            devices_per_node * nodes
+            for nodes in (2, 4, 8, 16)
+            if devices_per_node * nodes <= num_devices
+        ]
+    return [size for size in divisors(devices_per_node) if num_devices % size == 0]
+
+
+def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple[int, int]]:
+    """(ep, attention_dp). Where devices outnumber what a cache can be cut into (the latent of MLA
+    is one; else key/value heads), they would hold copies of it: large engines share out requests to
+    groups of them instead. Whole experts are shared out in large engines of MLA models, and where
+    slices of them would not be whole."""
+    caches = 1 if facts.mla else facts.num_kv_heads
+    shares_requests = facts.num_experts > 0 and not facts.mamba
+    large = facts.mla is not None and facts.num_experts > 0 and tp >= 8
+    whole = facts.num_experts > 0 and facts.moe_ffn_hidden_size % tp > 0
+    ep = pins.ep or (tp if (large or whole) and facts.num_experts % tp == 0 else 1)
+    groups = [1]
+    if shares_requests and tp >= 8 and tp > caches:
+        groups += [group for group in divisors(tp) if group > 1 and tp // group >= caches]
+    return [(ep, group) for group in ([pins.attention_dp] if pins.attention_dp else groups)]
+
+
+def weigh_engines(
+    space: SearchSpace, *, num: int, tp: int, ep: int, attention_dp: int
+) -> EngineChoice | None:
+    """None where weights, or the longest sequence, do not fit."""
+    pins, work, memory = space.engine_pins, space.work, space.memory
+    layout = EngineLayout(
+        num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
+    )
+    # SGLang gives each group its whole share of the requests
+    wanted = max(LEAST_REQUESTS, min(MOST_REQUESTS * attention_dp, -(-work.num_samples // num)))
+    running = pins.max_running_requests or -(-wanted // attention_dp) * attention_dp
+    layout = replace(layout, max_running_requests=running, max_total_tokens=pins.max_total_tokens)
+    fraction = pins.memory_fraction or _fraction(space, layout)
+    layout = replace(layout, memory_fraction=fraction)
+    needs = memory.engine(
+        layout,
+        memory_bytes=space.memory_bytes,
+        size=work.size,
+        longest=space.longest_served,
+        reached=space.reached,
+    )
+    beside = space.reached.trainer_context if space.colocated else 0
+    if needs.total + beside > space.memory_bytes:
+        return None
+    if (
+        memory.cache_room(
+            layout, cache_bytes=needs.cache, size=work.size, tokens=space.longest_served
+        )
+        < attention_dp
+    ):
+        return None
+    room = memory.cache_room(
+        layout, cache_bytes=needs.cache, size=work.size, tokens=int(work.sequence_tokens)
+    )
+    return EngineChoice(
+        layout=layout,
+        needs=needs,
+        seconds=space.time.rollout(layout, work, cache_bytes=needs.cache),
+        cache_tokens=memory.cache_tokens(layout, cache_bytes=needs.cache, size=work.size),
+        crowded=room < min(running, -(-work.num_samples // num)),
+    )
+
+
+def _fraction(space: SearchSpace, layout: EngineLayout) -> float:
+    """What graphs, a prefill, both processes and a margin leave, in hundredths."""
+    probe = space.memory.engine(
+        layout,
+        memory_bytes=space.memory_bytes,
+        size=space.work.size,
+        longest=space.longest_served,
+        reached=space.reached,
+    )
+    taken = (
+        probe.graphs
+        + probe.workspace
+        + space.memory_bytes * FRAGMENTS
+        + (space.reached.trainer_context if space.colocated else 0)
+    )
+    most = MAX_SHARED_FRACTION if space.colocated else MAX_FRACTION
+    return max(0.05, min(most, int(100 * (1 - taken / space.memory_bytes)) / 100))
+
+
+MIN_CAP, MAX_CAP = 2048, 32768
+"""Tokens of a microbatch on one rank, where nobody pins them."""
+CP_TOKENS, LEAST_CP_TOKENS = 4096, 1024
+"""Context parallelism is considered as long as each rank has so many positions of the longest
+sequence; the second, where nothing else fits."""
+UNEVEN_GAIN = 0.99
+"""A shorter last stage is taken only where the step then takes less than this part of the time."""
+CAP_ALIKE = 1.02
+"""Larger microbatches are taken only where they are faster by more than this factor: smaller ones
+leave room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerChoice:
+    """One trainer layout that the search weighed."""
+
+    layout: TrainerLayout
+    cap: int
+    needs: TrainerBytes
+    """Of the fullest stage."""
+    seconds: TrainSeconds
+    fits: bool
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Ascending: what is faster."""
+        return (round(self.seconds.total, 3), *self.cuts, -self.cap)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Ascending: what is simpler to run, and cut less."""
+        own = self.layout
+        uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
+        return (
+            own.offload_optimizer,
+            own.cp,
+            own.pp,
+            own.tp,
+            own.ep * own.etp,
+            own.etp,
+            own.recompute == "full",
+            uneven,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainerSearch:
+    """All trainer layouts that the search weighed."""
+
+    fitting: list[TrainerChoice] = field(default_factory=list)
+    """Best first."""
+    nearest: TrainerChoice | None = None
+    """Of those that do not fit, the one that needs the least."""
+    num_weighed: int = 0
+
+
+def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
+    """Weigh every legal layout of `num_ranks` ranks."""
+    search = TrainerSearch()
+    for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
+        for layout in legal_layouts(space, num_ranks, shortest=shortest):
+            choice = weigh(space, layout)
+            search.num_weighed += 1
+            if choice.fits:
+                search.fitting.append(choice)
+            elif search.nearest is None or choice.needs.total < search.nearest.needs.total:
+                search.nearest = choice
+        if search.fitting:
+            break
+    search.fitting.sort(key=lambda choice: choice.rank)
+    if space.pins.first_stage_layers is None and space.pins.last_stage_layers is None:
+        _try_lighter_last_stages(space, search)
+    return search
+
+
+def legal_layouts(
+    space: SearchSpace, num_ranks: int, *, shortest: int = CP_TOKENS
+) -> Iterator[TrainerLayout]:
+    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context
+    parallelism leaves each rank `shortest` positions of the longest sequence."""
+    facts, pins, work = space.facts, space.pins, space.work
+    within = [
+        tp
+        for tp in divisors(num_ranks)
+        if space.devices_per_node % tp == 0 or num_ranks <= space.devices_per_node
+    ]
+    for tp in values_to_try(pins.tp, within, most=space.devices_per_node):
+        if pins.tp is None and next(tp_faults(facts, tp), None):
+            continue
+        for cp in values_to_try(
+            pins.cp, _powers_of_two(num_ranks // tp), most=max(1, space.longest // shortest)
+        ):
+            if pins.cp is None and next(cp_faults(facts, cp, tp=tp), None):
+                continue
+            for pp in values_to_try(
+                pins.pp, divisors(num_ranks // (tp * cp)), most=facts.num_layers
+            ):
+                if pp == 1 and (pins.first_stage_layers or pins.last_stage_layers):
+                    continue  # there would be no stages to pin
+                dp = pins.dp or num_ranks // (tp * pp * cp)
+                if (
+                    not dp
+                    or tp * pp * cp * dp > num_ranks
+                    or (pins.dp is None and tp * pp * cp * dp != num_ranks)
+                ):
+                    continue
+                if dp * work.updates > work.num_samples:
+                    continue
+                yield from _expert_layouts(space, tp=tp, cp=cp, pp=pp, dp=dp)
+
+
+def _expert_layouts(
+    space: SearchSpace, *, tp: int, cp: int, pp: int, dp: int
+) -> Iterator[TrainerLayout]:
+    facts, pins = space.facts, space.pins
+    parallel = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel and tp > 1
+    group = tp * cp * dp
+    if facts.num_experts and tp > 1 and not parallel:
+        return  # Megatron refuses it
+    for ep in values_to_try(
+        pins.ep, divisors(facts.num_experts) if facts.num_experts else [1], most=group
+    ):
+        if group % ep:
+            continue
+        etps = [tp] if not facts.num_experts or ep == 1 else sorted({1, tp})
+        for etp in values_to_try(pins.etp, etps, most=group):
+            layout = TrainerLayout(
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                ep=ep,
+                etp=etp,
+                dp=dp,
+                sequence_parallel=parallel,
+                first_stage_layers=pins.first_stage_layers if pp > 1 else None,
+                last_stage_layers=pins.last_stage_layers if pp > 1 else None,
+            )
+            rules = (expert_faults, training_faults, stage_faults)
+            if any(next(rule(layout, facts), None) for rule in rules):
+                continue
+            if not any(next(faults(layout, other), None) for other in space.load.teachers):
+                yield layout
+
+
+def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
+    """The layout with the microbatches that suit it best; with recomputation only where nothing
+    else fits, with the optimizer on the host only where that does not help either. If none fits:
+    the smallest."""
+    modes = [
+        (recompute, offload)
+        for offload in ([space.offload] if space.offload is not None else [False, True])
+        for recompute in ([space.recompute] if space.recompute != "auto" else ["none", "full"])
+    ]
+    caps = _caps(space, layout)
+    smallest = _choice(
+        space, replace(layout, recompute=modes[-1][0], offload_optimizer=modes[-1][1]), caps[0]
+    )
+    if not smallest.fits:
+        return smallest
+    for recompute, offload in modes:
+        tried = replace(layout, recompute=recompute, offload_optimizer=offload)
+        choices = (_choice(space, tried, cap) for cap in caps)
+        if fitting := list(takewhile(lambda choice: choice.fits, choices)):
+            fastest = min(choice.seconds.total for choice in fitting)
+            return next(choice for choice in fitting if choice.seconds.total <= CAP_ALIKE * fastest)
+    raise AssertionError(f"{layout} fits with the smallest microbatch, and then does not")
+
+
+def _choice(space: SearchSpace, layout: TrainerLayout, cap: int) -> TrainerChoice:
+    count = space.time.num_microbatches(layout, space.work, cap)
+    load = replace(space.load, row_tokens=cap, num_microbatches=count)
+    needs = space.memory.worst_stage(layout, load)
+    fits = needs.total <= space.trainer_budget
+    nothing = TrainSeconds(compute=0, bubble=0, stages=0, tensor=0, experts=0, data=0, optimizer=0)
+    seconds = space.time.train(layout, space.work, cap=cap) if fits else nothing
+    return TrainerChoice(layout=layout, cap=cap, needs=needs, seconds=seconds, fits=fits)
+
+
+def _caps(space: SearchSpace, layout: TrainerLayout) -> list[int]:
+    """Ascending: those that hold the longest sequence."""
+    if space.cap is not None:
+        return [space.cap]
+    least = -(-space.longest // layout.cp)
+    first = max(MIN_CAP, -(-least // 1024) * 1024)
+    caps = [first]
+    while caps[-1] * 2 <= MAX_CAP and len(caps) < 4:
+        caps.append(caps[-1] * 2)
+    return caps
+
+
+def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
+    """The last stage computes the logits too: with fewer layers there the pipeline may run more
+    evenly."""
+    for choice in [best for best in search.fitting[:8] if best.layout.pp > 1]:
+        layout = choice.layout
+        mean = space.facts.num_layers // layout.pp
+        for fewer in (1, 2, 3):
+            lighter = replace(layout, last_stage_layers=mean - fewer)
+            held = (space.facts, *space.load.teachers)
+            if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in held):
+                break
+            other = _choice(space, lighter, choice.cap)
+            search.num_weighed += 1
+            if other.fits and other.seconds.total < UNEVEN_GAIN * choice.seconds.total:
+                search.fitting.append(other)
+    search.fitting.sort(key=lambda choice: choice.rank)
+
+
+def _powers_of_two(number: int) -> list[int]:
+    """The powers of two that divide the number."""
+    return [value for value in divisors(number) if value & (value - 1) == 0]
+
+
+ALIKE = 1.10
+"""Layouts whose predicted times are within this factor count as equally fast: the one that is cut
+least is taken."""
+STEP_ALIKE = 0.03
+"""Nor are trainers that differ by less than this part of a whole step."""
+
+_Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
+
+
+def alike_s(best: float, *, beside: float = 0.0) -> float:
+    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of
+    the step that pass otherwise."""
+    return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
+
+
+def alike(choices: Sequence[_Choice], *, beside: float = 0.0) -> list[_Choice]:
+    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass
+    meanwhile or otherwise."""
+    if not choices:
+        return []
+    most = alike_s(choices[0].seconds.total, beside=beside)
+    return [choice for choice in choices if choice.seconds.total <= most]

@@ -1,0 +1,73 @@
+"""How a recipe names a server that is asked by HTTP: the settings of requests, what its address
+must be, and when its key would be sent in the clear."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Protocol
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.section import NonNegative, PositiveFloat, Section
+
+EXAMPLE_URL = "http://127.0.0.1:8000/v1"
+"""Of an OpenAI-compatible endpoint."""
+_HERE = ("localhost", "::1")
+"""And 127.0.0.0/8."""
+
+
+class Requests(Section):
+    """How a server is asked by HTTP."""
+
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the API key, sent as `Authorization: Bearer`;
+    null: none is sent. The key itself is written nowhere."""
+    timeout_s: PositiveFloat = 60.0
+    """Bound on one request."""
+    retries: NonNegative = 3
+    """Further requests after one that failed for a while (429, 5xx, no connection), with growing
+    pauses."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Requests at once."""
+
+
+class HasKey(Protocol):
+    """Settings of a server that is asked with an API key."""
+
+    api_key_env: str | None
+
+
+def check_url(url: str, *, key: str, section: str, example: str) -> None:
+    """Raises RecipeError for what no request can go to, and for a secret, which would be written to
+    disk. `key` holds the address; `section` has an `api_key_env`."""
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_secret = bool(parts.password or parts.username)
+        assert parts.port is None or parts.port
+    except (ValueError, AssertionError):
+        is_right = has_secret = False
+    if has_secret:
+        raise RecipeError(
+            f"`{key}` holds a user or a password",
+            why="the recipe is written into the run's folder: secrets come from the environment",
+            fix=f"--set {section}.api_key_env=NAME   # of the variable",
+        )
+    if not is_right:
+        raise RecipeError(
+            f"`{key}` cannot be `{url}`",
+            why="it is no address of an HTTP server",
+            fix=f"--set {key}={example}",
+        )
+
+
+def open_key(url: str | None, section: str, settings: HasKey) -> str | None:
+    """A warning where the key of `section` would go over the network for all to read."""
+    parts = urlsplit(url or "")
+    host = parts.hostname or ""
+    is_here = host in _HERE or re.fullmatch(r"127(\.\d+){3}", host)
+    if settings.api_key_env is None or parts.scheme != "http" or is_here:
+        return None
+    return f"`{section}.api_key_env` goes to {host} by http, which others can read"

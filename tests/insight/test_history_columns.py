@@ -1,0 +1,33 @@
+"""Figures of steps as columns: gaps are NaN, and steps that are done again take their places."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milescli.insight.history import Columns
+
+
+def test_a_figure_that_comes_late_or_goes_leaves_gaps() -> None:
+    columns = Columns()
+    columns.add(1, {"a": 1.0})
+    columns.add(2, {"b": 2.0})
+    columns.add(3, {"a": 3.0})
+    assert columns["a"].tolist() == pytest.approx([1.0, math.nan, 3.0], nan_ok=True)
+    assert columns["b"].tolist() == pytest.approx([math.nan, 2.0, math.nan], nan_ok=True)
+    assert columns.last("a") == 3.0 and columns.last("b") is None
+    assert "c" not in columns and all(math.isnan(value) for value in columns.get("c"))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40))
+def test_a_step_that_is_done_again_takes_the_place_of_it_and_of_all_after(steps: list[int]) -> None:
+    columns, model = Columns(), dict[int, float]()
+    for value, step in enumerate(steps):
+        columns.add(step, {"a": float(value)})
+        model = {number: kept for number, kept in model.items() if number < step}
+        model[step] = float(value)
+    assert dict(zip(columns.steps, columns["a"], strict=True)) == model
+    assert list(columns.steps) == sorted(columns.steps)

@@ -1,0 +1,37 @@
+"""`train.epochs` becomes steps when the rows are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from milescli.recipe.load import LoadedRecipe, load, refuse_two_lengths, with_steps
+
+SETS = ["train.objective=supervised", "data.prompts=null", "data.train=a.jsonl"]
+
+
+def _load(tmp_path: Path, *sets: str) -> LoadedRecipe:
+    (tmp_path / "my.yaml").write_text("model: {scratch: {}}\n")
+    return load("my.yaml", sets=[*SETS, *sets], environ={}, cwd=tmp_path, home=tmp_path)
+
+
+def test_epochs_become_steps_and_say_who_set_them(tmp_path: Path) -> None:
+    loaded = _load(tmp_path, "train.epochs=1.5", "train.batch_size=10")
+    refuse_two_lengths(loaded)
+    assert loaded.recipe.train.steps == 100
+    made = with_steps(loaded, 101)
+    assert made.recipe.train.steps == 16
+    assert str(made.origins["train.steps"]) == "--set train.epochs=1.5"
+    assert with_steps(loaded, 1).recipe.train.steps == 1
+    plain = _load(tmp_path, "train.steps=7")
+    assert with_steps(plain, 1000) is plain
+
+
+def test_two_lengths_are_refused_and_steps_that_do_not_go_with_the_rest(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="twice how long"):
+        refuse_two_lengths(_load(tmp_path, "train.epochs=2", "train.steps=7"))
+    warm = _load(tmp_path, "train.epochs=1", "train.optimizer.warmup_steps=50")
+    with pytest.raises(RecipeError, match="never reach its value"):
+        with_steps(warm, 64)
