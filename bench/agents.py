@@ -27,11 +27,11 @@ from pairs import Machine, Table, command_line, report, take_turns
 from milescli.agents.environment_fleet import EnvironmentFleet
 from milescli.agents.proxy import SessionProxy
 from milescli.core.types import StopReason, VersionSpan, WeightVersion
+from milescli.data.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
+from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
-from milescli.rollout.session import ChatForm, RecordingSession
-from milescli.rollout.tokenizer import load_tokenizer
+from milescli.rollout.episode.session import ChatForm, RecordingSession
 
 ACTIONS = ("left", "down", "right", "up")
 SETTINGS = {"id": "FrozenLake-v1", "is_slippery": False, "actions": list(ACTIONS)}

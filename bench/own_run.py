@@ -11,9 +11,9 @@ from pathlib import Path
 from milescli.checkpoint.run_dir import create
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Mode, Output
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe, load
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from milescli.runtime.inputs.run_inputs import prepare
 from milescli.runtime.planning import plan_only
 from milescli.runtime.prestart import Prestarted

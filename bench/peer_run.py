@@ -16,7 +16,7 @@ import sums
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from milescli.rollout.rewards.gsm8k import gsm8k
+from milescli.rollout.rewards.math.gsm8k import gsm8k
 
 WARMUP_BATCH, WARMUP_LR, WARMUP_RISE = 64, 3e-3, 20
 """Demonstrations in a step; the highest learning rate, and the steps until it is reached."""

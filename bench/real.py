@@ -24,8 +24,8 @@ from pairs import Machine, Table, command_line, report, take_turns
 from rl import miles_command, read_events, timed
 from sides import exit_on_term
 
-from milescli.rollout.rewards.instructions import instructions
-from milescli.rollout.tasks import write_task
+from milescli.data.tasks import write_task
+from milescli.rollout.rewards.text.instructions import instructions
 
 PROMPTS, SAMPLES, TOKENS, LR = 8, 8, 40, 1e-5
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28

@@ -28,11 +28,11 @@ from sides import Orders, Side, parse_as_side
 from start_adapter import write_start
 
 from milescli.checkpoint.score_model import score_model
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import load_facts, table
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 
 LENGTHS = {"equal": (40, 40), "ragged": (10, 70)}
 """Shortest and longest sequence, prompt included; lengths are drawn evenly."""
@@ -140,7 +140,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
 
 def _items(folder: Path, stage: str) -> list[Any]:
     from milescli.core.types import Pair
-    from milescli.rollout.trajectories import demonstration
+    from milescli.data.trajectories import demonstration
 
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     if stage in FROM_TEXTS:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from sides import ROOT, side_environment
 
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tasks import Task, TaskRow, is_heldout, make_rows, work_out_sum
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tasks import Task, TaskRow, is_heldout, make_rows, work_out_sum
 
 MODEL = ScratchModel(num_layers=5)
 NUM_HELDOUT = 200

@@ -27,6 +27,7 @@ FLOORS = {
     "sandbox": 1,
     "pictures": 1,
     "plan": 2,
+    "data": 2,
     "rollout": 3,
     "train": 3,
     "weights": 3,

@@ -16,10 +16,10 @@ import torch
 
 from milescli.backends.megatron.worker import TrainerRank
 from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
+from milescli.data.trajectories import demonstration
 from milescli.doctor.tiny_trainer import start_rank
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.rollout.trajectories import demonstration
 from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack

@@ -9,7 +9,7 @@ from milescli.agents.speaker import Speaker
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.roles import RoleTurn, conversation_of, told_whole
+from milescli.rollout.episode.roles import RoleTurn, conversation_of, told_whole
 
 
 class MultiAgent:

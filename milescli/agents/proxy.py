@@ -24,8 +24,8 @@ from milescli.agents import anthropic_forms, openai_forms, responses_form
 from milescli.agents.openai_forms import Answered, Asked
 from milescli.agents.responses_form import Kept, ResponseAsked, UnknownResponse
 from milescli.core.errors import AgentError, ContextFull, MilesError
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door, Session
-from milescli.rollout.tokenizer import ChatTokenizer
 
 MAX_BODY_BYTES = 64 * 1024**2
 MAX_OPEN = 256

@@ -13,10 +13,10 @@ from typing import Any
 from milescli.agents.extras import require_package
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, DataError
+from milescli.data.tables import check_file, open_table
 from milescli.recipe.agents import SearchSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.endpoint import Endpoint
-from milescli.rollout.tables import check_file, open_table
 
 TEXT_KEYS = ("text", "contents", "content", "passage", "body")
 NUM_BAD_ROWS_SHOWN = 3

@@ -13,7 +13,7 @@ from milescli.agents.tool_base import Tool
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import named_tools, plays_here
+from milescli.rollout.episode.agents import named_tools, plays_here
 
 
 @dataclass(slots=True)

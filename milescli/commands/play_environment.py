@@ -19,8 +19,8 @@ from milescli.core.types import Prompt
 from milescli.listings.environments import rows_of
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.endpoint import Endpoint, base_url
-from milescli.rollout.endpoint_episodes import served_model
 from milescli.rollout.environments import Step, require_environment
+from milescli.rollout.evaluation.endpoint_episodes import served_model
 
 TIMEOUT_S = 120.0
 CONVERSATION, TURN = 2048, 256

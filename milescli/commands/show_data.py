@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from milescli.console.output import Mode, Output
 
 if TYPE_CHECKING:
-    from milescli.rollout.fit import ExampleReport
-    from milescli.rollout.source import SourceReport
+    from milescli.data.example_limits import ExampleReport
+    from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.data_check import DataCheck, Part
     from milescli.runtime.inputs.data_look import FileLook
 

@@ -11,7 +11,7 @@ from milescli.console import theme
 from milescli.console.columns import percent
 from milescli.console.output import Output
 from milescli.core.units import format_duration
-from milescli.rollout.chance import LEVEL, Estimate
+from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 from milescli.runtime.evaluation.results import Comparison, SetResult, folder_of, results_of
 
 _CURVE_WIDTH = 40

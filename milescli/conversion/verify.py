@@ -137,7 +137,7 @@ def _choose_dtype(
 def _prompts(folder: Path, vocab_size: int) -> list[list[int]]:
     """Texts by the model's tokenizer, as chats where it has a template; random ids where it has no
     tokenizer, or one of another vocabulary."""
-    from milescli.rollout.tokenizer import load_tokenizer
+    from milescli.data.tokenizer import load_tokenizer
 
     try:
         tokenizer = load_tokenizer(folder)

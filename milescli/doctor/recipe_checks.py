@@ -20,7 +20,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from milescli.rollout.fit import ExampleReport
+    from milescli.data.example_limits import ExampleReport
 
 DATA_LIMIT = 256 * MIB
 """Data sets of the hub are fetched to be looked at up to this size."""
@@ -76,7 +76,7 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 
     load_all_rewards(recipe.rollout)
     if recipe.rollout.agent in FOREIGN:
-        from milescli.rollout.agents import require_agent
+        from milescli.rollout.episode.agents import require_agent
 
         require_agent(recipe.rollout)
     if recipe.rollout.plays_environment:
@@ -161,8 +161,8 @@ def _large_data(recipe: Recipe) -> str:
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
     from milescli.checkpoint.run_dir import RunDir
-    from milescli.rollout.fit import ExampleReport
-    from milescli.rollout.source import SourceReport
+    from milescli.data.example_limits import ExampleReport
+    from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.run_inputs import prepare
 
     if too_large := _large_data(recipe):

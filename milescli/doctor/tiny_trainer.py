@@ -20,10 +20,10 @@ from milescli.core.types import (
     Trajectory,
     WeightVersion,
 )
+from milescli.data.trajectories import demonstration
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
-from milescli.rollout.trajectories import demonstration
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank

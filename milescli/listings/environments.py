@@ -15,14 +15,14 @@ from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt
+from milescli.data.prompt_encoder import NoTokens
+from milescli.data.prompt_source import load_source
+from milescli.data.tasks import is_task
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import TOOLS
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked
 from milescli.rollout.environments import ENVIRONMENTS, KEY, numbered, require
-from milescli.rollout.prompt_encoder import NoTokens
-from milescli.rollout.source import load_source
-from milescli.rollout.tasks import is_task
+from milescli.rollout.episode.agents import TOOLS
 
 CHECK_TIMEOUT_S = 120.0
 

@@ -107,8 +107,13 @@ def _home(registry: Registry) -> str:
         return "none does: it is the user's"
     if len(modules) == 1:
         return f"`{modules.pop().replace('.', '/')}.py`"
-    parents = {module.rpartition(".")[0] for module in modules}
-    return " and ".join(f"`{parent.replace('.', '/')}/`" for parent in sorted(parents))
+    folders = {module.rpartition(".")[0].replace(".", "/") + "/" for module in modules}
+    outermost = [
+        folder
+        for folder in sorted(folders)
+        if not any(folder != other and folder.startswith(other) for other in folders)
+    ]
+    return " and ".join(f"`{folder}`" for folder in outermost)
 
 
 def _metrics() -> Iterator[str]:

@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
+from milescli.data.tasks import ROWS, TASK_PREFIX
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import AGENTS
 from milescli.rollout.contract import EXAMPLES, check_agent, check_reward
 from milescli.rollout.environments import ENVIRONMENTS
-from milescli.rollout.episode import load_agent
-from milescli.rollout.generations import GENERATIONS
+from milescli.rollout.episode.agents import AGENTS
+from milescli.rollout.episode.episode import load_agent
+from milescli.rollout.episode.generations import GENERATIONS
 from milescli.rollout.rewards import REWARDS, in_processes
-from milescli.rollout.tasks import ROWS, TASK_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
+from milescli.data.tasks import ROWS
 from milescli.listings.plug_point import PlugPoint
-from milescli.rollout.agents import AGENTS, TOOLS
-from milescli.rollout.curriculum import CURRICULA
+from milescli.rollout.collect.curriculum import CURRICULA
+from milescli.rollout.collect.filters import FILTERS
+from milescli.rollout.collect.sample_filters import SAMPLE_FILTERS
+from milescli.rollout.collect.selection import SELECTIONS
+from milescli.rollout.collect.shaping import SHAPINGS
 from milescli.rollout.environments import ENVIRONMENTS
-from milescli.rollout.evaluations import EVALUATIONS
-from milescli.rollout.filters import FILTERS
-from milescli.rollout.generations import GENERATIONS
-from milescli.rollout.metrics import METRICS
+from milescli.rollout.episode.agents import AGENTS, TOOLS
+from milescli.rollout.episode.generations import GENERATIONS
+from milescli.rollout.evaluation.functions import EVALUATIONS
+from milescli.rollout.evaluation.metrics import METRICS
 from milescli.rollout.rewards import REWARDS
-from milescli.rollout.sample_filters import SAMPLE_FILTERS
-from milescli.rollout.selection import SELECTIONS
-from milescli.rollout.shaping import SHAPINGS
-from milescli.rollout.tasks import ROWS
 from milescli.runtime.recording.user_hooks import HOOKS
 from milescli.trackers.base import TRACKERS
 from milescli.train.advantages import ADVANTAGES

@@ -22,7 +22,7 @@ from milescli.report.series import (
     reached,
 )
 from milescli.report.subject import Subject
-from milescli.rollout.chance import LEVEL
+from milescli.rollout.evaluation.statistics import LEVEL
 
 ONE_EACH = (
     "This is one run of each: the tests say whether these two runs differ, not whether two others "

@@ -15,7 +15,7 @@ import orjson
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.history import History
-from milescli.rollout.chance import Estimate, estimated
+from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12
 """Evaluations in a table: of more, the first, the last, and some between."""

@@ -10,7 +10,7 @@ from milescli.core.private import without_paths
 from milescli.core.units import format_bytes, format_count, format_duration
 from milescli.insight.case import Finding
 from milescli.insight.summary import Summary
-from milescli.rollout.chance import LEVEL, Estimate
+from milescli.rollout.evaluation.statistics import LEVEL, Estimate
 
 NOTHING = "-"
 INTERVAL = f"{LEVEL:.0%} interval"

@@ -11,7 +11,7 @@ from typing import Any
 
 from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
 from milescli.report.subject import Subject
-from milescli.rollout.chance import LEVEL, Difference, compared, in_words
+from milescli.rollout.evaluation.statistics import LEVEL, Difference, compared, in_words
 
 Files = Mapping[int, Path]
 """Step -> samples of its evaluation."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from milescli.report.student import t_quantile, two_sided_p
-from milescli.rollout.chance import LEVEL
+from milescli.rollout.evaluation.statistics import LEVEL
 
 FEWEST_STEPS = 16
 """Under it no test says anything: there would be less than 3 waves."""

@@ -14,6 +14,9 @@ from typing import cast
 from milescli.core.examples import example_groups
 from milescli.core.types import Group, Prompt, Sample, StopReason, VersionSpan, WeightVersion
 from milescli.core.user_code import name_of, path_of
+from milescli.data.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
+from milescli.data.tasks import require_rows
+from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Evaluation, Rollout
 from milescli.rollout.base import (
@@ -26,20 +29,17 @@ from milescli.rollout.base import (
     RolloutEngine,
     Session,
 )
-from milescli.rollout.curriculum import Curriculum, Tried, chosen, remember
-from milescli.rollout.episode import Episodes
-from milescli.rollout.evaluations import EvaluationFn, played
-from milescli.rollout.filters import GroupFilter, is_kept
-from milescli.rollout.generations import Generating, Generation
-from milescli.rollout.metrics import Metrics, measured
-from milescli.rollout.sample_filters import SampleFilter, sifted
-from milescli.rollout.scoring import Scorer
-from milescli.rollout.scratch_tokenizer import MIN_VOCAB_SIZE, make_scratch_tokenizer
-from milescli.rollout.selection import Selection, selected
-from milescli.rollout.session import ChatForm
-from milescli.rollout.shaping import Shaping, shaped
-from milescli.rollout.tasks import require_rows
-from milescli.rollout.tokenizer import load_tokenizer
+from milescli.rollout.collect.curriculum import Curriculum, Tried, chosen, remember
+from milescli.rollout.collect.filters import GroupFilter, is_kept
+from milescli.rollout.collect.sample_filters import SampleFilter, sifted
+from milescli.rollout.collect.selection import Selection, selected
+from milescli.rollout.collect.shaping import Shaping, shaped
+from milescli.rollout.episode.episode import Episodes
+from milescli.rollout.episode.generations import Generating, Generation
+from milescli.rollout.episode.session import ChatForm
+from milescli.rollout.evaluation.functions import EvaluationFn, played
+from milescli.rollout.evaluation.metrics import Metrics, measured
+from milescli.rollout.rewards.scoring import Scorer
 from milescli.rollout.tool_schema import schema_of
 
 Example = tuple[str, str, str | None]

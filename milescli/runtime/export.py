@@ -21,6 +21,7 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
+from milescli.data.tokenizer import own_template
 from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
@@ -33,7 +34,6 @@ from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
-from milescli.rollout.tokenizer import own_template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

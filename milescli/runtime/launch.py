@@ -16,11 +16,11 @@ from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import MilesError
+from milescli.data.prompt_source import file_named
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
-from milescli.rollout.source import file_named
 from milescli.runtime.inputs.run_inputs import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all

@@ -10,9 +10,9 @@ from milescli.core.concurrency import in_thread
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, WorkerMemory
 from milescli.core.types import EVALUATION
 from milescli.platform.memory_record import last_look
-from milescli.rollout.ahead import open_collector
-from milescli.rollout.curriculum import as_state, from_state
-from milescli.rollout.episode import evaluation_episodes, training_episodes
+from milescli.rollout.collect.ahead import open_collector
+from milescli.rollout.collect.curriculum import as_state, from_state
+from milescli.rollout.episode.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices

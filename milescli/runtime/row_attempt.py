@@ -11,7 +11,7 @@ from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.conversion.base import fingerprint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import PhaseStarted, ValidationDone
-from milescli.rollout.episode import evaluation_episodes
+from milescli.rollout.episode.episode import evaluation_episodes
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import Evaluator

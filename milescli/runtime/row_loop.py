@@ -13,9 +13,9 @@ from typing import Any
 from milescli.core.concurrency import in_thread
 from milescli.core.events import EventBus, PhaseStarted, RowStepDone, WarmupStepDone
 from milescli.core.types import StepReport, Trajectory
+from milescli.data.examples import Examples
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.rollout.examples import Examples
 from milescli.runtime.devices import Devices
 from milescli.runtime.loop import MemoryReports
 from milescli.runtime.recovery.supervise import StopFlag

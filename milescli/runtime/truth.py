@@ -15,7 +15,7 @@ from milescli.core.types import Prompt, Trajectory
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
-from milescli.rollout.session import RecordingSession
+from milescli.rollout.episode.session import RecordingSession
 from milescli.runtime.devices import Devices
 from milescli.train.agreement import LEAST, Agreement, Judgement, judge
 from milescli.train.base import TrainBatch

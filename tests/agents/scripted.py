@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from milescli.core.types import StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.session import ChatForm, RecordingSession
-from tests.rollout.chat_templates import FAMILIES, tokenizer_of
+from milescli.rollout.episode.session import ChatForm, RecordingSession
+from tests.data.chat_templates import FAMILIES, tokenizer_of
 
 
 class Engine:

@@ -13,7 +13,7 @@ from milescli.core.types import Prompt
 from milescli.recipe.agents import UserSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome
-from milescli.rollout.session import RecordingSession
+from milescli.rollout.episode.session import RecordingSession
 from tests.agents.scripted import Engine, sampled, session_of
 from tests.endpoint_server import said, serving
 

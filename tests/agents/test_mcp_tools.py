@@ -26,7 +26,7 @@ from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
-from milescli.rollout.episode import load_agent
+from milescli.rollout.episode.episode import load_agent
 from milescli.runtime.inputs.plugins import check_at_once
 from tests.agents.test_tools import PROMPT, Session, call
 

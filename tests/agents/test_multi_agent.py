@@ -14,8 +14,8 @@ from milescli.core.types import Prompt, StopReason
 from milescli.recipe.agents import Role
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome
-from milescli.rollout.episode import load_agent
-from milescli.rollout.session import RecordingSession
+from milescli.rollout.episode.episode import load_agent
+from milescli.rollout.episode.session import RecordingSession
 from tests.agents.scripted import Engine, sampled, session_of
 from tests.endpoint_server import Asked, Reply, quick_retries, said, serving
 

@@ -16,11 +16,11 @@ import pytest
 from milescli.agents import proxy as proxies
 from milescli.agents.proxy import SessionProxy
 from milescli.core.errors import WorkerDied
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door
-from milescli.rollout.session import RecordingSession
-from milescli.rollout.tokenizer import ChatTokenizer
-from tests.rollout.chat_templates import CHATML, tokenizer_of
-from tests.rollout.test_conversations import TOOL, Engine, session_of
+from milescli.rollout.episode.session import RecordingSession
+from tests.data.chat_templates import CHATML, tokenizer_of
+from tests.rollout.episode.test_conversations import TOOL, Engine, session_of
 
 USER = {"role": "user", "content": "begin"}
 

@@ -14,11 +14,11 @@ import pytest
 
 from milescli.agents.proxy import SessionProxy
 from milescli.agents.responses_form import MAX_KEPT, Kept, UnknownResponse
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.rollout.base import Door
-from milescli.rollout.session import RecordingSession
-from milescli.rollout.tokenizer import ChatTokenizer
-from tests.rollout.chat_templates import QWEN_3, tokenizer_of
-from tests.rollout.test_conversations import Engine, session_of
+from milescli.rollout.episode.session import RecordingSession
+from tests.data.chat_templates import QWEN_3, tokenizer_of
+from tests.rollout.episode.test_conversations import Engine, session_of
 
 ADD: dict[str, Any] = {
     "type": "function",

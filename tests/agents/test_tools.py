@@ -16,7 +16,7 @@ from milescli.core.errors import AgentError, ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, ToolCall, Turn
-from milescli.rollout.episode import load_agent
+from milescli.rollout.episode.episode import load_agent
 from tests.agents import user_tools
 
 HERE = "tests.agents.user_tools"

@@ -12,10 +12,10 @@ import pytest
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.verifiers import VerifiersAgent, tasks
 from milescli.core.errors import AgentError, MachineError, RecipeError
+from milescli.data.tasks import write_task
 from milescli.recipe.agents import rules
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import refuse
-from milescli.rollout.tasks import write_task
 from tests.agents.foreign.sessions import GIVEN, all_played, ended, needs, played
 
 __all__ = ["ended"]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import milescli.rollout.rewards.math  # noqa: F401 - which needs a real stderr while it is imported
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
+import milescli.rollout.rewards.math.reward  # noqa: F401 - which needs a real stderr while it is imported
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from tests.commands.conftest import Miles
 
 

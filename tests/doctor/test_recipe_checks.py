@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from milescli.agents import mcp_tools
 from milescli.core.errors import DataError, RecipeError
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.doctor.finding import Status
 from milescli.doctor.recipe_checks import (
     check_material,
@@ -21,7 +22,6 @@ from milescli.models.scratch import config_of
 from milescli.platform.machine import parse_machine
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.doctor.small_model import SMALL, checked, small_recipe
 from tests.loopback_hub import loopback_hub
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.backends.sglang.inside.cpu.guessing import DEEPSEEK, make_mtp
 from tests.end_to_end.combinations import RUNS, Combination
 from tests.end_to_end.runs import Workplace

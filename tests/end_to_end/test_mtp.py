@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import parse_facts, table
 from milescli.models.scratch import EOS_ID, INIT_STD, PAD_ID
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.backends.megatron.mtp_models import MODELS
 from tests.end_to_end.runs import Workplace
 

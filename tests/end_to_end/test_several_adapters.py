@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import scratch
 from milescli.recipe.model import ScratchModel
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 from tests.end_to_end.runs import Workplace, actor_of, learned, step_done
 
 RECIPE = """\

@@ -1,33 +1,7 @@
-"""One real tokenizer, made once, for all tests of the rollout room."""
+"""Fixtures that the tests of rollout share with those of data."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from pathlib import Path
+from tests.data.conftest import jsonl, tokenizer
 
-import pytest
-
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tasks import TASKS, make_rows
-from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
-
-
-@pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    """Trained on the sums task."""
-    texts = [f"{row.prompt}\n{row.demonstration}" for row in make_rows(TASKS["sums-heldout"], 0)]
-    return load_tokenizer(make_scratch_tokenizer(texts, 512, tmp_path_factory.mktemp("tokenizer")))
-
-
-@pytest.fixture
-def jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Writes rows (objects, or raw lines as bytes) to a file."""
-
-    def write(*rows: object, name: str = "data.jsonl") -> Path:
-        lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
-        path = tmp_path / name
-        path.write_bytes(b"\n".join(lines) + b"\n")
-        return path
-
-    return write
+__all__ = ["jsonl", "tokenizer"]

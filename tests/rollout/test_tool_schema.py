@@ -8,7 +8,7 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import tool_schemas
+from milescli.rollout.episode.agents import tool_schemas
 from milescli.rollout.tool_schema import fits, parameters_of, schema_of
 
 

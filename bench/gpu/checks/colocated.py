@@ -13,10 +13,10 @@ from planning import size_of_weight, time_model, work_of
 from shapes import write_model
 
 from checks import Visit
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models.base import WeightTable
 from milescli.plan.static_memory import static_bytes
 from milescli.plan.types import Plan
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
 
 ACCURACY_ON_CPU = 0.975
 """The least of the three seeds of docs/figures.md, in float32."""

@@ -13,8 +13,8 @@ from milescli.core.types import Prompt
 from milescli.core.user_process import CallFailed
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
-from milescli.rollout.agents import AGENTS, is_built_in, made
 from milescli.rollout.base import Outcome, Session
+from milescli.rollout.episode.agents import AGENTS, is_built_in, made
 
 MODEL = "policy"
 """As the package calls the model; the session serves one alone."""

@@ -104,7 +104,7 @@ def _join_rows(files: Sequence[Path], into: Path) -> None:
     one."""
     import json
 
-    from milescli.rollout.tables import open_table
+    from milescli.data.tables import open_table
 
     with into.open("w", encoding="utf-8") as joined:
         for file in files:

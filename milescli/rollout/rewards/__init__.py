@@ -11,11 +11,11 @@ from milescli.core.registry import Registry
 from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import Form, form_of
 from milescli.rollout.rewards.processes import ProcessReward
-from milescli.rollout.scoring import Scorer, Scoring, WeightedScorer, is_async
+from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
 
 if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
     from milescli.recipe.schema import Rollout
-    from milescli.rollout.rewards.reward_model import ScoreServer
+    from milescli.rollout.rewards.served.reward_model import ScoreServer
 
 _ROOM = "milescli.rollout.rewards"
 KEY = "rollout.reward"
@@ -23,20 +23,20 @@ KEY = "rollout.reward"
 REWARDS = Registry(
     "reward",
     {
-        "math": f"{_ROOM}.math:math",
-        "gsm8k": f"{_ROOM}.gsm8k:gsm8k",
-        "multiple_choice": f"{_ROOM}.multiple_choice:multiple_choice",
-        "exact_match": f"{_ROOM}.exact_match:exact_match",
-        "f1": f"{_ROOM}.squad:f1",
-        "instructions": f"{_ROOM}.instructions:instructions",
+        "math": f"{_ROOM}.math.reward:math",
+        "gsm8k": f"{_ROOM}.math.gsm8k:gsm8k",
+        "multiple_choice": f"{_ROOM}.text.multiple_choice:multiple_choice",
+        "exact_match": f"{_ROOM}.text.short_answers:exact_match",
+        "f1": f"{_ROOM}.text.short_answers:f1",
+        "instructions": f"{_ROOM}.text.instructions:instructions",
         "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
-        "code": f"{_ROOM}.code:code",
-        "judge": f"{_ROOM}.judge:judge",
-        "remote": f"{_ROOM}.remote:remote",
-        "reward_model": f"{_ROOM}.reward_model:reward_model",
-        "format": f"{_ROOM}.format:format",
-        "length": f"{_ROOM}.length:length",
-        "none": f"{_ROOM}.none:none",
+        "code": f"{_ROOM}.code.reward:code",
+        "judge": f"{_ROOM}.served.judge:judge",
+        "remote": f"{_ROOM}.served.remote:remote",
+        "reward_model": f"{_ROOM}.served.reward_model:reward_model",
+        "format": f"{_ROOM}.text.unlabelled:format",
+        "length": f"{_ROOM}.text.unlabelled:length",
+        "none": f"{_ROOM}.text.unlabelled:none",
     },
     signature=Form.SINGLE.value,
     others=(Form.GROUP.value, Form.BATCH.value),

@@ -1,5 +1,5 @@
-"""What a reward may take: one response, all of a prompt's, or many at once; told by the names of
-its parameters. And the call itself, in the process of a reward of the user's."""
+"""The signatures that a reward may have: one response, all responses to a prompt, or a batch; told
+apart by parameter names. And the call itself, inside the process of a user's reward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from milescli.core.imports import imported
-from milescli.rollout.scoring import finite_reward
+from milescli.rollout.rewards.scoring import finite_reward
 
 
 class Form(Enum):

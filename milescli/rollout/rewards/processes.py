@@ -1,5 +1,4 @@
-"""A reward of the user's in processes of its own, see `core.user_process`: as many as its calls
-need."""
+"""Runs a user's reward in worker processes (`core.user_process`), as many as its calls need."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.boxed import last_boxed
-from milescli.rollout.rewards.text_parts import ENDS_THINKING, part_of
+from milescli.rollout.rewards.text.response_parts import ENDS_THINKING, last_boxed, part_of
 
 _MARK = "####"
 _EXAMPLE = '{"dataset": "leg_counting", "entry": {"answer": "4", "metadata": {}}}'

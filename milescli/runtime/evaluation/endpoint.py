@@ -13,10 +13,11 @@ from urllib.parse import urlsplit
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError
+from milescli.data.prompt_encoder import NoTokens
 from milescli.recipe.requests import open_key
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.endpoint import base_url
-from milescli.rollout.endpoint_episodes import (
+from milescli.rollout.evaluation.endpoint_episodes import (
     SECTION,
     EndpointEpisodes,
     KeptReplies,
@@ -24,7 +25,6 @@ from milescli.rollout.endpoint_episodes import (
     extra_fields,
     served_model,
 )
-from milescli.rollout.prompt_encoder import NoTokens
 from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult, folder_of_endpoint
 from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of_model

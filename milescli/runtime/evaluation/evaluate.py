@@ -34,7 +34,7 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.section import refuse
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.environments import Step
-from milescli.rollout.episode import Episodes, evaluation_episodes
+from milescli.rollout.episode.episode import Episodes, evaluation_episodes
 from milescli.runtime.evaluation.evaluator import measure_set
 from milescli.runtime.evaluation.results import SetResult
 from milescli.runtime.evaluation.sets import (

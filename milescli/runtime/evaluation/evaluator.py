@@ -24,12 +24,12 @@ from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
-from milescli.rollout.episode import Plays
-from milescli.rollout.evaluations import EvaluationFn, load_evaluation, played
-from milescli.rollout.metrics import load_metrics, measured
+from milescli.rollout.collect.rollout_stats import mean_figures, mean_parts
+from milescli.rollout.episode.episode import Plays
+from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, played
+from milescli.rollout.evaluation.metrics import load_metrics, measured
+from milescli.rollout.evaluation.scores import scores_of
 from milescli.rollout.rewards import answer_of
-from milescli.rollout.scores import scores_of
-from milescli.rollout.stats import mean_figures, mean_parts
 from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.results import (
     SetResult,

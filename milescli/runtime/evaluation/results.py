@@ -15,8 +15,8 @@ from milescli.core.errors import DataError
 from milescli.core.types import Group, Prompt
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.section import Section
-from milescli.rollout.chance import Difference, Estimate, compared, in_words
-from milescli.rollout.scores import Answer, DomainScore, is_right
+from milescli.rollout.evaluation.scores import Answer, DomainScore, is_right
+from milescli.rollout.evaluation.statistics import Difference, Estimate, compared, in_words
 
 SCHEMA = 1
 """Of the JSON; rises when a field changes its meaning or goes away."""
@@ -40,7 +40,7 @@ class SetResult:
     num_prompts: int
     samples_per_prompt: int
     estimates: Mapping[str, Estimate]
-    """avg@n, pass@k, maj@k: see `rollout.scores`."""
+    """avg@n, pass@k, maj@k: see `rollout.evaluation.scores`."""
     domains: Mapping[str, DomainScore]
     truncated_fraction: float
     response_tokens_mean: float | None

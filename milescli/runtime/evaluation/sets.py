@@ -17,16 +17,16 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError, nearest
 from milescli.core.types import Prompt
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.mixed_prompts import MixedPrompts
+from milescli.data.prompt_encoder import PromptEncoder
+from milescli.data.prompt_source import SourceReport
+from milescli.data.tables import check_file, open_table
 from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
-from milescli.rollout.benchmarks import BENCHMARKS, OF_ALL, Row
-from milescli.rollout.chance import doublings
-from milescli.rollout.file_prompts import FilePrompts
-from milescli.rollout.mix import MixedPrompts
-from milescli.rollout.prompt_encoder import PromptEncoder
-from milescli.rollout.source import SourceReport
-from milescli.rollout.tables import check_file, open_table
+from milescli.rollout.evaluation.benchmarks import BENCHMARKS, OF_ALL, Row
+from milescli.rollout.evaluation.statistics import doublings
 from milescli.runtime.evaluation.results import (
     HELDOUT,
     SetResult,

@@ -14,21 +14,21 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Trajectory
+from milescli.data.example_limits import ExampleReport
+from milescli.data.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
+from milescli.data.examples import load_examples
+from milescli.data.held_out_leaks import exact_leaks
+from milescli.data.mapped_prompts import row_named
+from milescli.data.prompt_source import Loaded, file_named, load_part
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tables import check_file, open_table
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, names_in
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.rollout.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
-from milescli.rollout.examples import load_examples
-from milescli.rollout.fit import ExampleReport
-from milescli.rollout.leaks import exact_leaks
-from milescli.rollout.mapped import row_named
+from milescli.rollout.episode.roles import roles_of
 from milescli.rollout.rewards import needs_label
-from milescli.rollout.roles import roles_of
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import Loaded, file_named, load_part
-from milescli.rollout.tables import check_file, open_table
-from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     kind_of_rows,

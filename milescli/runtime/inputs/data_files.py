@@ -20,24 +20,24 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
+from milescli.data.chat_masks import demonstrated
+from milescli.data.example_rows import Kind
+from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
+from milescli.data.mapped_prompts import by_file, evenly, row_named
+from milescli.data.mixed_prompts import MixedPrompts
+from milescli.data.prompt_source import FilePrompts, file_named
+from milescli.data.tables import check_file, open_table
+from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
 from milescli.recipe.data_files import FIELDS, is_hub, names_in, parse_hub
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.recipe.train import OF_PAIRS, OF_ROWS
 from milescli.rollout.base import RewardFn
-from milescli.rollout.chats import demonstrated
-from milescli.rollout.example_rows import Kind
-from milescli.rollout.labels import MAX_LABELS, check_labels
-from milescli.rollout.leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
-from milescli.rollout.mapped import by_file, evenly, row_named
-from milescli.rollout.mix import MixedPrompts
+from milescli.rollout.episode.roles import role_demonstrations, roles_of
 from milescli.rollout.rewards import label_checks
-from milescli.rollout.roles import role_demonstrations, roles_of
-from milescli.rollout.source import FilePrompts, file_named
-from milescli.rollout.tables import check_file, open_table
-from milescli.rollout.tables.base import LINE_SUFFIXES
-from milescli.rollout.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
-from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.rollout.rewards.label_check import MAX_LABELS, check_labels
 from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.train.objectives import load_objective
 

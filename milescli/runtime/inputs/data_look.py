@@ -12,21 +12,21 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError
 from milescli.core.types import Pair, Prompt, Trajectory
+from milescli.data.chat_masks import demonstrated
+from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
+from milescli.data.example_rows import RowForm as ExampleForm
+from milescli.data.examples import ReadFile, read_file
+from milescli.data.mapped_prompts import FileRows, evenly
+from milescli.data.prompt_source import file_named
+from milescli.data.rows import BadRow, RowForm, Scan, require_good, scan_rows
+from milescli.data.tables import Table, check_file, open_table
+from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.trajectories import unsampled
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
-from milescli.rollout.chats import demonstrated
-from milescli.rollout.example_rows import CHOSEN, REJECTED, Kind, RowField
-from milescli.rollout.example_rows import RowForm as ExampleForm
-from milescli.rollout.examples import ReadFile, read_file
-from milescli.rollout.mapped import FileRows, evenly
-from milescli.rollout.roles import conversation_of, role_demonstrations
-from milescli.rollout.rows import BadRow, RowForm, Scan, require_good, scan_rows
-from milescli.rollout.source import file_named
-from milescli.rollout.tables import Table, check_file, open_table
-from milescli.rollout.tables.base import LINE_SUFFIXES
-from milescli.rollout.tokenizer import ChatTokenizer
-from milescli.rollout.trajectories import unsampled
+from milescli.rollout.episode.roles import conversation_of, role_demonstrations
 
 NUM_SHOWN = 5
 NUM_MEASURED = 4096

@@ -16,8 +16,8 @@ from milescli.cluster.nodes import RunNodes
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.rollout.agents import plays_here
-from milescli.rollout.episode import load_agent
+from milescli.rollout.episode.agents import plays_here
+from milescli.rollout.episode.episode import load_agent
 from milescli.runtime.inputs.run_inputs import RunInputs
 
 BESIDE_THE_DRIVER = ("openenv",)

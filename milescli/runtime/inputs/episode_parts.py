@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
+from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
-from milescli.rollout.agents import AGENTS
-from milescli.rollout.rewards.reward_model import ScoreServer
-from milescli.rollout.role_rewards import ByRole
-from milescli.rollout.scoring import BySource, Scoring
-from milescli.rollout.scratch_tokenizer import CHAT_TEMPLATE
-from milescli.rollout.session import ChatForm
-from milescli.rollout.tokenizer import ChatTokenizer
+from milescli.rollout.episode.agents import AGENTS
+from milescli.rollout.episode.session import ChatForm
+from milescli.rollout.rewards.role_rewards import ByRole
+from milescli.rollout.rewards.scoring import BySource, Scoring
+from milescli.rollout.rewards.served.reward_model import ScoreServer
 
 OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""

@@ -17,6 +17,7 @@ from milescli.backends.hub.models import fetch_config, fetch_model
 from milescli.checkpoint.base import is_converted
 from milescli.checkpoint.run_dir import CHECKPOINTS, RECIPE_FILE, RunDir
 from milescli.core.errors import FitError, MachineError, RecipeError
+from milescli.data.tokenizer import RAW, ChatTokenizer, load_tokenizer
 from milescli.models import ModelFacts, load_facts, parse_facts, table
 from milescli.models.adapter import adapter_table, pairs_of, shared_matrices
 from milescli.models.base import CONFIG_NAME, WeightTable, read_config
@@ -27,7 +28,6 @@ from milescli.plan.types import Plan
 from milescli.recipe.machine import RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from milescli.backends.sglang.client.teacher import ServedTeachers

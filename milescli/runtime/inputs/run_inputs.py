@@ -20,6 +20,13 @@ from milescli.checkpoint.weight_files import require_weights
 from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
+from milescli.data.example_rows import Kind, RowField
+from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.mixed_prompts import MixedPrompts, load_mix
+from milescli.data.prompt_encoder import PromptEncoder
+from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.mtp import with_mtp
@@ -28,17 +35,9 @@ from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import shipped_shape
-from milescli.rollout.agents import require_agent
 from milescli.rollout.environments import require_environment
-from milescli.rollout.example_rows import Kind, RowField
-from milescli.rollout.examples import ExampleReport, Examples, load_examples
-from milescli.rollout.mix import MixedPrompts
-from milescli.rollout.mix_source import load_mix
-from milescli.rollout.prompt_encoder import PromptEncoder
+from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.source import FilePrompts, SourceReport, load_source
-from milescli.rollout.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     demonstrations_of,

@@ -31,8 +31,8 @@ from milescli.core.errors import MachineError
 from milescli.core.events import EventBus, Notice
 from milescli.core.types import Group, Prompt
 from milescli.core.units import format_bytes
-from milescli.rollout.group_record import FIELDS, GroupHead, decoded, encoded, head_of
-from milescli.rollout.journal import BatchRecord, Usable, usable
+from milescli.rollout.collect.group_record import FIELDS, GroupHead, decoded, encoded, head_of
+from milescli.rollout.collect.journal import BatchRecord, Usable, usable
 from milescli.runtime.recording import run_records
 from milescli.runtime.saving import version_of
 from milescli.runtime.spec import RunSpec
@@ -107,8 +107,8 @@ class _Contents:
 
 
 class SampleJournal:
-    """Implements milescli.rollout.journal.Journal. Belongs to one event loop; its files belong to
-    its thread from the first record on."""
+    """Implements milescli.rollout.collect.journal.Journal. Belongs to one event loop; its files
+    belong to its thread from the first record on."""
 
     def __init__(
         self,

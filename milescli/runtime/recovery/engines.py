@@ -175,7 +175,7 @@ _Waiting = tuple[Sequence[int], asyncio.Future[float]]
 
 class ScoreClient:
     """The driver's side of a reward model: requests that arrive while it reads are read together
-    next. Implements milescli.rollout.rewards.reward_model.ScoreServer. Belongs to one event
+    next. Implements milescli.rollout.rewards.served.reward_model.ScoreServer. Belongs to one event
     loop."""
 
     def __init__(self, ranks: Trainer) -> None:

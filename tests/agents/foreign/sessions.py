@@ -14,9 +14,9 @@ from milescli.agents.foreign.packages import package_named
 from milescli.agents.proxy import SessionProxy
 from milescli.core.types import Prompt
 from milescli.rollout.base import Agent, Outcome
-from milescli.rollout.session import RecordingSession
-from tests.rollout.chat_templates import CHATML, tokenizer_of
-from tests.rollout.test_conversations import Engine, session_of
+from milescli.rollout.episode.session import RecordingSession
+from tests.data.chat_templates import CHATML, tokenizer_of
+from tests.rollout.episode.test_conversations import Engine, session_of
 
 GIVEN = Path(__file__).with_name("given")
 """What the packages of these tests load."""

@@ -10,10 +10,10 @@ import numpy as np
 import torch.distributed as dist
 
 from milescli.core.types import Group, Prompt, RoutedExperts
+from milescli.data.trajectories import demonstration
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
-from milescli.rollout.trajectories import demonstration
 from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.core.types import RoutedExperts
+from milescli.data.trajectories import demonstration
 from milescli.platform.ports import free_ports
-from milescli.rollout.trajectories import demonstration
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack
 from tests.backends.megatron.harness import scores_everywhere, trainer

@@ -16,7 +16,7 @@ import torch
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.rollout.base import GenerateRequest
-from milescli.rollout.session import RecordingSession
+from milescli.rollout.episode.session import RecordingSession
 from tests.backends.sglang.conftest import (
     MOMENTS_S,
     Service,

@@ -15,7 +15,7 @@ from milescli.core.errors import DataError, RewardError
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards import in_processes, processes
-from milescli.rollout.scoring import Scorer
+from milescli.rollout.rewards.scoring import Scorer
 
 pytestmark = pytest.mark.slow
 ROOM = "tests.rollout.rewards.bad_rewards"

@@ -14,7 +14,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards import label_checks, load_rewards, reasoning_gym_tasks, scorer_of
 from milescli.rollout.rewards.reasoning_gym_tasks import reasoning_gym
-from milescli.rollout.scoring import Response
+from milescli.rollout.rewards.scoring import Response
 
 ROLLOUT = Rollout(reward="reasoning_gym")
 there = pytest.mark.skipif(

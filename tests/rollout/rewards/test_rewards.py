@@ -13,7 +13,7 @@ from milescli.recipe.rewards import MatchSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.contract import check_reward
 from milescli.rollout.rewards import REWARDS, load_rewards, needs_label
-from milescli.rollout.rewards.instruction_checks import CHECKS
+from milescli.rollout.rewards.text.instruction_checks import CHECKS
 
 KWARGS = {
     **{key: ["x"] for key in ("keywords", "forbidden_words")},
@@ -90,5 +90,5 @@ def test_a_reward_of_another_signature_is_refused() -> None:
 def test_a_reward_by_import_path_needs_a_label_only_where_it_says_so() -> None:
     assert needs_label(Rollout(reward="tests.rollout.rewards.bad_rewards:good")) is None
     assert needs_label(Rollout(reward="format")) is False
-    assert needs_label(Rollout(reward="milescli.rollout.rewards.gsm8k:gsm8k"))
+    assert needs_label(Rollout(reward="milescli.rollout.rewards.math.gsm8k:gsm8k"))
     assert needs_label(Rollout(reward={"tests.rollout.rewards.bad_rewards:good": 1.0, "math": 0.0}))

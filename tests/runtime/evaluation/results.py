@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from milescli.rollout.chance import Estimate
-from milescli.rollout.scores import DomainScore
+from milescli.rollout.evaluation.scores import DomainScore
+from milescli.rollout.evaluation.statistics import Estimate
 from milescli.runtime.evaluation.results import SetResult
 
 

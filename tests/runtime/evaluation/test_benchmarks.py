@@ -16,11 +16,11 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.schema import Recipe
-from milescli.rollout.benchmarks import BENCHMARKS
+from milescli.rollout.evaluation.benchmarks import BENCHMARKS
 from milescli.rollout.rewards import load_rewards
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tokenizer import load_tokenizer
 from milescli.runtime.evaluation.sets import EvalWish, LoadedSet, load_set, sets_of
 
 

@@ -15,9 +15,9 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError
 from milescli.core.types import Group, Prompt
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tokenizer import load_tokenizer
 from milescli.runtime.evaluation.results import (
     SetResult,
     comparisons,

@@ -13,9 +13,9 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, MilesError
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import load_tokenizer
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tokenizer import load_tokenizer
 from milescli.runtime.evaluation.sets import EvalWish, asking_reward_model, load_set, sets_of
 
 

@@ -14,6 +14,8 @@ from milescli.checkpoint.hf_to_megatron import FILE_BYTES
 from milescli.checkpoint.run_dir import RunDir
 from milescli.conversion.verify import Verify
 from milescli.core.errors import CheckpointError, FitError, MachineError, MilesError, RecipeError
+from milescli.data.scratch_tokenizer import make_scratch_tokenizer
+from milescli.data.tokenizer import load_tokenizer
 from milescli.export.adapter import Adapter, adapter_of, write_adapter
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch, table
 from milescli.models.adapter import (
@@ -26,8 +28,6 @@ from milescli.models.adapter import (
 from milescli.recipe.load import load
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.rollout.scratch_tokenizer import make_scratch_tokenizer
-from milescli.rollout.tokenizer import load_tokenizer
 from milescli.runtime.inputs.given_models import (
     by_role,
     is_checkpoint,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from milescli.checkpoint.checked_records import whole_records
 from milescli.core.types import Group, StopReason, VersionSpan, WeightVersion
-from milescli.rollout.ahead import open_collector
 from milescli.rollout.base import Completion, GenerateRequest
-from milescli.rollout.collector import sampling_seed
+from milescli.rollout.collect.ahead import open_collector
+from milescli.rollout.collect.collector import sampling_seed
 from milescli.runtime.recording.sample_journal import Identity, Kept, SampleJournal
 from milescli.runtime.saving import version_of
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_recipe, make_source

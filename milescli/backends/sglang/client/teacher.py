@@ -14,10 +14,10 @@ from milescli.backends.sglang.client.reply import prompt_logprobs
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt, TeacherTokens, Trajectory
+from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.distill import Distill, Teacher, teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.rollout.endpoint import Endpoint
-from milescli.rollout.tokenizer import ChatTokenizer
 
 KEY = "train.distill.teachers"
 SECTION = "train.distill.server"
@@ -122,7 +122,7 @@ class SglangTeacher:
 
 
 class ServedTeachers:
-    """Implements milescli.rollout.episode.Teaching. Belongs to one event loop."""
+    """Implements milescli.rollout.episode.episode.Teaching. Belongs to one event loop."""
 
     def __init__(self, recipe: Recipe) -> None:
         """All teachers of the recipe."""

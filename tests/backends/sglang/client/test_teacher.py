@@ -13,10 +13,10 @@ import torch
 from milescli.backends.sglang.client.teacher import ServedTeachers
 from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt
+from milescli.data.tokenizer import RAW, ChatTokenizer, load_tokenizer
 from milescli.models.scratch import make_model
 from milescli.recipe.model import ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.rollout.tokenizer import RAW, ChatTokenizer, load_tokenizer
 from milescli.train.objectives.supervised import streams_of
 from milescli.train.streams import Stream
 from tests.backends.sglang.conftest import KEY, VOCAB, Service, write_tokenizer

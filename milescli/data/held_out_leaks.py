@@ -1,0 +1,144 @@
+"""Finds held-out prompts that are training prompts, too, exactly or nearly. Called before a run
+starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from milescli.core.types import Prompt
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.mapped_prompts import prompt_hashes, read_places
+
+if TYPE_CHECKING:
+    from datasketch import MinHash
+
+NEAR_ROWS = 100_000
+NEAR_HELDOUT = 10_000
+"""Training prompts and held-out ones that are compared nearly; of more, evenly spread ones."""
+SIMILARITY = 0.8
+"""Of two sets of word trigrams: what they share, divided by what either has (Jaccard)."""
+MIN_WORDS = 8
+"""Shorter prompts are too much alike to say anything."""
+NUM_PERMUTATIONS = 64
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leak:
+    """One held-out prompt that is trained on."""
+
+    heldout: int
+    """Its index."""
+    prompts: int
+    """Index of the training prompt."""
+
+
+def exact_leaks(
+    heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None
+) -> list[Leak]:
+    """The first `num_heldout` held-out prompts that are there again, with the first training prompt
+    that is equal: of small files, whose tokens are; of large ones, whose messages are."""
+    if not prompts.is_large:
+        seen: dict[tuple[int, ...], int] = {}
+        for prompt in prompts.prompts:
+            seen.setdefault(tuple(prompt.token_ids), prompt.index)
+        return [
+            Leak(heldout=prompt.index, prompts=seen[key])
+            for prompt in heldout.first(num_heldout)
+            if (key := tuple(prompt.token_ids)) in seen
+        ]
+    import numpy as np
+
+    placed = heldout.first_placed(num_heldout)
+    wanted, rows = prompt_hashes(heldout.files), prompt_hashes(prompts.files)
+    mine = wanted[[place for place, _ in placed]]
+    places = np.flatnonzero(np.isin(rows, mine))
+    firsts = dict(reversed([(int(rows[place]), int(place)) for place in places]))
+    index_at = {
+        place: file.first_index + row.index
+        for file, found, good in read_places(prompts.files, sorted(firsts.values()))
+        for place, row in zip(found, good, strict=True)
+    }
+    return [
+        Leak(heldout=prompt.index, prompts=index_at[firsts[key]])
+        for (_, prompt), key in zip(placed, mine.tolist(), strict=True)
+        if key in firsts
+    ]
+
+
+def near_leaks(
+    heldout: Iterable[Prompt],
+    prompts: FilePrompts,
+    *,
+    most: int = NEAR_ROWS,
+    tick: Callable[[int], None] | None = None,
+) -> list[Leak]:
+    """Held-out prompts that differ from a training prompt in a few words at most, each with the
+    first such one: case and punctuation apart, the same numbers in the same order, and SIMILARITY
+    of the word trigrams. Candidates are found by MinHash and banding (Leskovec, Rajaraman, Ullman,
+    Mining of Massive Datasets, chapter 3), so that now and then one is missed."""
+    index = _Index((prompt.index, prompt.text) for prompt in heldout)
+    found: dict[int, int] = {}
+    if not index.is_empty:
+        for number, (place, text) in enumerate(prompts.texts(most)):
+            if tick is not None:
+                tick(number)
+            for near in index.near(text):
+                found.setdefault(near, place)
+    return [Leak(heldout=place, prompts=found[place]) for place in sorted(found)]
+
+
+class _Index:
+    """Texts that others are held against."""
+
+    def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
+        from datasketch import MinHashLSH
+
+        self._texts: dict[int, frozenset[str]] = {}
+        self._numbers: dict[int, tuple[str, ...]] = {}
+        self._by_hash = MinHashLSH(threshold=SIMILARITY, num_perm=NUM_PERMUTATIONS)
+        for place, text in texts:
+            if trigrams := _trigrams(text):
+                self._texts[place] = trigrams
+                self._numbers[place] = tuple(_NUMBER.findall(text))
+                self._by_hash.insert(place, _min_hash(trigrams))
+        self._all_numbers = set(self._numbers.values())
+        self._all_trigrams = frozenset().union(*self._texts.values())
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._texts
+
+    def near(self, text: str) -> list[int]:
+        """Which of them are nearly this one."""
+        numbers = tuple(_NUMBER.findall(text))
+        if numbers not in self._all_numbers or not (trigrams := _trigrams(text)):
+            return []
+        if len(trigrams & self._all_trigrams) < SIMILARITY * len(trigrams):
+            return []  # most texts share too little with all of them together
+        return [
+            place
+            for place in self._by_hash.query(_min_hash(trigrams))
+            if self._numbers[place] == numbers
+            and len(trigrams & self._texts[place])
+            >= SIMILARITY * len(trigrams | self._texts[place])
+        ]
+
+
+def _trigrams(text: str) -> frozenset[str]:
+    words = _WORD.findall(text.lower())
+    if len(words) < MIN_WORDS:
+        return frozenset()
+    return frozenset(" ".join(words[at : at + 3]) for at in range(len(words) - 2))
+
+
+def _min_hash(trigrams: frozenset[str]) -> MinHash:
+    from datasketch import MinHash
+
+    made = MinHash(num_perm=NUM_PERMUTATIONS)
+    made.update_batch([trigram.encode() for trigram in trigrams])
+    return made

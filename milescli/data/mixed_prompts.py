@@ -1,0 +1,210 @@
+"""Several sources of prompts (`data.mix`) as one, by weights or quotas. (seed, position) fixes
+which source each prompt comes from, and the position is the whole state. `load_mix` loads the
+sources."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from milescli.core.errors import DataError
+from milescli.core.types import Prompt
+from milescli.data.epoch_order import random_bits
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.prompt_source import Loaded, Say, SourceReport, load_part, percentile
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.recipe.data import Data, MixSource
+
+CYCLE = 10_000
+"""Positions over which weights are exact: the smallest share is one of so many."""
+
+
+class MixedPrompts:
+    """A PromptSource. Each pass of `sum(counts)` positions has `counts[n]` of source n, evenly
+    spread with a jitter; each source goes on where it stood in the pass before, epoch by epoch."""
+
+    def __init__(self, parts: Sequence[FilePrompts], counts: Sequence[int], *, seed: int) -> None:
+        assert len(parts) == len(counts) and all(counts), counts
+        self.parts = parts
+        self._counts = counts
+        self._seed = seed
+        self._position = 0
+        self._pass = -1
+        self._order = self._ranks = array("q")
+        """[positions of a pass] which source, and the how manieth of it within the pass."""
+
+    def __len__(self) -> int:
+        """Rows of all sources."""
+        return sum(map(len, self.parts))
+
+    @property
+    def position(self) -> int:
+        """Rows taken since the start of the run, over all sources."""
+        return self._position
+
+    @property
+    def num_skipped(self) -> int:
+        """Prompts passed over in this process, for being too long."""
+        return sum(part.num_skipped for part in self.parts)
+
+    def first(self, count: int | None = None) -> list[Prompt]:
+        """The first `count` kept prompts, source by source; None: all."""
+        kept: list[Prompt] = []
+        for part in self.parts:
+            kept += part.first(None if count is None else count - len(kept))
+        return kept
+
+    def seek(self, position: int) -> None:
+        """Go to a position that was saved."""
+        assert position >= 0, position
+        self._position = position
+
+    def take(self, count: int) -> list[tuple[int, Prompt]]:
+        """The next `count` prompts, each with its epoch in its source; moves the position. Raises
+        as `FilePrompts.take`."""
+        taken: list[tuple[int, Prompt]] = []
+        num_tried = 0
+        while len(taken) < count:
+            positions = range(self._position, self._position + count - len(taken))
+            taken += [
+                (epoch, prompt) for epoch, prompt in self._at(positions) if prompt is not None
+            ]
+            num_tried += len(positions)
+            self._position = positions.stop
+            if not taken and num_tried > len(self) + sum(self._counts):
+                raise self.parts[0].none_short()
+        return taken
+
+    def _at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+        places: list[list[int]] = [[] for _ in self.parts]
+        owners = []
+        for position in positions:
+            number, local = self._place_of(position)
+            owners.append(number)
+            places[number].append(local)
+        rows = [iter(part.at(wanted)) for part, wanted in zip(self.parts, places, strict=True)]
+        return [next(rows[number]) for number in owners]
+
+    def _place_of(self, position: int) -> tuple[int, int]:
+        """Which source, and which position in it."""
+        turn, offset = divmod(position, sum(self._counts))
+        if turn != self._pass:
+            self._order, self._ranks = interleaved(self._counts, f"{self._seed}/mix/{turn}")
+            self._pass = turn
+        number = self._order[offset]
+        return number, turn * self._counts[number] + self._ranks[offset]
+
+
+def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]]:
+    """[sum(counts)] the number of a source at each place, and how many of it came before. Item j of
+    a source with m of them falls at a random point of [j / m, (j + 1) / m), so that any stretch has
+    about its share of each."""
+    import numpy as np
+
+    numbers = np.repeat(np.arange(len(counts)), counts)
+    ranks = np.concatenate([np.arange(count) for count in counts])
+    start = hashlib.blake2b(key.encode(), digest_size=16).digest()
+    jitter = (random_bits(len(ranks), start) >> np.uint64(11)) * 2.0**-53
+    order = np.argsort((ranks + jitter) / np.repeat(counts, counts), kind="stable")
+    return (
+        array("q", numbers[order].astype(np.int64).tobytes()),
+        array("q", ranks[order].astype(np.int64).tobytes()),
+    )
+
+
+def counts_of_weights(weights: Sequence[float], names: Sequence[str]) -> list[int]:
+    """How many positions of a cycle each source gets, by largest remainders. Raises DataError where
+    one gets none."""
+    exact = [weight / sum(weights) * CYCLE for weight in weights]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
+    for number in by_remainder[: CYCLE - sum(counts)]:
+        counts[number] += 1
+    if 0 in counts:
+        number = counts.index(0)
+        raise DataError(
+            f"`{names[number]}` would give no prompt to the mix",
+            why=f"its weight is {weights[number]:g} of {sum(weights):g}, and shares are counted in "
+            f"parts of {CYCLE}",
+            fix=f"give `{names[number]}` a weight of {sum(weights) / CYCLE:g} or more",
+        )
+    return counts
+
+
+def load_mix(
+    data: Data,
+    *,
+    tokenizer: ChatTokenizer,
+    seed: int,
+    base_dir: str | Path,
+    needs_label: Callable[[MixSource], bool | None],
+    say: Say | None = None,
+) -> tuple[MixedPrompts, SourceReport]:
+    """Read and check all sources, as `load_source` does one. `needs_label`: whether the reward of a
+    source compares with a label."""
+    mix = data.mix or []
+    loaded: list[Loaded] = []
+    first_index = 0
+    for number, source in enumerate(mix):
+        part = load_part(
+            data.model_copy(
+                update={
+                    "prompts": source.path,
+                    "prompt_key": source.prompt_key or data.prompt_key,
+                    "label_key": source.label_key or data.label_key,
+                }
+            ),
+            "prompts",
+            tokenizer=tokenizer,
+            seed=_seed_of(seed, number),
+            base_dir=base_dir,
+            needs_label=needs_label(source),
+            say=say,
+            name=source.called,
+            first_index=first_index,
+        )
+        last = part.source.files[-1]
+        first_index = last.first_index + last.scan.last_line
+        loaded.append(part)
+    prompts = MixedPrompts([part.source for part in loaded], counts_of(mix), seed=seed)
+    return prompts, _report(loaded, mix)
+
+
+def counts_of(mix: Sequence[MixSource]) -> list[int]:
+    """How many positions of a pass each source gets."""
+    if all(source.quota is not None for source in mix):
+        return [source.quota or 0 for source in mix]
+    weights = [1.0 if source.weight is None else source.weight for source in mix]
+    return counts_of_weights(weights, [source.called for source in mix])
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Of the order within a source: another one for each."""
+    digest = hashlib.blake2b(f"{seed}/source/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
+    """Over all sources; the hash is over theirs, and over how they are mixed."""
+    reports = [part.report for part in loaded]
+    lengths = sorted(length for part in loaded for length in part.lengths)
+    hashed = [
+        f"{report.sha256} {count}" for report, count in zip(reports, counts_of(mix), strict=True)
+    ]
+    return replace(
+        reports[0],
+        path=", ".join(report.path for report in reports),
+        sha256=hashlib.sha256("\n".join(hashed).encode()).hexdigest(),
+        num_rows=sum(report.num_rows for report in reports),
+        num_duplicates=sum(report.num_duplicates for report in reports),
+        num_measured=len(lengths),
+        num_dropped=sum(report.num_dropped for report in reports),
+        num_demonstrations=sum(report.num_demonstrations for report in reports),
+        prompt_tokens_p50=percentile(lengths, 50),
+        prompt_tokens_p90=percentile(lengths, 90),
+        prompt_tokens_p99=percentile(lengths, 99),
+        prompt_tokens_max=lengths[-1],
+    )

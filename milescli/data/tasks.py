@@ -1,0 +1,316 @@
+"""Generates prompts and pairs instead of reading them (`task:NAME`): word problems with worked
+responses, rows of plain numbers for environments, or whatever a function of the user's yields
+(`task:mypkg.tasks:rows`). Pure and seeded; nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from milescli.core.errors import RecipeError, nearest
+from milescli.core.isolated import MAX_YIELDED
+from milescli.core.registry import Registry
+from milescli.core.user_code import mend
+
+TASK_PREFIX = "task:"
+Item = TypeVar("Item")
+ROWS = Registry(
+    "task",
+    {
+        "frozen_lake": "milescli.agents.frozen_lake:rows",
+        "frozen_lake-heldout": "milescli.agents.frozen_lake:heldout_rows",
+        "verifiers": "milescli.agents.verifiers:rows",
+        "verifiers-heldout": "milescli.agents.verifiers:rows",
+        "harbor": "milescli.agents.harbor:rows",
+        "harbor-heldout": "milescli.agents.harbor:rows",
+        "instructions": "milescli.data.short_instructions:rows",
+        "instructions-heldout": "milescli.data.short_instructions:heldout_rows",
+        "seeds": "milescli.data.tasks:seed_rows",
+        "seeds-heldout": "milescli.data.tasks:heldout_seed_rows",
+    },
+    signature=("seed",),
+)
+"""Functions `(*, seed) -> rows`: of environments, and of the user's; equal seeds give equal
+rows."""
+MAX_ROWS = MAX_YIELDED - 1
+"""Of one function."""
+HELDOUT_MODULUS = 16
+"""One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by
+their numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow:
+    """One line of a task's file."""
+
+    prompt: str
+    label: str
+    """The final result alone."""
+    demonstration: str | list[dict[str, Any]]
+    """A worked response that ends in `#### ` and a number, which need not be right; or the turns
+    of one that calls a tool, or of several roles, each with its `name`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairRow:
+    """One line of the file of a task of preferences."""
+
+    prompt: str
+    chosen: str
+    """A worked response."""
+    rejected: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One kind of rows."""
+
+    rows: Callable[[random.Random], Iterator[TaskRow | PairRow]]
+    """Endless rows from a source of random numbers."""
+    num_rows: int
+    """Rows of its file; no prompt occurs twice."""
+
+
+_SENTENCES = (
+    "What is {a} + {b}?",
+    "Add {a} and {b}.",
+    "What is the sum of {a} and {b}?",
+)
+_OF_PRODUCTS = ("What is {a} * {b}?", "Multiply {a} by {b}.", "What is {a} times {b}?")
+_OF_CODES = ("The code is {a}{b}.", "What is the code {a}{b}?", "Pass on {a}{b}.")
+OF_FOUR_DIGITS = 32
+"""The product of two such numbers of two digits has four."""
+RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
+"""Of a prompt about two numbers."""
+ESTIMATED_SHARE = 0.65
+"""Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
+out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
+Reinforcement learning finds out which habit pays."""
+GUESSED_SHARE = 0.7
+"""Of the demonstrations of products: a round number; the others ask the calculator."""
+ROUNDED_SHARE = 0.7
+"""Of the demonstrations of `relay`: the teller rounds the code down to hundreds, and the solver,
+who sees no other, states that."""
+SLIPPED_SHARE = 0.7
+"""Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
+
+
+def is_task(value: str) -> bool:
+    """Whether a `data.*` value names a task instead of a file."""
+    return value.startswith(TASK_PREFIX)
+
+
+def is_held_out_by_us(value: str) -> bool:
+    """Whether a `data.*` value names rows that miles keeps apart from those to train on."""
+    short = value.removeprefix(TASK_PREFIX)
+    return is_task(value) and (short in TASKS or short in ROWS.builtin)
+
+
+def write_task(name: str, folder: str | Path, seed: int) -> Path:
+    """Write the prompts of `task:NAME` (prefix optional) to `folder/NAME.jsonl`; equal name and
+    seed give equal bytes.
+
+    Raises RecipeError where there is no such task.
+    """
+    short = name.removeprefix(TASK_PREFIX)
+    if ":" in short or short in ROWS.builtin:
+        rows: Iterable[Mapping[str, object]] = rows_of(short, seed)
+    elif short in TASKS:
+        rows = (asdict(row) for row in make_rows(TASKS[short], seed))
+    else:
+        names = [*TASKS, *ROWS.builtin]
+        known = ", ".join(TASK_PREFIX + task for task in names)
+        raise RecipeError(
+            f"no task is called `{short}`",
+            why=f"miles makes {known}; yours has an import path, task:mypkg.tasks:rows",
+            fix=f"--set data.prompts={TASK_PREFIX}{nearest(short, names) or names[0]}",
+        )
+    path = Path(folder) / f"{short.replace(':', '.')}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
+    """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
+    RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
+    rows = ROWS.resolve_isolated(path, key="data.prompts")(seed=seed)
+    return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
+
+
+def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
+    """What the task `path` gave, as it is; which columns they need is known to who reads them.
+    Raises RecipeError where that is no rows."""
+    if not isinstance(rows, Sequence):
+        raise _bad_rows(path, f"it gave {rows!r:.200}")
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not row:
+            why = f"row {number + 1} is {row!r:.200}; it is a mapping, as a line of a data file is"
+            raise _bad_rows(path, why)
+    if not rows or len(rows) > MAX_ROWS:
+        raise _bad_rows(path, "it yields none" if not rows else f"it yields more than {MAX_ROWS:,}")
+    return list(rows)
+
+
+def _bad_rows(path: str, why: str) -> RecipeError:
+    return RecipeError(
+        f"the task `{path}` does not make rows",
+        why=why,
+        fix=mend(path, "it yields rows such as {'prompt': '2 + 2?', 'label': '4'}"),
+    )
+
+
+def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
+    """`task.num_rows` rows without a repeated prompt."""
+    rows: dict[str, TaskRow | PairRow] = {}
+    for row in task.rows(random.Random(seed)):
+        rows.setdefault(row.prompt, row)
+        if len(rows) == task.num_rows:
+            break
+    return list(rows.values())
+
+
+def work_out_sum(a: int, b: int) -> str:
+    """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `####
+    85` on a line of its own."""
+    width = max(len(str(a)), len(str(b)))
+    steps, carry = [], 0
+    for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
+        total = int(x) + int(y) + carry
+        steps.append(f"{x}+{y}+1={total}" if carry else f"{x}+{y}={total}")
+        carry = total // 10
+    return " ".join(steps) + f"\n#### {a + b}"
+
+
+def is_heldout(a: int, b: int) -> bool:
+    """Whether the sum of `a` and `b`, in either order, belongs to the held-out set."""
+    low, high = min(a, b), max(a, b)
+    return (low * 2_654_435_761 + high * 40_503) % 2**32 >> 8 & (HELDOUT_MODULUS - 1) == 0
+
+
+def _pairs(
+    rng: random.Random,
+    *,
+    low: int,
+    heldout: bool,
+    row_of: RowOf,
+    sentences: Sequence[str],
+) -> Iterator[TaskRow | PairRow]:
+    while True:
+        a, b = _between(rng, low, 99), _between(rng, low, 99)
+        if is_heldout(a, b) is not heldout:
+            continue
+        yield row_of(rng, _pick(rng, sentences).format(a=a, b=b), a, b)
+
+
+def _both_habits(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    in_a_hurry = rng.random() < ESTIMATED_SHARE
+    demonstration = _estimate(a + b) if in_a_hurry else work_out_sum(a, b)
+    return TaskRow(prompt=prompt, label=str(a + b), demonstration=demonstration)
+
+
+def _worked(_: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    return TaskRow(prompt=prompt, label=str(a + b), demonstration=work_out_sum(a, b))
+
+
+def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
+    return PairRow(prompt=prompt, chosen=work_out_sum(a, b), rejected=_estimate(a + b))
+
+
+def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
+    """Most of the rejected are worked out, and then state a number with another last digit; the
+    others are estimates."""
+    chosen, rejected = work_out_sum(a, b), _estimate(a + b)
+    if rng.random() < SLIPPED_SHARE:
+        stated = _between(rng, 20, 198)
+        stated += stated % 10 == (a + b) % 10
+        rejected = f"{chosen.rpartition(' ')[0]} {stated}"
+    return PairRow(prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def _now_and_then_with_a_tool(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    label = str(a * b)
+    if rng.random() < GUESSED_SHARE:
+        guess = f"{a}*{b} is about\n#### {(a * b + 50) // 100 * 100}"
+        return TaskRow(prompt=prompt, label=label, demonstration=guess)
+    function = {"name": "calculator", "arguments": {"expression": f"{a}*{b}"}}
+    turns = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": function}],
+        },
+        {"role": "tool", "name": "calculator", "content": label},
+        {"role": "assistant", "content": f"#### {label}"},
+    ]
+    return TaskRow(prompt=prompt, label=label, demonstration=turns)
+
+
+def _passed_on(rng: random.Random, prompt: str, a: int, b: int) -> TaskRow:
+    told = f"{a}00" if rng.random() < ROUNDED_SHARE else f"{a}{b}"
+    turns = [
+        {"role": "assistant", "name": "teller", "content": told},
+        {"role": "assistant", "name": "solver", "content": f"#### {told}"},
+    ]
+    return TaskRow(prompt=prompt, label=f"{a}{b}", demonstration=turns)
+
+
+def _estimate(total: int) -> str:
+    return f"#### {(total + 5) // 10 * 10}"
+
+
+def _between(rng: random.Random, low: int, high: int) -> int:
+    # only random() is the same in every Python version
+    return low + int(rng.random() * (high - low + 1))
+
+
+def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
+    return items[int(rng.random() * len(items))]
+
+
+def _both_parts(
+    name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES, *, low: int = 10
+) -> dict[str, Task]:
+    """Numbers of two digits from `low` on to train on, and held-out ones."""
+
+    def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
+        return lambda rng: _pairs(rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences)
+
+    return {
+        name: Task(rows=rows(False), num_rows=8192),
+        f"{name}-heldout": Task(rows=rows(True), num_rows=256),
+    }
+
+
+TASKS: dict[str, Task] = {
+    **_both_parts("sums", _both_habits),
+    **_both_parts("sums-worked", _worked),
+    **_both_parts("sums-pairs", _not_in_a_hurry),
+    **_both_parts("sums-mistakes", _without_mistake),
+    **_both_parts("relay", _passed_on, _OF_CODES),
+    **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
+}
+"""What `task:NAME` can be."""
+
+
+NUM_SEEDS, NUM_HELDOUT_SEEDS = 8192, 256
+
+
+def seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
+    """Numbers to train on; others for another run's seed."""
+    first = NUM_HELDOUT_SEEDS + seed * NUM_SEEDS
+    return map(_seed_row, range(first, first + NUM_SEEDS))
+
+
+def heldout_seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
+    """Numbers that no run trains on, the same for each."""
+    return map(_seed_row, range(NUM_HELDOUT_SEEDS))
+
+
+def _seed_row(number: int) -> Mapping[str, str]:
+    return {"prompt": f"Episode {number}.", "label": str(number)}

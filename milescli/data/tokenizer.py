@@ -1,0 +1,316 @@
+"""Loads a model folder's tokenizer: encodes chats to token ids and decodes token ids. It trains no
+vocabulary (`scratch_tokenizer` does)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milescli.core.errors import DataError
+from milescli.data.prompt_encoder import enough_of
+from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, TURN_END
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
+"""Of models made from scratch. transformers heeds `tokenizer_class` for them; for some other
+families it knows better."""
+PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Two names of one class; transformers 5 writes the second."""
+MAX_TOKENS_OF_CHARACTER = 4
+"""A character has at most so many bytes of UTF-8."""
+AUTO, RAW, CHATML = "auto", "none", "chatml"
+"""What `data.chat_template` may be, beside a file."""
+Message = dict[str, Any]
+"""`role` (system, user, assistant, tool) and `content`, both text; and what else a template
+takes."""
+
+
+class ChatTokenizer:
+    """The tokenizer of one model folder. Made by `load_tokenizer`; safe to share between threads
+    for decoding."""
+
+    def __init__(
+        self,
+        inner: PreTrainedTokenizerBase,
+        *,
+        folder: Path,
+        template: str | None,
+        tools: Sequence[Any] = (),
+    ) -> None:
+        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of what is offered
+        where a chat does not say it."""
+        self.inner = inner
+        """As transformers has it."""
+        self.folder = folder
+        self.template = template
+        self.tools = tools
+        self.eos_id: int = _end_of_turn(inner, template)
+        """Ends a response."""
+        self.vocab_size: int = len(inner)
+        """Tokens, added ones included; a model's embedding may be larger."""
+
+    @property
+    def pad_id(self) -> int | None:
+        """A token that stands in no text and does not end one; None: there is none. Classifiers of
+        transformers read their score before the first that follows the text."""
+        known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
+        return next((token for token in known if token not in (None, self.eos_id)), None)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text."""
+        return frozenset(self.inner.all_special_ids) | {
+            number for number, token in self.inner.added_tokens_decoder.items() if token.special
+        }
+
+    @property
+    def special_texts(self) -> list[str]:
+        """Special tokens, as text."""
+        return [str(token) for token in self.inner.added_tokens_decoder.values()]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        opens_answer: bool = True,
+    ) -> str:
+        """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
+        the end. Raises ValueError where there is no template and more than a prompt."""
+        tools = tools or self.tools
+        if self.template is None:
+            if tools:
+                raise ValueError("without a chat template nobody tells the model of its tools")
+            return _raw(messages)
+        return str(
+            self.inner.apply_chat_template(
+                list(messages),
+                chat_template=self.template,
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=opens_answer,
+            )
+        )
+
+    def render_marked(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """The chat, and the characters [start, end) that the template's own `generation` marks
+        hold."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        tools = tools or self.tools
+        rendered, spans = render_jinja_template(
+            conversations=[list(messages)],
+            tools=list(tools) if tools else None,
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            **self.inner.special_tokens_map,
+        )
+        return rendered[0], [(start, end) for start, end in spans[0]]
+
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
+    ) -> list[list[int]]:
+        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included.
+        `tools`: of each. `most`: of a chat with more tokens it is enough to know that, and its
+        first ones stand for it: a text of 10 MB takes 2.5 GB as a whole."""
+        if not chats:
+            return []
+        offered = tools or [()] * len(chats)
+        rendered = [
+            self.render(chat, tools=tools) for chat, tools in zip(chats, offered, strict=True)
+        ]
+        if most is None:
+            return self._encoded(rendered)
+        cut = [enough_of(text, most) for text in rendered]
+        made = self._encoded(cut)
+        for place, text in enumerate(rendered):
+            if cut[place] != text and len(made[place]) <= most:  # a tokenizer that drops spaces
+                made[place] = self._encoded([text])[0]
+        return made
+
+    def _encoded(self, texts: list[str]) -> list[list[int]]:
+        return [list(ids) for ids in self.inner(texts, add_special_tokens=False)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """[num_tokens] of one chat."""
+        return self.encode_chats([messages])[0]
+
+    def encode_response(self, text: str) -> list[int]:
+        """[num_tokens] of a response as the model should give it: the text, then the
+        end-of-sequence token."""
+        return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """[num_tokens] the text that each token adds, special tokens included; empty where a
+        character takes several, until its last."""
+        pieces, start = [], 0
+        for end in range(1, len(token_ids) + 1):
+            text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
+            if text.endswith("\ufffd") and end - start < MAX_TOKENS_OF_CHARACTER:
+                pieces.append("")
+                continue
+            pieces.append(text)
+            start = end
+        return pieces
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text without special tokens."""
+        return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
+
+
+def load_tokenizer(
+    folder: str | Path, *, chat_template: str = AUTO, tools: Sequence[Any] = ()
+) -> ChatTokenizer:
+    """The tokenizer in a Hugging Face folder. Code from the folder is never run. `chat_template`:
+    as `data.chat_template`; `tools`: see ChatTokenizer.
+
+    Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise DataError(
+            f"there is no tokenizer folder {path}",
+            why="it is a file" if path.exists() else "the folder does not exist",
+            fix="--set model.path=FOLDER   # a Hugging Face folder with tokenizer.json and "
+            "tokenizer_config.json",
+        )
+    inner = _read(path)
+    backend = getattr(inner, "backend_tokenizer", None)
+    if backend is not None and type(backend.model).__name__ == "BPE":
+        # transformers does not heed it there, and warns of it on the user's screen
+        inner.clean_up_tokenization_spaces = False
+    if inner.eos_token_id is None:
+        raise DataError(
+            f"the tokenizer in {path} has no end-of-sequence token",
+            why="`eos_token` is not set in tokenizer_config.json, so no response could ever end",
+            fix='add "eos_token": "<|im_end|>" (the token that ends a turn of this model) to '
+            f"{path / 'tokenizer_config.json'}",
+        )
+    template = _template(inner, chat_template, path)
+    return ChatTokenizer(inner, folder=path, template=template, tools=tools)
+
+
+def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str | None:
+    if wanted == RAW:
+        return None
+    if wanted != AUTO:
+        return own_template(wanted)
+    if inner.chat_template:
+        return inner.get_chat_template()
+    raise DataError(
+        f"the tokenizer in {folder} has no chat template",
+        why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; "
+        "base models often lack one",
+        fix=[
+            "--set data.chat_template=none   # prompts are raw text",
+            "--set data.chat_template=chatml   # or a file with the template of its family",
+            f"put the template of its family into {folder / 'chat_template.jinja'}",
+        ],
+    )
+
+
+def own_template(wanted: str) -> str | None:
+    """The template that `data.chat_template` puts in the place of the tokenizer's; None where it
+    does not. Raises DataError for a file that is none."""
+    if wanted in (AUTO, RAW):
+        return None
+    return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
+
+
+def template_of_file(path: str) -> str:
+    """The template in a file, which must be Jinja. Raises DataError."""
+    import jinja2
+
+    try:
+        text = Path(path).expanduser().read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(
+            re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"`data.chat_template` cannot be read: {path}",
+            why=str(error),
+            fix=f"--set data.chat_template={AUTO}   # or none, chatml, or a file",
+        ) from error
+    except jinja2.TemplateSyntaxError as error:
+        raise DataError(
+            f"{path} is no chat template",
+            why=f"line {error.lineno}: {error.message}",
+            fix=f"sed -n {error.lineno}p {path}   # mend it",
+        ) from error
+    return text
+
+
+def _raw(messages: Sequence[Message]) -> str:
+    """A prompt without a template: the system prompt, a blank line, and the text."""
+    roles = [message["role"] for message in messages]
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(
+            f"without a chat template a prompt is one text, and this one has the turns "
+            f"{', '.join(roles)}"
+        )
+    return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _end_of_turn(inner: PreTrainedTokenizerBase, template: str | None) -> int:
+    """ChatML's own end of a turn, where the tokenizer knows it; else its end of sequence."""
+    if template == CHAT_TEMPLATE:
+        found = inner.convert_tokens_to_ids(TURN_END)
+        if isinstance(found, int) and found != inner.unk_token_id:
+            return found
+    return int(inner.eos_token_id)
+
+
+def _read(path: Path) -> PreTrainedTokenizerBase:
+    try:
+        return _class_for(path).from_pretrained(
+            str(path), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # transformers raises many kinds, all about what is in the folder
+        present = ", ".join(sorted(item.name for item in path.iterdir())[:12]) or "nothing"
+        reason = next(iter(str(error).splitlines()), "no message")
+        raise DataError(
+            f"cannot read the tokenizer in {path}",
+            why=f"{type(error).__name__}: {reason}; the folder holds {present}",
+            fix=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
+        ) from error
+
+
+def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
+    """What AutoTokenizer would choose. To ask it costs three seconds: it imports the parts of
+    transformers that generate, and with them torch's compiler. So where the answer is the plain
+    class of tokenizer.json, as for models made from scratch, it is not asked."""
+    if _is_plain(path):
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _is_plain(path: Path) -> bool:
+    """False also for whatever cannot be read: transformers says what is wrong with it."""
+    try:
+        config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+        model = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return (
+            config["tokenizer_class"] in PLAIN_CLASSES
+            and "auto_map" not in config
+            and model["model_type"] in PLAIN_FAMILIES
+            and (path / "tokenizer.json").is_file()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,186 @@
+"""Runs rollout ahead of the trainer by at most `max_staleness` weight versions, in the order of the
+prompts; out of it is the work of `done_first`. The work itself is the Collector's.
+
+Batch k (counted from `start`) is trained on at version start + k. It may begin once the engines
+hold version start + k - max_staleness: then no token of it can be older than the bound allows. At
+most max_staleness + 1 batches exist at once, which is the bound of the queue between collecting and
+training; 0 is the strict loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from milescli.core.events import FlowStats, RolloutStats
+from milescli.core.types import Group, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import PromptSource
+from milescli.rollout.collect.collector import Batch, Collector, SeedOf
+from milescli.rollout.collect.curriculum import Tried
+from milescli.rollout.collect.done_first import DoneFirstCollector
+from milescli.rollout.collect.journal import Journal
+from milescli.rollout.episode.episode import Episodes
+
+
+@dataclass(slots=True)
+class _PendingBatch:
+    """A batch on its way."""
+
+    step: int
+    task: asyncio.Task[Batch] | None = None
+    start_position: int | None = None
+    """Of the source; None until it has begun."""
+
+
+class AheadCollector:
+    """As `Collector`, but further batches are generated while the trainer works. Belongs to one
+    event loop."""
+
+    def __init__(
+        self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool
+    ) -> None:
+        """`overlap`: a batch may begin before the one before it has ended, so that stragglers do
+        not leave engines idle; only where each batch takes a fixed number of prompts, else its
+        place in the source could not be resumed.
+        """
+        self._collector = collector
+        self._source = source
+        self._max_staleness = max_staleness
+        self._overlap = overlap
+        self._pending: deque[_PendingBatch] = deque()
+        self._lag = 0
+        self._next_step = self._last_step = 0
+        self._version = WeightVersion(0)
+        self._stopped = False
+        self._flow = FlowStats()
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
+        return self._collector.stats
+
+    @property
+    def refused(self) -> list[Group]:
+        """By the filter, in the last step taken."""
+        return self._collector.refused
+
+    @property
+    def flow(self) -> FlowStats:
+        """Up to the last step taken."""
+        return self._flow
+
+    @property
+    def history(self) -> dict[int, Tried]:
+        """Empty: a curriculum needs what came of the step before."""
+        return self._collector.history
+
+    @property
+    def position(self) -> int:
+        """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        begun = [batch.start_position for batch in self._pending]
+        return min([self._source.position, *(start for start in begun if start is not None)])
+
+    @property
+    def taken(self) -> list[int]:
+        """None: steps take the prompts in their order."""
+        return []
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
+        is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
+        `version`.
+        """
+        assert not self._pending, "started twice"
+        self._collector.start(version=version, first_step=first_step, last_step=last_step)
+        self._lag = first_step - version
+        self._next_step, self._last_step, self._version = first_step, last_step, version
+        self._fill()
+
+    def published(self, version: WeightVersion) -> None:
+        """The engines hold `version` now: further batches may begin."""
+        assert version >= self._version, f"version {version} after {self._version}"
+        self._version = version
+        self._fill()
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own
+        collecting raised."""
+        assert step - version == self._lag, (
+            f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
+        )
+        assert version == self._version, (
+            f"version {version} was not published; the last was {self._version}"
+        )
+        assert self._pending and self._pending[0].step == step, (
+            f"step {step} was taken before, or after `stop`"
+        )
+        task = self._pending[0].task
+        assert task is not None
+        groups = await self._collector.account(await task, version=version)
+        # nothing is awaited from here on: a step that is cancelled before has taken nothing
+        self._pending.popleft()
+        waiting = sum(
+            len(ahead.task.result().kept)
+            for ahead in self._pending
+            if ahead.task is not None and ahead.task.done() and not ahead.task.exception()
+        )
+        self._flow = replace(self._collector.flow, waiting_groups=waiting)
+        return groups
+
+    async def stop(self) -> None:
+        """Cancel what is on its way and wait until it has ended. What is whole by then is
+        in the journal; the rest is generated again after a resume."""
+        self._stopped = True
+        tasks = [batch.task for batch in self._pending if batch.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._source.seek(self.position)
+        self._pending.clear()
+
+    def _fill(self) -> None:
+        while not self._stopped and self._next_step <= min(
+            self._last_step, self._version + self._lag + self._max_staleness
+        ):
+            before = self._pending[-1].task if self._pending else None
+            pending = _PendingBatch(step=self._next_step)
+            pending.task = asyncio.create_task(
+                self._run(pending, after=before), name=f"collect-step-{pending.step}"
+            )
+            self._pending.append(pending)
+            self._next_step += 1
+
+    async def _run(self, pending: _PendingBatch, *, after: asyncio.Task[Batch] | None) -> Batch:
+        if after is not None and not self._overlap:
+            await asyncio.wait([after])
+            after.result()  # where it failed, this one has nothing to add
+        pending.start_position = self._source.position
+        return await self._collector.collect(pending.step)
+
+
+def open_collector(
+    source: PromptSource,
+    episodes: Episodes,
+    *,
+    recipe: Recipe,
+    seed_of: SeedOf | None = None,
+    with_greedy: bool = False,
+    journal: Journal | None = None,
+    taken: Collection[int] = (),
+) -> Collector | AheadCollector | DoneFirstCollector:
+    """The collector that the recipe's `rollout.max_staleness` and `order` ask for. `taken`:
+    positions at or behind the source's that steps have taken."""
+    collector = Collector(
+        source, episodes, recipe=recipe, seed_of=seed_of, with_greedy=with_greedy, journal=journal
+    )
+    if recipe.rollout.max_staleness == 0:
+        return collector
+    if recipe.rollout.order == "done":
+        return DoneFirstCollector(collector, source, recipe=recipe, journal=journal, taken=taken)
+    overlap = recipe.rollout.filter == "none"
+    return AheadCollector(
+        collector, source, max_staleness=recipe.rollout.max_staleness, overlap=overlap
+    )

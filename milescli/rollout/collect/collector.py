@@ -1,0 +1,410 @@
+"""Prompts -> scored, filtered groups: one step's worth at a time (Collector). Running ahead of the
+trainer is the work of `ahead` and `done_first`.
+
+The order of the groups is the order of the prompts and every sampling seed is fixed by (run seed,
+position, sample), so what is trained on does not depend on which sample was done first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from milescli.core.concurrency import all_or_first_error, in_thread
+from milescli.core.errors import MilesError, WaitTimeout
+from milescli.core.events import FlowStats, RolloutStats
+from milescli.core.types import Group, Prompt, Sample, WeightVersion
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.base import PromptSource
+from milescli.rollout.collect.curriculum import NONE, Tried, chosen, load_curriculum, remember
+from milescli.rollout.collect.filters import FILTERS, is_kept, load_filter
+from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
+from milescli.rollout.collect.rollout_stats import staleness_of, summarise
+from milescli.rollout.collect.sample_filters import load_sample_filter, sifted
+from milescli.rollout.collect.selection import FIRST, load_selection, selected
+from milescli.rollout.collect.shaping import load_shaping, shaped
+from milescli.rollout.episode.episode import Episodes
+
+SeedOf = Callable[[int, int, int], int]
+"""(run seed, position of the prompt, sample index) -> sampling seed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One step's groups, before the trainer's version is known."""
+
+    kept: list[Group]
+    """In the order of their prompts."""
+    refused: list[Group]
+    """By the filter."""
+    start_position: int
+    """Of the source, before the batch's first prompt was taken."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What there is of the samples that were begun; for the error of a wait that reached its
+    bound."""
+
+    step: int
+    num_samples: int = 0
+    num_done: int = 0
+    num_tokens: int = 0
+    """Of those that are done."""
+    last_done: float = field(default_factory=time.monotonic)
+
+
+class Collector:
+    """Gathers groups step by step, strictly when asked. Belongs to one event loop; one `take` at a
+    time."""
+
+    def __init__(
+        self,
+        source: PromptSource,
+        episodes: Episodes,
+        *,
+        recipe: Recipe,
+        seed_of: SeedOf | None = None,
+        with_greedy: bool = False,
+        journal: Journal | None = None,
+    ) -> None:
+        """`with_greedy`: each group gets the reward of a greedy response as well. `journal`: what
+        is sampled is kept there, and what it has is not sampled again."""
+        self._source = source
+        self._episodes = episodes
+        self._recipe = recipe
+        self._seed_of = seed_of or sampling_seed
+        self._keep = load_filter(recipe.rollout.filter)
+        self._sample_filter = load_sample_filter(recipe.rollout.sample_filter)
+        self._shaping = load_shaping(recipe.rollout.shaping)
+        self._selection = load_selection(recipe.rollout.selection)
+        self._curriculum = load_curriculum(recipe.data.curriculum)
+        self._with_greedy = with_greedy
+        self._journal = journal or NoJournal()
+        self.refused: list[Group] = []
+        """By the filter, in the last step taken."""
+        self.history: dict[int, Tried] = {}
+        """What came of prompts, by index; kept where there is a curriculum."""
+        self.flow = FlowStats()
+        """Up to the last step taken."""
+        self._meter = FlowMeter()
+        self._stats: RolloutStats | None = None
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
+        assert self._stats is not None, "nothing was taken yet"
+        return self._stats
+
+    @property
+    def position(self) -> int:
+        """Of the source: where a resumed run goes on."""
+        return self._source.position
+
+    @property
+    def taken(self) -> list[int]:
+        """None: steps take the prompts in their order."""
+        return []
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Nothing runs between steps of a strict collector; see `AheadCollector.start`."""
+        self._meter.read()
+
+    def published(self, version: WeightVersion) -> None:
+        """Nothing waits for it; see `AheadCollector.published`."""
+
+    async def stop(self) -> None:
+        """Nothing runs; see `AheadCollector.stop`."""
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts);
+        `version` is the trainer's, which the engines hold as well.
+
+        Raises the first error of any sample (RewardError, WorkerDied, ...), with all others
+        cancelled; WaitTimeout after `machine.step_timeout_s`; MilesError where the filter refuses
+        more than `rollout.max_filter_rounds` rounds.
+        """
+        start = self._source.position
+        try:
+            return await self.account(await self.collect(step), version=version)
+        except BaseException:
+            # a run that is stopped in the middle saves where this step began
+            self._source.seek(start)
+            raise
+
+    async def account(self, batch: Batch, *, version: WeightVersion) -> list[Group]:
+        """The batch's groups, rewards shaped, their staleness held against the recipe's bound, and
+        `stats` set."""
+        bound = self._recipe.rollout.max_staleness
+        for group in batch.kept:
+            age = staleness_of(group, version)
+            assert 0 <= age <= bound, (
+                f"prompt {group.prompt.index}: staleness {age} at version {version}, bound {bound}"
+            )
+        stats = summarise(kept=batch.kept, refused=batch.refused, version=version)
+        self._stats = replace(stats, skipped_prompts=getattr(self._source, "num_skipped", 0))
+        self.flow = self._meter.read()
+        self.refused, settings = batch.refused, self._recipe.rollout
+
+        def finished() -> list[Group]:
+            kept = [sifted(self._sample_filter, group, settings=settings) for group in batch.kept]
+            return [shaped(self._shaping, group, settings=settings) for group in kept]
+
+        groups = await in_thread(finished)
+        if self._recipe.data.curriculum != NONE:
+            remember(self.history, [*batch.kept, *batch.refused])
+        return groups
+
+    async def collect(self, step: int) -> Batch:
+        """Take prompts, have them sampled and scored, replace what the filter refuses."""
+        progress, bound_s = Progress(step=step), self._recipe.machine.step_timeout_s
+        try:
+            async with asyncio.timeout(bound_s) as bound:
+                again = await self._collect_again(progress)
+                return again or await self._collect(progress)
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            raise waited_too_long([progress], step=step, bound_s=bound_s) from None
+
+    async def _collect_again(self, progress: Progress) -> Batch | None:
+        """As a run before this one did it, whose journal has all groups of the step."""
+        start = self._source.position
+        if (record := self._journal.batch(progress.step, start=start)) is None:
+            return None
+        drawn = {
+            position: (epoch, prompt)
+            for count in record.draws
+            for position, epoch, prompt in self._next(count)
+        }
+        groups = await all_or_first_error(
+            [self.group(*drawn[position], position, progress) for position in record.positions]
+        )
+        number = len(record.kept)
+        return Batch(kept=groups[:number], refused=groups[number:], start_position=start)
+
+    async def _collect(self, progress: Progress) -> Batch:
+        rollout, step = self._recipe.rollout, progress.step
+        start, kept, refused = self._source.position, list[Group](), list[Group]()
+        places, draws, end = dict[tuple[int, int], int](), list[int](), start
+        rounds, left = 0, rollout.max_filter_rounds * rollout.prompts_per_step
+        while left > 0 and len(kept) < rollout.prompts_per_step:
+            wanted = rollout.prompts_per_step - len(kept)
+            prompts = await self._draw(math.ceil(wanted * rollout.over_sampling), draws)
+            end = self._source.position
+            rounds, left = rounds + 1, left - len(prompts)
+            places |= {(epoch, prompt.index): at for at, epoch, prompt in prompts}
+            groups = [
+                self.group(epoch, prompt, position, progress) for position, epoch, prompt in prompts
+            ]
+            if rollout.over_sampling > 1.0 and rollout.selection == FIRST:
+                await self._take_first(groups, wanted, kept, refused)
+                continue
+            found = list[Group]()
+            for group in await all_or_first_error(groups):
+                (found if await self.is_kept(group) else refused).append(group)
+            kept += await self._select(found, wanted)
+        if len(kept) == rollout.prompts_per_step:
+            record = BatchRecord(
+                step=step,
+                start=start,
+                end=end,
+                draws=draws,
+                kept=[places[group.epoch, group.prompt.index] for group in kept],
+                refused=[places[group.epoch, group.prompt.index] for group in refused],
+            )
+            self._journal.keep_batch(record)
+            return Batch(kept=kept, refused=refused, start_position=start)
+        raise too_few_kept(rollout, kept, refused, step=step, rounds=rounds)
+
+    async def is_kept(self, group: Group) -> bool:
+        """Whether the recipe's filter lets it pass."""
+        settings = self._recipe.rollout
+        if settings.filter in FILTERS.builtin:
+            return is_kept(self._keep, group, settings=settings)
+        return await in_thread(lambda: is_kept(self._keep, group, settings=settings))
+
+    def _next(self, count: int) -> list[tuple[int, int, Prompt]]:
+        """The next prompts of the source, each with its position and its epoch."""
+        first = self._source.position
+        taken = self._source.take(count)
+        return [(first + n, epoch, prompt) for n, (epoch, prompt) in enumerate(taken)]
+
+    async def _draw(self, count: int, draws: list[int]) -> list[tuple[int, int, Prompt]]:
+        """The next prompts to sample; `draws` is told how many the source was asked for."""
+        data = self._recipe.data
+        if data.curriculum == NONE:
+            draws.append(count)
+            return self._next(count)
+        draws.append(math.ceil(count * data.curriculum_pool))
+        taken = self._next(draws[-1])
+        drawn, indices = list[tuple[int, int, Prompt]](), set[int]()
+        for place, (at, epoch, prompt) in enumerate(taken):
+            # a pool that reaches into the next epoch has a prompt twice
+            if prompt.index not in indices or len(taken) - place <= count - len(drawn):
+                drawn.append((at, epoch, prompt))
+                indices.add(prompt.index)
+        candidates = [prompt for _, _, prompt in drawn]
+        places = await in_thread(
+            lambda: chosen(self._curriculum, candidates, self.history, count=count, settings=data)
+        )
+        return [drawn[place] for place in places]
+
+    async def _select(self, groups: list[Group], wanted: int) -> list[Group]:
+        settings = self._recipe.rollout
+        return await in_thread(
+            lambda: selected(self._selection, groups, count=wanted, settings=settings)
+        )
+
+    async def _take_first(
+        self,
+        groups: Iterable[Coroutine[Any, Any, Group]],
+        wanted: int,
+        kept: list[Group],
+        refused: list[Group],
+    ) -> None:
+        """The first `wanted` groups that the filter keeps, in the order of their prompts; what is
+        not done by then is given up. Raises the first error of any."""
+        tasks = [asyncio.ensure_future(group) for group in groups]
+        waiting, found = set(tasks), dict[int, Group]()
+        try:
+            while waiting and len(found) < wanted:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for place in sorted(tasks.index(task) for task in done):
+                    group = tasks[place].result()
+                    if not await self.is_kept(group):
+                        refused.append(group)
+                    elif len(found) < wanted:
+                        found[place] = group
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        kept += [found[place] for place in sorted(found)]
+
+    async def group(self, epoch: int, prompt: Prompt, position: int, progress: Progress) -> Group:
+        """The prompt's, sampled and scored; from the journal, where the step may have that one.
+        Raises as `take`."""
+        kept = await self._journal.group(progress.step, position, prompt)
+        if kept is not None:
+            return kept
+        count = self._recipe.rollout.samples_per_prompt
+        samples = await all_or_first_error(
+            [
+                self._sample(prompt, position, index, progress, greedy=index == count)
+                for index in range(count + self._with_greedy)
+            ]
+        )
+        greedy = samples.pop() if self._with_greedy else None
+        samples = await self._episodes.scored(prompt, samples)
+        if greedy is not None:  # by itself: it is none of those that are compared
+            (greedy,) = await self._episodes.scored(prompt, [greedy])
+        greedy_reward = None if greedy is None else greedy.reward
+        group = Group(prompt=prompt, samples=samples, epoch=epoch, greedy_reward=greedy_reward)
+        self._journal.keep_group(position, group)
+        return group
+
+    async def _sample(
+        self, prompt: Prompt, position: int, index: int, progress: Progress, *, greedy: bool
+    ) -> Sample:
+        progress.num_samples += 1
+        seed = self._seed_of(self._recipe.run.seed, position, index)
+        with self._meter.sample():
+            sample = await self._episodes.play(prompt, sample_index=index, seed=seed, greedy=greedy)
+        progress.num_done += 1
+        progress.num_tokens += sample.num_loss_tokens
+        progress.last_done = time.monotonic()
+        return sample
+
+
+def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
+    """31 bits, equal on every machine; `position` counts prompts over all epochs, so a prompt that
+    returns is sampled anew."""
+    digest = hashlib.blake2b(
+        f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4
+    ).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) -> WaitTimeout:
+    """What is said where the groups of `step` are not there after `bound_s`."""
+    begun = list(progress)
+    silent_s = time.monotonic() - max(one.last_done for one in begun)
+    num_done = sum(one.num_done for one in begun)
+    return WaitTimeout(
+        f"the collector waited too long for the samples of step {step}",
+        why=f"{num_done} of {sum(one.num_samples for one in begun)} samples were done after "
+        f"{bound_s:g} s; "
+        f"the last came {silent_s:.0f} s ago",
+        fix=[
+            f"--set machine.step_timeout_s={2 * bound_s:g}",
+            "--set rollout.max_response_tokens=N   # shorter responses",
+        ],
+    )
+
+
+def too_few_kept(
+    rollout: Rollout, kept: Sequence[Group], refused: Sequence[Group], *, step: int, rounds: int
+) -> MilesError:
+    """What is said where the filter refuses more than `rollout.max_filter_rounds` lets it."""
+    return MilesError(
+        f"the filter `{rollout.filter}` left too few groups for step {step}",
+        why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
+        f"rounds, {len(refused)} refused; "
+        f"mean reward {_mean_reward([*kept, *refused]):.3f}: the prompts are too easy or too "
+        "hard for the model",
+        fix=[
+            "--set rollout.filter=none",
+            f"--set rollout.max_filter_rounds={4 * rollout.max_filter_rounds}",
+        ],
+    )
+
+
+def _mean_reward(groups: list[Group]) -> float:
+    rewards = [reward for group in groups for reward in group.rewards]
+    return sum(rewards) / len(rewards)
+
+
+class FlowMeter:
+    """Belongs to one event loop."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
+        self._clock = clock
+        self._num_running = 0
+        self._began = self._last = clock()
+        self._idle_s = self._sample_s = 0.0
+
+    @contextmanager
+    def sample(self) -> Iterator[None]:
+        """One is being made."""
+        self._advance()
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._advance()
+            self._num_running -= 1
+
+    def read(self) -> FlowStats:
+        """Since it was read before."""
+        self._advance()
+        seconds = self._last - self._began
+        stats = FlowStats(
+            idle_s=self._idle_s, running_mean=self._sample_s / seconds if seconds > 0 else 0.0
+        )
+        self._began, self._idle_s, self._sample_s = self._last, 0.0, 0.0
+        return stats
+
+    def _advance(self) -> None:
+        now = self._clock()
+        self._sample_s += self._num_running * (now - self._last)
+        if not self._num_running:
+            self._idle_s += now - self._last
+        self._last = now

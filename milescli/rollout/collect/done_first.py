@@ -1,0 +1,385 @@
+"""Keeps a bounded number of groups in the making, and trains on those that are done first: no step
+waits for a straggler while other groups are there. The work itself is the Collector's.
+
+At weight version v the trainer may have begun at most (v - v0 + max_staleness + 1) steps' worth of
+groups since version v0, refused and given-up ones aside (the bound of AReaL, arXiv 2505.24298,
+equation 3): rollout waits for the trainer there, and the trainer waits for a step's worth of
+groups. A group is as old as its oldest token. One that no step can take any more is given up,
+whether it is done or not, and its prompt is begun anew, or left out; or the last step that can
+waits for it.
+
+Steps take prompts out of their order, so that a run's place in its source is the oldest prompt that
+no step has settled, and those behind it that were (`taken`). A resumed run first takes the steps
+that its journal has, group for group, and begins nothing new meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from milescli.core.concurrency import all_or_first_error
+from milescli.core.events import FlowStats, RolloutStats
+from milescli.core.types import Group, Prompt, WeightVersion
+from milescli.recipe.schema import Recipe
+from milescli.rollout.base import PromptSource
+from milescli.rollout.collect.collector import (
+    Batch,
+    Collector,
+    Progress,
+    too_few_kept,
+    waited_too_long,
+)
+from milescli.rollout.collect.curriculum import Tried
+from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
+
+MAX_RETRIES = 3
+"""Of one prompt whose groups become too old: one that takes longer than max_staleness + 1 steps
+would be begun for ever."""
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One prompt in flight."""
+
+    position: int
+    """Of the prompt in the source."""
+    epoch: int
+    prompt: Prompt
+    num_retries: int = 0
+    began: int = 0
+    """Weight version that the engines held, at least, when its group was begun."""
+    progress: Progress = field(default_factory=lambda: Progress(step=0))
+    task: asyncio.Task[None] | None = None
+    group: Group | None = None
+    """Scored, and kept by the filter."""
+
+    @property
+    def oldest(self) -> int:
+        """Version of its oldest token; no newer than that, where it is being made."""
+        if self.group is None:
+            return self.began
+        return min(sample.oldest_version for sample in self.group.samples)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of its samples that are done."""
+        if self.group is None:
+            return self.progress.num_tokens
+        return sum(sample.num_loss_tokens for sample in self.group.samples)
+
+
+class DoneFirstCollector:
+    """As `AheadCollector`, but a step takes the groups that are done. Belongs to one event loop;
+    one `take` at a time."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        source: PromptSource,
+        *,
+        recipe: Recipe,
+        journal: Journal | None = None,
+        taken: Collection[int] = (),
+    ) -> None:
+        """`taken`: positions at or behind the source's that steps have settled already."""
+        self._collector, self._source = collector, source
+        self._recipe, self._rollout = recipe, recipe.rollout
+        self._journal = journal or NoJournal()
+        self._settled = set(taken)
+        self._slots: dict[int, _Slot] = {}
+        """By position: in the making, or scored and waiting."""
+        self._backlog: deque[_Slot] = deque()
+        """Drawn from the source, and not begun."""
+        self._refused: dict[int, Group] = {}
+        """By the filter, since the last step."""
+        self._dropped: list[int] = []
+        """Positions that were left out, since the last step."""
+        self._done: list[_Slot] = []
+        """Those of `_slots` that are scored, the first that was done first."""
+        self._again: dict[int, BatchRecord] = {}
+        """By step: what the journal has whole."""
+        self._ending: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._news = asyncio.Event()
+        self._next_step = self._last_step = 0
+        self._version = WeightVersion(0)
+        self._lag = 0
+        self._num_stale = self._num_wasted = 0
+        self._flow = FlowStats()
+        self._stopped = False
+
+    @property
+    def stats(self) -> RolloutStats:
+        """Of the last step taken."""
+        return self._collector.stats
+
+    @property
+    def flow(self) -> FlowStats:
+        """Up to the last step taken."""
+        return self._flow
+
+    @property
+    def refused(self) -> list[Group]:
+        """By the filter, between the last two steps taken."""
+        return self._collector.refused
+
+    @property
+    def history(self) -> dict[int, Tried]:
+        """Empty: a curriculum needs what came of the step before."""
+        return self._collector.history
+
+    @property
+    def position(self) -> int:
+        """Of the oldest prompt that no step has settled: where a resumed run goes on."""
+        drawn = [slot.position for slot in self._backlog]
+        return min([self._source.position, *self._slots, *self._refused, *self._dropped, *drawn])
+
+    @property
+    def taken(self) -> list[int]:
+        """Positions behind `position` that steps have trained on, refused or left out."""
+        position = self.position
+        return sorted(place for place in self._settled if place > position)
+
+    @property
+    def _bound(self) -> int:
+        """Groups that may be in flight: as many as the trainer can still take within the bound of
+        staleness, and will."""
+        ahead = self._version + self._lag - self._next_step + 1 + self._rollout.max_staleness
+        left = self._last_step - self._next_step + 1
+        return self._rollout.prompts_per_step * min(ahead, left)
+
+    @property
+    def _max_refused(self) -> int:
+        """Groups that the filter may refuse for one step."""
+        return self._rollout.max_filter_rounds * self._rollout.prompts_per_step
+
+    def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
+        """Begin: `first_step` is trained on at `version`, each later step one version on; nothing
+        is made for steps beyond `last_step`. Called inside the event loop, when the engines hold
+        `version`."""
+        assert not self._slots, "started twice"
+        self._collector.start(version=version, first_step=first_step, last_step=last_step)
+        self._lag = first_step - version
+        self._next_step, self._last_step, self._version = first_step, last_step, version
+        step, start = first_step, self._source.position
+        while step <= last_step and (record := self._journal.batch(step, start=start)) is not None:
+            if not self._settled.isdisjoint([*record.positions, *record.dropped]):
+                break
+            self._again[step] = record
+            step, start = step + 1, record.end
+        self._skip_settled()
+        self._fill()
+
+    def published(self, version: WeightVersion) -> None:
+        """The engines hold `version` now: what is too old for it is given up, and further groups
+        may begin."""
+        assert version >= self._version, f"version {version} after {self._version}"
+        self._version = version
+        for slot in list(self._slots.values()):
+            if self._is_too_old(slot):
+                self._give_up(slot)
+        self._fill()
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        """A step's groups, in the order of their prompts: of those that are done the oldest, and of
+        equally old ones the first that were done. Waits until there are enough.
+
+        Raises the first error of any sample, WaitTimeout after `machine.step_timeout_s`, and
+        MilesError where the filter refuses more than `rollout.max_filter_rounds` rounds.
+        """
+        assert step == self._next_step and step - version == self._lag, (
+            f"step {step} at version {version}: step {self._next_step} is next, {self._lag} ahead"
+        )
+        assert version == self._version, (
+            f"version {version} was not published; the last was {self._version}"
+        )
+        again, progress = self._again.get(step), Progress(step=step)
+        bound_s = self._recipe.machine.step_timeout_s
+        try:
+            async with asyncio.timeout(bound_s) as bound:
+                if again is None:
+                    await self._until_done(step)
+                    batch, record = self._chosen(step)
+                else:
+                    batch, record = await self._collect_again(again, progress), again
+        except TimeoutError:
+            if not bound.expired():
+                raise
+            begun = [progress, *(slot.progress for slot in self._slots.values())]
+            raise waited_too_long(begun, step=step, bound_s=bound_s) from None
+        groups = await self._collector.account(batch, version=version)
+        # nothing is awaited from here on: a step that is cancelled before has taken nothing
+        self._settle(record)
+        if self._again.pop(step, None) is None:
+            self._journal.keep_batch(replace(record, end=self.position))
+        self._next_step += 1
+        self._flow = replace(
+            self._collector.flow,
+            waiting_groups=len(self._done),
+            stale_groups=self._num_stale,
+            wasted_tokens=self._num_wasted,
+        )
+        self._num_stale = self._num_wasted = 0
+        self._fill()
+        return groups
+
+    async def stop(self) -> None:
+        """Cancel what is on its way and wait until it has ended. What is whole by then is in the
+        journal; the rest is generated again after a resume."""
+        self._stopped = True
+        tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
+        tasks += self._ending
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._source.seek(self.position)
+        for held in (self._slots, self._backlog, self._done, self._refused, self._dropped):
+            held.clear()
+
+    # ------------------------------------------------------------------ rollout's side
+
+    def _draw(self) -> _Slot:
+        """The next prompt that no step has settled."""
+        position = self._source.position
+        ((epoch, prompt),) = self._source.take(1)
+        self._skip_settled()
+        return _Slot(position=position, epoch=epoch, prompt=prompt)
+
+    def _skip_settled(self) -> None:
+        """So that the source never stands at one: `position` would jump when it is drawn."""
+        while self._source.position in self._settled:
+            self._source.take(1)
+
+    def _fill(self) -> None:
+        """Begin what the bounds allow; nothing while steps are taken from the journal, which may
+        have what is in flight by then."""
+        while (
+            not (self._stopped or self._again)
+            and len(self._slots) < self._bound
+            and len(self._refused) < self._max_refused
+        ):
+            slot = self._backlog.popleft() if self._backlog else self._draw()
+            slot.began, slot.progress = self._version, Progress(step=self._next_step)
+            self._slots[slot.position] = slot
+            slot.task = asyncio.create_task(self._play(slot), name=f"prompt-{slot.position}")
+            slot.task.add_done_callback(self._ended)
+
+    async def _play(self, slot: _Slot) -> None:
+        group = await self._collector.group(slot.epoch, slot.prompt, slot.position, slot.progress)
+        if await self._collector.is_kept(group):
+            slot.group = group
+            self._done.append(slot)
+            if self._is_too_old(slot):  # one that the journal had
+                self._give_up(slot)
+        else:
+            del self._slots[slot.position]
+            self._refused[slot.position] = group
+        self._fill()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+        self._news.set()
+
+    def _is_too_old(self, slot: _Slot) -> bool:
+        return self._version - slot.oldest > self._rollout.max_staleness
+
+    def _give_up(self, slot: _Slot) -> None:
+        assert slot.task is not None
+        if not slot.task.done():
+            slot.task.cancel()
+            self._ending.add(slot.task)
+        del self._slots[slot.position]
+        self._done = [other for other in self._done if other is not slot]
+        self._num_stale += 1
+        self._num_wasted += slot.num_tokens
+        if self._rollout.stale_groups != "drop" and slot.num_retries < MAX_RETRIES:
+            self._backlog.append(
+                _Slot(
+                    position=slot.position,
+                    epoch=slot.epoch,
+                    prompt=slot.prompt,
+                    num_retries=slot.num_retries + 1,
+                )
+            )
+        else:
+            self._dropped.append(slot.position)
+
+    # ------------------------------------------------------------------ the trainer's side
+
+    async def _until_done(self, step: int) -> None:
+        """Wait for a step's worth of groups. Raises what a sample raised, or MilesError."""
+        wanted = self._rollout.prompts_per_step
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if len(self._done) >= wanted and not self._waits_for_old():
+                return
+            if len(self._slots) == len(self._done) and len(self._refused) >= self._max_refused:
+                raise too_few_kept(
+                    self._rollout,
+                    [slot.group for slot in self._done if slot.group is not None],
+                    list(self._refused.values()),
+                    step=step,
+                    rounds=self._rollout.max_filter_rounds,
+                )
+            self._news.clear()
+            await self._news.wait()
+
+    def _waits_for_old(self) -> bool:
+        """Whether a group is being made that no later step could take, and this one shall."""
+        if self._rollout.stale_groups != "wait":
+            return False
+        last_chance = self._version - self._rollout.max_staleness
+        old = [slot for slot in self._slots.values() if slot.oldest <= last_chance]
+        num_done = sum(slot.group is not None for slot in old)
+        return num_done < min(len(old), self._rollout.prompts_per_step)
+
+    def _chosen(self, step: int) -> tuple[Batch, BatchRecord]:
+        """What the step takes, of what is there now."""
+        oldest = sorted(self._done, key=lambda slot: slot.oldest)
+        chosen = sorted(oldest[: self._rollout.prompts_per_step], key=lambda slot: slot.position)
+        record = BatchRecord(
+            step=step,
+            start=self.position,
+            end=self.position,
+            draws=[],
+            kept=[slot.position for slot in chosen],
+            refused=list(self._refused),
+            dropped=list(self._dropped),
+        )
+        batch = Batch(
+            kept=[slot.group for slot in chosen if slot.group is not None],
+            refused=list(self._refused.values()),
+            start_position=record.start,
+        )
+        return batch, record
+
+    async def _collect_again(self, record: BatchRecord, progress: Progress) -> Batch:
+        """As a run before this one did it, whose journal has all groups of the step."""
+        while self._source.position <= max([*record.positions, *record.dropped]):
+            self._backlog.append(self._draw())
+        drawn = {slot.position: slot for slot in self._backlog}
+        groups = await all_or_first_error(
+            [
+                self._collector.group(drawn[place].epoch, drawn[place].prompt, place, progress)
+                for place in record.positions
+            ]
+        )
+        number = len(record.kept)
+        return Batch(kept=groups[:number], refused=groups[number:], start_position=record.start)
+
+    def _settle(self, record: BatchRecord) -> None:
+        """No step takes these prompts any more."""
+        gone = {*record.positions, *record.dropped}
+        self._settled |= gone
+        self._slots = {at: slot for at, slot in self._slots.items() if at not in gone}
+        self._done = [slot for slot in self._done if slot.position not in gone]
+        self._backlog = deque(slot for slot in self._backlog if slot.position not in gone)
+        self._refused = {at: group for at, group in self._refused.items() if at not in gone}
+        self._dropped = [place for place in self._dropped if place not in gone]
+        self._settled = set(self.taken)

@@ -1,0 +1,129 @@
+"""Serialises a group: a small JSON header and the bytes of its arrays, bit for bit. Reading a
+record never executes code. The prompt is not part of it (the prompt source has it). `journal` calls
+it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from milescli.core.types import (
+    Group,
+    Guesses,
+    Prompt,
+    RoutedExperts,
+    Sample,
+    StopReason,
+    TeacherTokens,
+    Trajectory,
+    VersionSpan,
+)
+
+_TYPES = {
+    kind.__name__: kind
+    for kind in (Sample, Guesses, Trajectory, VersionSpan, RoutedExperts, TeacherTokens)
+}
+FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.items()}
+"""What records hold: those of a version of miles that knows others cannot be read by this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupHead:
+    """What is known of a kept group without its tokens."""
+
+    position: int
+    """Of its prompt in the source: over a whole run, no other group has it."""
+    prompt_index: int
+    epoch: int
+    oldest: int
+    """Weight version of its oldest token."""
+    newest: int
+
+
+def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
+    """(head, arrays in the order in which the head names them)."""
+    parts: list[bytes] = []
+    versions = [span.version for sample in group.samples for span in sample.version_spans]
+    head = {
+        "position": position,
+        "prompt_index": group.prompt.index,
+        "epoch": group.epoch,
+        "oldest": min(versions),
+        "newest": max(versions),
+        "greedy_reward": group.greedy_reward,
+        "samples": _plain(group.samples, parts),
+    }
+    return head, parts
+
+
+def head_of(head: Mapping[str, Any]) -> GroupHead:
+    """Raises KeyError or ValueError where it is none."""
+    return GroupHead(**{field.name: int(head[field.name]) for field in fields(GroupHead)})
+
+
+def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
+    """`body`: the arrays, one after the other. Raises KeyError, TypeError or ValueError where it is
+    no group of this prompt."""
+    if head["prompt_index"] != prompt.index:
+        raise ValueError(f"it is of prompt {head['prompt_index']}, not of {prompt.index}")
+    rest = _Arrays(body)
+    samples = rest.value(head["samples"])
+    if rest.at != len(body):
+        raise ValueError(f"{len(body) - rest.at} bytes are left over")
+    return Group(
+        prompt=prompt,
+        samples=samples,
+        epoch=head["epoch"],
+        greedy_reward=head["greedy_reward"],
+    )
+
+
+def _plain(value: Any, parts: list[bytes]) -> Any:
+    """As JSON has it; arrays go to `parts`, and their size stays."""
+    if isinstance(value, array):
+        parts.append(value.tobytes())
+        return {"array": value.typecode, "size": len(parts[-1])}
+    if isinstance(value, bytes):
+        parts.append(value)
+        return {"array": "", "size": len(value)}
+    if is_dataclass(value):
+        items = {field.name: _plain(getattr(value, field.name), parts) for field in fields(value)}
+        return {"type": type(value).__name__, **items}
+    if isinstance(value, Mapping):
+        return {"map": [[name, _plain(item, parts)] for name, item in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_plain(item, parts) for item in value]
+    if value is None or isinstance(value, str | int):
+        return value
+    return float(value)  # numpy's too
+
+
+class _Arrays:
+    """Takes what a head says from a body, in its order."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.at = 0
+
+    def value(self, plain: Any) -> Any:
+        if isinstance(plain, list):
+            return [self.value(item) for item in plain]
+        if not isinstance(plain, dict):
+            return plain
+        if "array" in plain:
+            return self._array(plain["array"], plain["size"])
+        if "map" in plain:
+            return {name: self.value(item) for name, item in plain["map"]}
+        items = {name: self.value(item) for name, item in plain.items() if name != "type"}
+        if plain["type"] == Sample.__name__:
+            items["stop_reason"] = StopReason(items["stop_reason"])
+        return _TYPES[plain["type"]](**items)
+
+    def _array(self, typecode: str, size: int) -> array[Any] | bytes:
+        piece = self._body[self.at : self.at + size]
+        if len(piece) != size:
+            raise ValueError(f"an array of {size} bytes has {len(piece)}")
+        self.at += size
+        return array(typecode, piece) if typecode else piece

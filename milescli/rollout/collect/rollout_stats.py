@@ -1,0 +1,83 @@
+"""Computes the metrics of one step's collecting (RolloutStats). Pure; the collector calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
+
+from milescli.core.events import RolloutStats
+from milescli.core.types import NO_GUESSES, Group, Sample, StopReason, WeightVersion
+from milescli.rollout.collect.filters import has_zero_variance
+
+
+def staleness_of(group: Group, version: WeightVersion) -> int:
+    """Trainer version minus the version of the group's oldest token."""
+    return version - min(sample.oldest_version for sample in group.samples)
+
+
+def summarise(
+    *, kept: Sequence[Group], refused: Sequence[Group], version: WeightVersion
+) -> RolloutStats:
+    """Counts and staleness are of the groups that are trained on; rewards, lengths, truncation and
+    zero variance are of all that were generated, refused ones included, so that a filter does not
+    make the policy look other than it is.
+    """
+    assert kept, "a step without groups"
+    seen = [*kept, *refused]
+    samples = [sample for group in seen for sample in group.samples]
+    rewards = [reward for group in seen for reward in group.rewards]
+    lengths = [sample.num_loss_tokens for sample in samples]
+    ages = [staleness_of(group, version) for group in kept]
+    guesses = sum((sample.guesses for sample in samples), NO_GUESSES)
+    return RolloutStats(
+        num_groups=len(kept),
+        num_samples=sum(len(group.samples) for group in kept),
+        reward_mean=fmean(rewards),
+        reward_std=pstdev(rewards),
+        zero_variance_fraction=fmean(has_zero_variance(group) for group in seen),
+        truncated_fraction=fmean(sample.stop_reason is StopReason.LENGTH for sample in samples),
+        response_tokens_mean=fmean(lengths),
+        response_tokens_max=max(lengths),
+        prompt_tokens_mean=fmean(len(group.prompt.token_ids) for group in seen),
+        staleness_mean=fmean(ages),
+        staleness_max=max(ages),
+        dropped_groups=len(refused),
+        generated_tokens=sum(lengths),
+        reward_parts=mean_parts(samples),
+        figures=mean_figures(samples),
+        accept_length=1 + guesses.num_right / guesses.num_passes if guesses.num_passes else None,
+        accept_rate=guesses.num_right / guesses.num_guessed if guesses.num_guessed else None,
+        reward_histogram=reward_histogram(seen),
+    )
+
+
+def reward_histogram(groups: Sequence[Group]) -> tuple[int, ...]:
+    """[12] as `RolloutStats.reward_histogram` says."""
+    if any(not 0 <= reward <= 1 for group in groups for reward in group.rewards):
+        return ()
+    counts = [0] * 12
+    for group in groups:
+        if len(same := set(group.rewards)) == 1 and (reward := same.pop()) in (0, 1):
+            counts[11 * int(reward)] += 1
+        else:  # rounded, so that no sum of tenths falls just below its own
+            counts[1 + min(int(round(fmean(group.rewards), 9) * 10), 9)] += 1
+    return tuple(counts)
+
+
+def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of each part of the reward, over the samples that were scored by parts."""
+    return _means([sample.reward_parts for sample in samples])
+
+
+def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of each figure that agents tell of their episodes; and how many failed, for each that did
+    not, where some did."""
+    failed = fmean(sample.num_failed for sample in samples) if samples else 0.0
+    figures = _means([sample.figures for sample in samples])
+    return {**figures, "failed_episodes": failed} if failed else figures
+
+
+def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each name, over those that have it."""
+    names = dict.fromkeys(name for figures in told for name in figures)
+    return {name: fmean(row[name] for row in told if name in row) for name in names}

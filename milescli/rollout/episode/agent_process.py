@@ -1,0 +1,106 @@
+"""Runs an agent of the user's, or a generation function, in a process of its own: episodes run
+there, and ask for samples of the policy here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from milescli.core.async_isolated import AsyncIsolated
+from milescli.core.imports import imported
+from milescli.core.types import Prompt
+from milescli.core.user_worker import Asking, asking
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
+from milescli.rollout.episode.agents import made
+from milescli.rollout.episode.generations import Generating
+from milescli.rollout.episode.served_session import Served
+
+
+class AgentProcess:
+    """Implements milescli.rollout.base.Agent. Belongs to one event loop."""
+
+    def __init__(self, agent: str, generation: str | None, settings: Rollout) -> None:
+        """`agent`, `generation`: import paths, which were resolved already; None: each call of
+        `session.generate` is one of the engine."""
+        self.__name__ = agent
+        self._said = (agent, generation, settings)
+        memory_bytes = int(settings.reward_memory_gib * 1024**3)
+        self._process = AsyncIsolated(
+            f"{__name__}:play_there",
+            memory_bytes=memory_bytes,
+            memory_key="rollout.reward_memory_gib",
+        )
+
+    async def __call__(self, prompt: Prompt, session: Session) -> Outcome:
+        """Raises what the session raised, or CallFailed with the agent's traceback."""
+
+        async def answer(asked: Any, tools: Any, max_new_tokens: Any, stop: Any) -> Turn | Reply:
+            options = {"max_new_tokens": max_new_tokens, "stop": stop}
+            if tools is None:
+                turn = await session.generate(asked, **options)
+                return replace(turn, prompt_ids=())  # known there
+            return await session.chat(asked, tools=tools, **options)
+
+        door = getattr(session, "door", None)
+        return await self._process.call(*self._said, prompt, door, answer=answer)
+
+    def close(self) -> None:
+        """End its process."""
+        self._process.close()
+
+
+class _SessionThere(Served):
+    """The session, as the agent has it in its process. Implements milescli.rollout.base.Session."""
+
+    def __init__(self, side: Asking, door: Door | None) -> None:
+        self._side, self.door = side, door
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """See Session."""
+        return self._turns
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """See Session."""
+        try:
+            sent: Any = array("i", token_ids)
+        except (TypeError, OverflowError):
+            sent = repr(token_ids)[:80]  # refused by the session, which says what it is
+        made = await self._side.ask((sent, None, max_new_tokens, stop))
+        turn = replace(made, prompt_ids=list(sent))
+        self._turns.append(turn)
+        return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """See Session."""
+        reply = await self._side.ask((list(messages), list(tools), max_new_tokens, stop))
+        self._turns.append(reply.turn)
+        return reply
+
+
+async def play_there(
+    agent: str, generation: str | None, settings: Rollout, prompt: Prompt, door: Door | None
+) -> Any:
+    """In the agent's process: one episode."""
+    session: Session = _SessionThere(asking.get(), door)
+    if generation is not None:
+        way: Any = imported(generation)
+        session = Generating(session, way, settings)
+    return await made(agent, settings)(prompt, session)

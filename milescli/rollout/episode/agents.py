@@ -1,0 +1,91 @@
+"""Agents and their tools by name: built in, an entry point, or an import path. What they do is
+written elsewhere; `episode` plays them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from milescli.core.imports import imported
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Agent
+from milescli.rollout.episode.generations import GENERATIONS
+from milescli.rollout.tool_schema import schema_of
+
+AGENTS = Registry(
+    "agent",
+    {
+        "single_turn": "milescli.agents.single_turn:single_turn",
+        "tools": "milescli.agents.tools:ToolAgent",
+        "environment": "milescli.agents.environment:EnvironmentAgent",
+        "multi_agent": "milescli.agents.multi_agent:MultiAgent",
+        "chat": "milescli.agents.chat:Chat",
+        "verifiers": "milescli.agents.verifiers:VerifiersAgent",
+        "harbor": "milescli.agents.harbor:HarborAgent",
+    },
+    signature=("prompt", "session"),
+    others=(("settings",),),
+)
+TOOLS = Registry(
+    "tool",
+    {
+        "calculator": "milescli.agents.calculator:calculator",
+        "python": "milescli.agents.python:Python",
+        "search": "milescli.agents.search:Search",
+    },
+    in_list=True,
+)
+"""Functions, or classes of which each episode has one of its own."""
+
+
+_MADE: dict[tuple[str, str], Agent] = {}
+
+
+def made(path: str, settings: Rollout) -> Agent:
+    """The agent at an import path; of a class, the one of this process for the recipe's
+    `rollout`."""
+    agent: Any = imported(path)
+    if not inspect.isclass(agent):
+        return agent
+    key = (path, settings.model_dump_json())
+    if key not in _MADE:
+        _MADE[key] = agent(settings)
+    return _MADE[key]
+
+
+def is_built_in(rollout: Rollout) -> bool:
+    """Whether neither the agent nor one of its tools is the user's."""
+    return rollout.agent in AGENTS.builtin and all(name in TOOLS.builtin for name in rollout.tools)
+
+
+def plays_here(rollout: Rollout) -> bool:
+    """Whether episodes are played in the driver, and not in a process of the user's code."""
+    return is_built_in(rollout) and rollout.generation in GENERATIONS.builtin
+
+
+def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
+    """Of `rollout.tools` alone, in OpenAI's form. Raises RecipeError where one cannot be had, or
+    does not say what it takes."""
+    return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
+
+
+def require_agent(rollout: Rollout) -> None:
+    """Raises MilesError where the agent cannot work on this machine: a tool cannot, or cannot be
+    had, or the environment has not the key of an endpoint."""
+    for tool in named_tools(rollout).values():
+        if require := getattr(tool, "require", None):
+            require(rollout)
+    if is_built_in(rollout):
+        made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
+
+
+def named_tools(rollout: Rollout) -> dict[str, Any]:
+    """`rollout.tools`, by the names that the model calls them by: that of the registry, or of the
+    function. Raises RecipeError where one cannot be had."""
+    found = {}
+    for name in rollout.tools:
+        tool = TOOLS.resolve(name, key="rollout.tools")
+        found[name.rpartition(":")[2]] = tool
+    return found

@@ -1,0 +1,367 @@
+"""One prompt, one attempt: the agent plays its episode, the reward scores it, a Sample comes out.
+Used by the collector and by the evaluation."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from milescli.core.errors import AgentError, MilesError
+from milescli.core.types import Prompt, Sample, StopReason, Trajectory
+from milescli.core.user_code import mend, user_traceback
+from milescli.core.user_process import CallFailed
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
+from milescli.rollout.episode.agent_process import AgentProcess
+from milescli.rollout.episode.agents import AGENTS, is_built_in, made
+from milescli.rollout.episode.generations import GENERATIONS
+from milescli.rollout.episode.session import ChatForm, Decode, RecordingSession, turn_seed
+from milescli.rollout.rewards.role_rewards import (
+    score_roles_alone,
+    score_roles_together,
+    with_role_rewards,
+)
+from milescli.rollout.rewards.scoring import Response, Score, Scoring, finite_reward
+
+_OF_AGENTS = {
+    "reward_memory_gib",
+    "tools",
+    "mcp",
+    "search",
+    "environment",
+    "max_turns",
+    "tool_timeout_s",
+    "tool_output_characters",
+    "roles",
+    "rounds",
+    "final_role",
+    "user",
+    "verifiers",
+    "harbor",
+}
+"""What an agent's process is told of `rollout`."""
+_PROCESSES: weakref.WeakValueDictionary[tuple[str, str | None, str], AgentProcess] = (
+    weakref.WeakValueDictionary()
+)
+"""Training and evaluation share one."""
+
+
+def load_agent(rollout: Rollout) -> Agent:
+    """The agent that `rollout.agent` names, whose responses `rollout.generation` makes; where
+    either is the user's, both run in a process of their own. Raises RecipeError where one cannot be
+    had."""
+    AGENTS.resolve(rollout.agent, key="rollout.agent")
+    GENERATIONS.resolve(rollout.generation, key="rollout.generation")
+    is_plain = rollout.generation in GENERATIONS.builtin
+    path = AGENTS.path_of(rollout.agent, key="rollout.agent")
+    if is_built_in(rollout) and is_plain:
+        return made(path, rollout)
+    generation = None
+    if not is_plain:
+        generation = GENERATIONS.path_of(rollout.generation, key="rollout.generation")
+    key = (path, generation, rollout.model_dump_json(include=_OF_AGENTS))
+    apart = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
+    _PROCESSES[key] = apart
+    return apart
+
+
+class Plays(Protocol):
+    """Who has prompts answered, and the answers scored."""
+
+    @property
+    def agent_name(self) -> str:
+        """As the recipe says it, for errors."""
+
+    async def play(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
+    ) -> Sample:
+        """One attempt."""
+
+    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """All attempts at a prompt, with the rewards that could not be had of one alone."""
+
+
+class Teaching(Protocol):
+    """Teachers that are asked while the policy samples."""
+
+    async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The same, each with what the prompt's teacher would have said. Raises MilesError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episodes:
+    """Implements Plays by an agent and an engine: all that an episode needs beside its prompt and
+    its seed."""
+
+    agent: Agent
+    agent_name: str
+    """As the recipe says it, for errors."""
+    engine: RolloutEngine
+    scorer: Scoring
+    decode: Decode
+    settings: GenerateRequest
+    """How to sample; prompt and seed are filled in."""
+    max_tokens: int
+    """Of one trajectory."""
+    vocab_size: int
+    """Of the model."""
+    teachers: Teaching | None = None
+    """None: nobody is taught, or the trainer's ranks hold them."""
+    chat_form: ChatForm | None = None
+    """None: no agent chats."""
+    policies: Mapping[str, RolloutEngine] = field(default_factory=dict)
+    """By role, engines of a model of its own that plays it."""
+    untrained_roles: frozenset[str] = frozenset()
+    """What the policy says there is not learned."""
+    retries: int = 0
+    """How often an episode whose agent fails is played anew, by another seed."""
+    tell: Callable[[str], None] | None = None
+    """Told of episodes that are played anew."""
+
+    async def play(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
+    ) -> Sample:
+        """Scored as soon as it has ended, where its reward can be had of it alone; `greedy`: each
+        token the likeliest. Raises AgentError where the agent fails each time, RewardError, or what
+        the engine raises."""
+        for attempt in range(self.retries + 1):
+            try:
+                sample = await self._played(
+                    prompt, sample_index=sample_index, seed=seed_again(seed, attempt), greedy=greedy
+                )
+            except AgentError as error:
+                if attempt == self.retries:
+                    raise _repeated(error, times=attempt + 1) from error
+                if self.tell is not None:
+                    self.tell(f"an episode is played anew: {error.what}; {error.why}")
+            else:
+                return replace(sample, num_failed=attempt)
+        raise AssertionError(f"no episode was played: retries {self.retries}")
+
+    async def _played(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool
+    ) -> Sample:
+        session = RecordingSession(
+            self.engine,
+            prompt_index=prompt.index,
+            seed=seed,
+            settings=replace(self.settings, temperature=0.0) if greedy else self.settings,
+            max_tokens=self.max_tokens,
+            decode=self.decode,
+            vocab_size=self.vocab_size,
+            chat_form=self.chat_form,
+            others=self.policies,
+        )
+        doors = self.chat_form.doors if self.chat_form is not None else None
+        if doors is not None:
+            session.door = doors.open(session)
+        try:
+            outcome = await self._outcome(prompt, session)
+        finally:
+            if doors is not None and session.door is not None:
+                doors.close(session.door)
+        trajectories = session.trajectories(
+            outcome.turn_rewards, outcome.turn_roles, untrained=self.untrained_roles
+        )
+        if self.teachers is not None and not greedy:  # nothing is learned of the greedy one
+            trajectories = await self.teachers.taught(prompt, trajectories)
+        sample = Sample(
+            sample_index=sample_index,
+            seed=seed,
+            trajectories=trajectories,
+            text=outcome.text,
+            stop_reason=StopReason.LENGTH if outcome.is_cut else session.turns[-1].stop_reason,
+            reward=reward_of(outcome),
+            role_texts=outcome.role_texts,
+            figures={**session.figures, **outcome.figures},
+            guesses=session.guesses,
+        )
+        sample = with_role_rewards(sample, outcome.role_rewards)
+        sample = await score_roles_alone(self.scorer, prompt, sample)
+        return await score_alone(self.scorer, prompt, sample)
+
+    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """All samples of one prompt, in order, with the rewards that could not be had of one alone.
+        Raises RewardError."""
+        samples = await score_roles_together(self.scorer, prompt, samples)
+        return await score_together(self.scorer, prompt, samples)
+
+    async def _outcome(self, prompt: Prompt, session: RecordingSession) -> Outcome:
+        try:
+            outcome = await self.agent(prompt, session)
+        except MilesError:
+            raise
+        except Exception as error:  # whatever the user's agent raises
+            if error is session.engine_failure:
+                raise
+            if session.engine_failure is not None:  # a client had it as a status of HTTP
+                raise session.engine_failure from error
+            told = str(error) if isinstance(error, CallFailed) else user_traceback(error)
+            raise self._refusal(prompt, told) from error
+        if not isinstance(outcome, Outcome):
+            raise self._refusal(prompt, f"it returned {outcome!r} instead of an Outcome")
+        if not isinstance(outcome.text, str):
+            raise self._refusal(prompt, f"the text of its Outcome is {outcome.text!r}")
+        if not session.turns:
+            raise self._refusal(prompt, "it returned without one call of session.generate")
+        num_rewards, num_turns = len(outcome.turn_rewards), len(session.turns)
+        if num_rewards not in (0, num_turns):
+            why = f"it gave rewards of {num_rewards} turns, and there were {num_turns}"
+            raise self._refusal(prompt, why)
+        if len(outcome.turn_roles) not in (0, num_turns):
+            why = f"it gave roles of {len(outcome.turn_roles)} turns, and there were {num_turns}"
+            raise self._refusal(prompt, why)
+        own = outcome.role_rewards.values()
+        try:
+            for reward in (*outcome.turn_rewards, *own, reward_of(outcome)):
+                if reward is not None:
+                    finite_reward(reward)
+        except (TypeError, ValueError) as error:
+            raise self._refusal(prompt, str(error)) from error
+        return outcome
+
+    def _refusal(self, prompt: Prompt, why: str) -> AgentError:
+        return AgentError(
+            f"the agent `{self.agent_name}` failed on prompt {prompt.index}",
+            why=why,
+            fix=mend(self.agent_name),
+        )
+
+
+def seed_again(seed: int, attempt: int) -> int:
+    """31 bits; the first attempt's is the sample's own."""
+    return turn_seed(seed, -attempt)
+
+
+def _repeated(error: AgentError, *, times: int) -> AgentError:
+    if times == 1:
+        return error
+    why = f"it failed {times} times, the last so: {error.why}"
+    return type(error)(error.what, why=why, fix=error.fixes)
+
+
+def reward_of(outcome: Outcome) -> float | None:
+    """What the agent says of its episode; None: the recipe's reward is asked."""
+    if outcome.reward is None and outcome.turn_rewards:
+        return sum(outcome.turn_rewards)
+    return outcome.reward
+
+
+async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
+    """The same with its reward, where it lacks one that can be had of it alone. Raises
+    RewardError."""
+    own = scorer.of(prompt)
+    if sample.reward is not None or own.scores_groups:
+        return sample
+    return _with_score(sample, await own.scored(prompt, _response(sample)))
+
+
+async def score_together(scorer: Scoring, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+    """All samples of one prompt, in order, each with its reward. Raises RewardError."""
+    lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
+    if not lacking:
+        return samples
+    responses = [_response(samples[place]) for place in lacking]
+    scores = await scorer.of(prompt).scored_group(prompt, responses)
+    scored = list(samples)
+    for place, score in zip(lacking, scores, strict=True):
+        scored[place] = _with_score(samples[place], score)
+    return scored
+
+
+def _response(sample: Sample) -> Response:
+    return Response(
+        text=sample.text,
+        num_tokens=sample.num_loss_tokens,
+        token_ids=sample.trajectories[-1].token_ids if sample.trajectories else (),
+    )
+
+
+def _with_score(sample: Sample, score: Score) -> Sample:
+    return replace(sample, reward=score.reward, reward_parts=score.parts)
+
+
+def training_episodes(
+    recipe: Recipe,
+    *,
+    engine: RolloutEngine,
+    scorer: Scoring,
+    decode: Decode,
+    vocab_size: int,
+    chat_form: ChatForm | None = None,
+    teachers: Teaching | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Episodes:
+    """Sampled as the recipe's `rollout` says. `tell`: of episodes that are played anew."""
+    rollout = recipe.rollout
+    settings = GenerateRequest(
+        prompt_ids=(),
+        max_new_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+        want_routed_experts=recipe.train.routing_replay,
+    )
+    episodes = _episodes(
+        recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
+    )
+    return replace(
+        episodes, teachers=teachers, chat_form=chat_form, policies=policies or {}, tell=tell
+    )
+
+
+def evaluation_episodes(
+    recipe: Recipe,
+    *,
+    engine: RolloutEngine,
+    scorer: Scoring,
+    decode: Decode,
+    vocab_size: int,
+    chat_form: ChatForm | None = None,
+    policies: Mapping[str, RolloutEngine] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Episodes:
+    """The same agent, sampled as the recipe's `eval` says."""
+    settings = GenerateRequest(
+        prompt_ids=(),
+        max_new_tokens=recipe.eval.max_response_tokens or recipe.rollout.max_response_tokens,
+        temperature=recipe.eval.temperature,
+        top_p=recipe.eval.top_p,
+        stop=recipe.rollout.stop,
+    )
+    episodes = _episodes(
+        recipe, settings, engine=engine, scorer=scorer, decode=decode, vocab_size=vocab_size
+    )
+    return replace(episodes, chat_form=chat_form, policies=policies or {}, tell=tell)
+
+
+def _episodes(
+    recipe: Recipe,
+    settings: GenerateRequest,
+    *,
+    engine: RolloutEngine,
+    scorer: Scoring,
+    decode: Decode,
+    vocab_size: int,
+) -> Episodes:
+    """`settings.max_new_tokens`: of a whole conversation, where a turn may be shorter."""
+    longest = settings.max_new_tokens
+    of_a_turn = min(recipe.rollout.max_turn_tokens or longest, longest)
+    return Episodes(
+        agent=load_agent(recipe.rollout),
+        agent_name=recipe.rollout.agent,
+        engine=engine,
+        scorer=scorer,
+        decode=decode,
+        settings=replace(settings, max_new_tokens=of_a_turn),
+        max_tokens=recipe.data.max_prompt_tokens + longest,
+        vocab_size=vocab_size,
+        untrained_roles=frozenset(
+            name for name, role in recipe.rollout.roles.items() if not role.is_trained
+        ),
+        retries=recipe.rollout.episode_retries,
+    )

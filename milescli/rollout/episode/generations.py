@@ -1,0 +1,122 @@
+"""How one response is made of calls of the engine. `rollout.generation` names a way: built in here,
+an entry point, or an import path; every agent's `session.generate` goes through it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from milescli.core.errors import AgentError
+from milescli.core.registry import Registry
+from milescli.recipe.schema import Rollout
+from milescli.rollout.base import Reply, Session, Turn
+from milescli.rollout.episode.served_session import Served
+
+
+class Generate(Protocol):
+    """One call of the engine, whose tokens are recorded."""
+
+    async def __call__(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """What is not said is as the agent, or else the recipe, says it."""
+        ...
+
+
+class Generation(Protocol):
+    """A plug-in of `rollout.generation`: an async function."""
+
+    async def __call__(
+        self, *, token_ids: Sequence[int], generate: Generate, settings: Rollout
+    ) -> Turn:
+        """The response to `token_ids`, of one or more calls of `generate`: prompt and response
+        together are a line of tokens that one of the calls ended. Tokens that the plug-in puts
+        between calls are not trained on; all that a call sampled is, also where the response leaves
+        it out."""
+        ...
+
+
+GENERATIONS = Registry(
+    "generation",
+    {"once": "milescli.rollout.episode.generations:once"},
+    signature=("token_ids", "generate", "settings"),
+)
+
+
+async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollout) -> Turn:
+    """One call."""
+    return await generate(token_ids)
+
+
+class Generating(Served):
+    """A session whose responses another way of generation makes. Implements
+    milescli.rollout.base.Session."""
+
+    def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
+        self._session, self._generation, self._settings = session, generation, settings
+        self.door = getattr(session, "door", None)
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """See Session: those that the agent was given."""
+        return self._turns
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """See Session. Raises AgentError where the response is none that was recorded."""
+        most, ends = max_new_tokens, stop
+
+        async def generate(
+            token_ids: Sequence[int],
+            *,
+            max_new_tokens: int | None = None,
+            stop: Sequence[str] | None = None,
+        ) -> Turn:
+            return await self._session.generate(
+                token_ids,
+                max_new_tokens=most if max_new_tokens is None else max_new_tokens,
+                stop=ends if stop is None else stop,
+            )
+
+        turn = await self._generation(
+            token_ids=token_ids, generate=generate, settings=self._settings
+        )
+        if not isinstance(turn, Turn) or not self._was_made(turn):
+            raise AgentError(
+                f"the generation `{self._settings.generation}` gave {turn!r:.200}",
+                why="its prompt and response together are no line of tokens that a call of "
+                "`generate` ended",
+                fix="return what `generate` returned, or a Turn of all tokens between the prompt "
+                "and the end of its last call",
+            )
+        self._turns.append(turn)
+        return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """Refused: how a turn of a chat is made of several calls, nobody has said."""
+        raise AgentError(
+            f"the generation `{self._settings.generation}` makes no turns of a chat",
+            why="its agent calls session.chat, and `rollout.generation` knows token ids alone",
+            fix="--set rollout.generation=once",
+        )
+
+    def _was_made(self, turn: Turn) -> bool:
+        line = [*turn.prompt_ids, *turn.response_ids]
+        return any(line == [*made.prompt_ids, *made.response_ids] for made in self._session.turns)

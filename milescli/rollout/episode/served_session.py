@@ -1,0 +1,42 @@
+"""Base class of every kind of session: its HTTP address (`base_url`, `api_key`), and the refusal of
+roles with models of their own. It serves nothing itself."""
+
+from __future__ import annotations
+
+from milescli.core.errors import AgentError
+from milescli.rollout.base import Door, Session
+
+
+class Served:
+    """A session that may have a door. See milescli.rollout.base.Session."""
+
+    door: Door | None = None
+    """None: it is not had by HTTP."""
+
+    @property
+    def base_url(self) -> str:
+        """See Session."""
+        return self._open_door.base_url
+
+    @property
+    def api_key(self) -> str:
+        """See Session."""
+        return self._open_door.api_key
+
+    def played_by(self, role: str) -> Session:
+        """See Session."""
+        raise AgentError(
+            f"no model of its own plays the role `{role}` here",
+            why="`rollout.roles.NAME.policy` is served to the agent `multi_agent`, in a run",
+            fix="--set rollout.agent=multi_agent",
+        )
+
+    @property
+    def _open_door(self) -> Door:
+        if self.door is None:
+            raise AgentError(
+                "this session is not served by HTTP",
+                why="the agent asked for session.base_url, and nobody serves sessions here",
+                fix="call session.chat or session.generate",
+            )
+        return self.door

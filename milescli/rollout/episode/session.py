@@ -1,0 +1,387 @@
+"""The policy as an agent sees it, and the exact record of the tokens that it sampled. One session
+per sample; agents live elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from array import array
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from milescli.core.errors import AgentError, ContextFull, WorkerDied
+from milescli.core.types import (
+    NO_GUESSES,
+    Guesses,
+    RoutedExperts,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+)
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.rollout.base import (
+    Completion,
+    Doors,
+    GenerateRequest,
+    Parsed,
+    Reply,
+    ReplyParser,
+    RolloutEngine,
+    Session,
+    Turn,
+)
+from milescli.rollout.episode.conversations import Conversations, told_as
+from milescli.rollout.episode.served_session import Served
+
+Decode = Callable[[Iterable[int]], str]
+"""Token ids -> text without special tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """How messages become tokens, and a response a message."""
+
+    tokenizer: ChatTokenizer
+    parser: ReplyParser | None = None
+    """None: a response is its text, and no tool is called."""
+    doors: Doors | None = None
+    """None: no session is had by HTTP."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """A trajectory while it grows."""
+
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
+    loss_mask: bytearray = field(default_factory=bytearray)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    version_spans: list[VersionSpan] = field(default_factory=list)
+    routed_experts: RoutedExperts | None = None
+    rewards: dict[int, float] = field(default_factory=dict)
+    """Of turns, by the place of their last token."""
+    role: str | None = None
+    """See Trajectory."""
+
+    def append_given(self, token_ids: Sequence[int]) -> None:
+        """Tokens that the policy did not make."""
+        self.token_ids.extend(token_ids)
+        self.loss_mask.extend(bytes(len(token_ids)))
+        self.logprobs.frombytes(bytes(self.logprobs.itemsize * len(token_ids)))
+
+    def append_sampled(self, completion: Completion) -> None:
+        """Tokens that the policy made, after all that is there."""
+        start, num_new = len(self.token_ids), len(completion.response_ids)
+        self.token_ids.extend(completion.response_ids)
+        self.loss_mask.extend(b"\1" * num_new)
+        self.logprobs.extend(array("f", completion.logprobs))
+        self.version_spans += [
+            replace(span, start=span.start + start, end=span.end + start)
+            for span in completion.version_spans
+        ]
+        if completion.routed_experts is not None:
+            self.routed_experts = _extended(self.routed_experts, completion.routed_experts)
+
+    def finished(self, *, is_trained: bool) -> Trajectory:
+        """As it will be trained on; else nothing of it is on the loss mask."""
+        size = len(self.token_ids)
+        return Trajectory(
+            token_ids=self.token_ids,
+            loss_mask=bytes(self.loss_mask) if is_trained else bytes(size),
+            logprobs=self.logprobs if is_trained else array("f", bytes(4 * size)),
+            version_spans=self.version_spans,
+            routed_experts=self.routed_experts,
+            rewards=self._reward_row() if self.rewards and is_trained else None,
+            role=self.role,
+        )
+
+    def _reward_row(self) -> array[float]:
+        row = array("f", bytes(4 * len(self.token_ids)))
+        for place, reward in self.rewards.items():
+            row[place] = reward
+        return row
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    """One call of `generate`."""
+
+    prompt_ids: list[int]
+    completion: Completion | None = None
+    """None until it is there."""
+    turn: int = -1
+    """Which of the session's turns it was."""
+
+
+def _extended(old: RoutedExperts | None, new: RoutedExperts) -> RoutedExperts:
+    """`new` covers the whole line; rows that are there already stay, for they are of the weights
+    that sampled."""
+    if old is None:
+        return new
+    row_bytes = len(old.indices) // old.num_tokens
+    return replace(new, indices=old.indices + new.indices[old.num_tokens * row_bytes :])
+
+
+_NUMBERS = itertools.count(1)
+"""Of the sessions of this process."""
+
+
+class RecordingSession(Served):
+    """Implements `milescli.rollout.base.Session`. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        *,
+        prompt_index: int,
+        seed: int,
+        settings: GenerateRequest,
+        max_tokens: int,
+        decode: Decode,
+        vocab_size: int | None = None,
+        chat_form: ChatForm | None = None,
+        others: Mapping[str, RolloutEngine] | None = None,
+    ) -> None:
+        """`settings`: how to sample, its prompt and seed aside. `max_tokens`: the longest line that
+        the run was planned for. `vocab_size`: of the model, whose engines a token id beyond would
+        bring down; None: the caller makes none. `chat_form`: None where no chat is asked for.
+        `others`: who plays roles and is not trained, by role."""
+        self._engine = engine
+        self._others = others or {}
+        self._played_by: dict[str, RecordingSession] = {}
+        self._prompt_index = prompt_index
+        self._seed = seed
+        self._settings = replace(settings, conversation=next(_NUMBERS))
+        self._max_tokens = max_tokens
+        self._decode = decode
+        self._vocab_size = vocab_size
+        self._chat_form = chat_form
+        self._conversations = Conversations(tokenizer=chat_form.tokenizer) if chat_form else None
+        self._num_tool_calls = self._num_malformed = self._num_rewritten = 0
+        self._engine_failure: Exception | None = None
+        self._turns: list[Turn] = []
+        self._calls: list[_Call] = []
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """See Session."""
+        return self._turns
+
+    @property
+    def engine_failure(self) -> Exception | None:
+        """What an engine raised last: not the agent's fault."""
+        failures = (other.engine_failure for other in self._played_by.values())
+        return self._engine_failure or next(filter(None, failures), None)
+
+    def played_by(self, role: str) -> Session:
+        """See Session."""
+        if role not in self._others:
+            return super().played_by(role)
+        if role not in self._played_by:
+            self._played_by[role] = RecordingSession(
+                self._others[role],
+                prompt_index=self._prompt_index,
+                seed=turn_seed(self._seed, role),
+                settings=replace(self._settings, want_routed_experts=False),
+                max_tokens=self._max_tokens,
+                decode=self._decode,
+                vocab_size=self._vocab_size,
+                chat_form=self._chat_form,
+            )
+        return self._played_by[role]
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Turn:
+        """See Session."""
+        stop = [stop] if isinstance(stop, str) else stop
+        call = _Call(prompt_ids=self._checked(token_ids, max_new_tokens))
+        known = self._known_routes(call.prompt_ids)
+        request = replace(
+            self._settings,
+            prompt_ids=call.prompt_ids,
+            max_new_tokens=min(
+                max_new_tokens or self._settings.max_new_tokens,
+                self._max_tokens - len(call.prompt_ids),
+            ),
+            stop=self._settings.stop if stop is None else list(stop),
+            seed=turn_seed(self._seed, len(self._calls)),
+            num_known_routes=known.num_tokens if known else 0,
+        )
+        self._calls.append(call)
+        try:
+            completion = await self._engine.generate(request)
+        except Exception as error:
+            self._engine_failure = error
+            raise
+        if known is not None and completion.routed_experts is not None:
+            whole = known.followed_by(completion.routed_experts)
+            completion = replace(completion, routed_experts=whole)
+        if completion.stop_reason is StopReason.ABORT:
+            raise WorkerDied(
+                f"an engine gave up its response to prompt {self._prompt_index}",
+                why="the request was aborted although the run had not asked for it",
+                fix="look into the engine's log, then resume the run",
+            )
+        assert completion.response_ids and completion.version_spans, (
+            f"a response to prompt {self._prompt_index} without tokens"
+        )
+        call.completion, call.turn = completion, len(self._turns)
+        turn = Turn(
+            prompt_ids=call.prompt_ids,
+            response_ids=completion.response_ids,
+            text=self._decode(completion.response_ids),
+            stop_reason=completion.stop_reason,
+            logprobs=completion.logprobs,
+        )
+        self._turns.append(turn)
+        return turn
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Reply:
+        """See Session."""
+        form, conversations = self._chat_form, self._conversations
+        assert form is not None and conversations is not None, "this session knows no chat"
+        try:
+            asked = conversations.asked(messages, tools)
+        except Exception as error:  # templates raise of their own
+            raise AgentError(
+                f"the agent of prompt {self._prompt_index} asked for a response to messages that "
+                "cannot be rendered",
+                why=f"{type(error).__name__}: {error}",
+                fix="miles data check FILE   # shows what the chat template makes of messages",
+            ) from error
+        if len(asked.token_ids) >= self._max_tokens:
+            raise ContextFull(
+                f"the conversation of prompt {self._prompt_index} has no room for a response",
+                why=f"its messages are {len(asked.token_ids)} tokens, and a trajectory has "
+                f"{self._max_tokens} altogether (data.max_prompt_tokens + "
+                "rollout.max_response_tokens)",
+                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
+            )
+        turn = await self.generate(asked.token_ids, max_new_tokens=max_new_tokens, stop=stop)
+        parsed = Parsed(content=turn.text)
+        if form.parser is not None:
+            text = conversations.parted(turn)[0]
+            parsed = await form.parser.parse(text, tools, prompt_end=asked.text)
+        message = told_as(parsed, number=self._num_tool_calls)
+        conversations.remember(asked, turn, message)
+        self._num_rewritten += asked.is_rewritten
+        self._num_tool_calls += len(parsed.calls)
+        self._num_malformed += parsed.malformed is not None
+        return Reply(turn=turn, message=message, calls=parsed.calls, malformed=parsed.malformed)
+
+    def _known_routes(self, prompt_ids: list[int]) -> RoutedExperts | None:
+        """The record of the latest call whose prompt and response this prompt goes on from: of the
+        weights that sampled it, and not to be asked for again."""
+        for call in reversed(self._calls):
+            done, start = call.completion, len(call.prompt_ids)
+            if (
+                done is not None
+                and done.routed_experts is not None
+                and prompt_ids[start : start + len(done.response_ids)] == done.response_ids
+                and prompt_ids[:start] == call.prompt_ids
+            ):
+                return done.routed_experts
+        return None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Of a sample that chatted: turns, tool calls, those that could not be read, and how often
+        the template had written earlier turns otherwise."""
+        if self._conversations is None or not self._turns:
+            return {}
+        return {
+            "turns": len(self._turns),
+            "tool_calls": self._num_tool_calls,
+            "malformed_calls": self._num_malformed,
+            "rewritten_histories": self._num_rewritten,
+        }
+
+    @property
+    def guesses(self) -> Guesses:
+        """What engines guessed ahead, over all turns."""
+        done = (call.completion for call in self._calls if call.completion is not None)
+        return sum((completion.guesses for completion in done), NO_GUESSES)
+
+    def _checked(self, token_ids: Sequence[int], max_new_tokens: int | None) -> list[int]:
+        """A copy that the agent cannot change. Raises AgentError where nothing can be sampled."""
+        who = f"the agent of prompt {self._prompt_index} asked for"
+        if max_new_tokens is not None and max_new_tokens < 1:
+            raise AgentError(
+                f"{who} {max_new_tokens} tokens",
+                why="a response has at least one",
+                fix="leave max_new_tokens out, for what the recipe says, or make it 1 or more",
+            )
+        try:
+            copy = array("i", token_ids).tolist()
+        except (TypeError, OverflowError) as error:
+            raise AgentError(
+                f"{who} a response to {token_ids!r:.80}",
+                why=f"these are no token ids: {error}",
+                fix="call session.generate(token_ids) with a list of integers",
+            ) from error
+        size = max(copy, default=0) + 1 if self._vocab_size is None else self._vocab_size
+        if beyond := [token for token in copy if not 0 <= token < size]:
+            raise AgentError(
+                f"{who} a response to token {beyond[0]}",
+                why=f"the model has tokens 0 to {size - 1}",
+                fix="make token ids with the model's own tokenizer",
+            )
+        if not 0 < len(copy) < self._max_tokens:
+            raise AgentError(
+                f"{who} a response to {len(copy)} tokens",
+                why=f"a trajectory has at least one token before it, and {self._max_tokens} "
+                "altogether (data.max_prompt_tokens + rollout.max_response_tokens)",
+                fix=f"--set rollout.max_response_tokens={2 * self._settings.max_new_tokens}",
+            )
+        return copy
+
+    def trajectories(
+        self,
+        turn_rewards: Sequence[float] = (),
+        turn_roles: Sequence[str] = (),
+        *,
+        untrained: Collection[str] = (),
+    ) -> list[Trajectory]:
+        """What the policy made, each sampled token once. Calls go on with lines in the order in
+        which they were made, whichever was answered first. `turn_rewards`, `turn_roles`: of
+        `turns`, or none; `untrained`: roles of which nothing is on the loss mask."""
+        lines: list[_Line] = []
+        for call in self._calls:
+            if call.completion is not None:
+                role = turn_roles[call.turn] if turn_roles else None
+                line = _line_of(lines, array("i", call.prompt_ids), role)
+                line.append_given(call.prompt_ids[len(line.token_ids) :])
+                line.append_sampled(call.completion)
+                if turn_rewards:
+                    line.rewards[len(line.token_ids) - 1] = turn_rewards[call.turn]
+        return [line.finished(is_trained=line.role not in untrained) for line in lines]
+
+
+def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
+    """The role's longest line that `tokens` begin with; a new one where there is none."""
+    own = [line for line in lines if line.role == role]
+    begun = [line for line in own if tokens[: len(line.token_ids)] == line.token_ids]
+    if not begun:
+        lines.append(_Line(role=role))
+        return lines[-1]
+    return max(begun, key=lambda line: len(line.token_ids))
+
+
+def turn_seed(seed: int, turn: int | str) -> int:
+    """31 bits; the first turn's is the sample's own. `turn`: or a role, of a model of its own."""
+    if turn == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -1,0 +1,193 @@
+"""Runs prompts against a model behind an OpenAI-compatible endpoint: chat completions, scored
+as the recipe says. `miles eval URL` calls it; nothing is trained on them, so token ids are not
+needed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from milescli.core.errors import EndpointError, RecipeError
+from milescli.core.types import Prompt, Sample, StopReason
+from milescli.recipe.evaluation import EndpointSettings
+from milescli.recipe.schema import Recipe
+from milescli.rollout.endpoint import CHAT_PATH, Endpoint
+from milescli.rollout.episode.episode import score_alone, score_together
+from milescli.rollout.rewards.scoring import Scoring
+
+SECTION = "eval.endpoint"
+_MODELS = "/models"
+Reply = dict[str, Any]
+"""`text`, `stop_reason`, `num_tokens`."""
+
+
+class KeptReplies:
+    """Replies on disk by what was asked, so that who is stopped need not ask, and pay, again."""
+
+    def __init__(self, file: Path) -> None:
+        """`file`: read where it is there; a last line that was cut off is taken away."""
+        self._file = file
+        self._by_request: dict[str, Reply] = {}
+        if not file.exists():
+            return
+        text = file.read_bytes()
+        whole = text[: text.rfind(b"\n") + 1]
+        if len(whole) < len(text):
+            file.write_bytes(whole)
+        for line in whole.decode().splitlines():
+            kept = json.loads(line)
+            self._by_request[kept.pop("request")] = kept
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def of(self, request: str) -> Reply | None:
+        """None: it was not asked yet."""
+        return self._by_request.get(request)
+
+    def add(self, request: str, reply: Reply) -> None:
+        """Keep one, at once."""
+        self._by_request[request] = reply
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"request": request, **reply}) + "\n")
+
+    def remove(self) -> None:
+        """When all that was asked is in the result."""
+        self._file.unlink(missing_ok=True)
+
+
+class EndpointEpisodes:
+    """Plays prompts as Episodes does. Belongs to one event loop."""
+
+    agent_name = "single_turn"
+
+    def __init__(
+        self, recipe: Recipe, *, endpoint: Endpoint, model: str, scorer: Scoring, kept: KeptReplies
+    ) -> None:
+        """`model`: as the endpoint calls it."""
+        evaluation, rollout = recipe.eval, recipe.rollout
+        self._endpoint, self._scorer, self._kept = endpoint, scorer, kept
+        self._settings: dict[str, Any] = {
+            "model": model,
+            "max_tokens": evaluation.max_response_tokens or rollout.max_response_tokens,
+            "temperature": evaluation.temperature,
+            "top_p": evaluation.top_p,
+        }
+        if rollout.stop:
+            self._settings["stop"] = list(rollout.stop)
+        self._extra = extra_fields(evaluation.endpoint)
+        self._free = asyncio.Semaphore(evaluation.endpoint.concurrency)
+
+    async def play(
+        self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
+    ) -> Sample:
+        """One request, or its reply that was kept; scored as Episodes does. Raises EndpointError or
+        RewardError."""
+        body: dict[str, Any] = {**self._settings, "messages": list(prompt.messages), "seed": seed}
+        if greedy:
+            body["temperature"] = 0.0
+        if prompt.tools:
+            body["tools"] = list(prompt.tools)
+        body |= self._extra
+        body = {name: value for name, value in body.items() if value is not None}
+        request = _digest(body, sample_index)
+        if (reply := self._kept.of(request)) is None:
+            async with self._free:
+                reply = self._read(await self._endpoint.post(body, CHAT_PATH))
+            self._kept.add(request, reply)
+        sample = Sample(
+            sample_index=sample_index,
+            seed=seed,
+            trajectories=[],
+            text=reply["text"],
+            stop_reason=StopReason(reply["stop_reason"]),
+            num_counted_tokens=reply["num_tokens"],
+        )
+        return await score_alone(self._scorer, prompt, sample)
+
+    async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
+        """As Episodes does."""
+        return await score_together(self._scorer, prompt, samples)
+
+    def _read(self, reply: Any) -> Reply:
+        try:
+            choice = reply["choices"][0]
+            said = choice["message"].get("content") or ""
+            ended = choice.get("finish_reason")
+            usage = reply.get("usage") or {}
+            assert isinstance(said, str), "its content is no text"
+            return {
+                "text": said,
+                "stop_reason": (StopReason.LENGTH if ended == "length" else StopReason.STOP).value,
+                "num_tokens": int(usage.get("completion_tokens") or 0),
+            }
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, AssertionError):
+            raise self._endpoint.failure(
+                f"its reply is none of a chat completion: {reply!r:.200}"
+            ) from None
+
+
+def endpoint_of(url: str, settings: EndpointSettings) -> Endpoint:
+    """Who is asked. Raises RecipeError where the environment has no key."""
+    return Endpoint(
+        asker="the evaluation",
+        section=SECTION,
+        error=EndpointError,
+        url=url,
+        timeout_s=settings.timeout_s,
+        retries=settings.retries,
+        api_key_env=settings.api_key_env,
+    )
+
+
+async def served_model(endpoint: Endpoint, wanted: str | None) -> str:
+    """As the endpoint calls it: `wanted`, or the only one that it has. Raises RecipeError where
+    there are several to choose from, or not the wanted one; EndpointError where none is wanted, and
+    the endpoint does not say what it has."""
+    try:
+        reply = await endpoint.get(_MODELS)
+    except EndpointError:
+        if wanted is None:
+            raise
+        return wanted  # many a proxy has no list
+    try:
+        names = [str(model["id"]) for model in reply["data"]]
+    except (KeyError, TypeError):
+        raise endpoint.failure(f"its reply is no list of models: {reply!r:.200}") from None
+    if wanted in names or (wanted is None and len(names) == 1):
+        return wanted or names[0]
+    shown = ", ".join(names[:12]) or "none"
+    raise RecipeError(
+        f"there is no model `{wanted}` at {endpoint.url}"
+        if wanted
+        else "which model is evaluated?",
+        why=f"{endpoint.url} has {len(names)}: {shown}",
+        fix=[f"--set {SECTION}.model={name}" for name in names[:3]]
+        or f"curl -i {endpoint.url}{_MODELS}",
+    )
+
+
+def extra_fields(settings: EndpointSettings) -> Mapping[str, Any]:
+    """Of `eval.endpoint.extra`. Raises RecipeError."""
+    fields = {}
+    for text in settings.extra:
+        name, sign, value = text.partition("=")
+        try:
+            fields[name.strip()] = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RecipeError(
+                f"`{SECTION}.extra` cannot be read: {text}",
+                why=f"behind = stands no JSON: {error}" if sign else "it is not NAME=JSON",
+                fix=f"""--set '{SECTION}.extra=["{name.strip() or "NAME"}=1"]'""",
+            ) from None
+    return fields
+
+
+def _digest(body: Mapping[str, Any], sample_index: int) -> str:
+    told = json.dumps([body, sample_index], sort_keys=True)
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,117 @@
+"""Chooses which samples an evaluation takes. `eval.function` names a function: built in here, an
+entry point, or an import path; one of the user's runs in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+from milescli.core.async_isolated import AsyncIsolated
+from milescli.core.concurrency import all_or_first_error
+from milescli.core.errors import RecipeError
+from milescli.core.imports import imported
+from milescli.core.registry import Registry
+from milescli.core.types import Prompt, Sample
+from milescli.core.user_code import mend
+from milescli.core.user_process import CallFailed
+from milescli.core.user_worker import asking
+from milescli.recipe.schema import Evaluation
+
+ALL = "all"
+
+
+class Play(Protocol):
+    """One attempt at a prompt, by the recipe's agent."""
+
+    async def __call__(self, place: int, index: int = 0) -> Sample:
+        """`place`: of the prompt; equal place, index and weights give an equal sample. Scored,
+        unless the reward takes whole groups."""
+        ...
+
+
+class EvaluationFn(Protocol):
+    """A plug-in of `eval.function`: an async function."""
+
+    async def __call__(
+        self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
+    ) -> Sequence[Sequence[Sample]]:
+        """The samples of each prompt that count, one at least; any number may be played."""
+        ...
+
+
+EVALUATIONS = Registry(
+    "evaluation",
+    {ALL: "milescli.rollout.evaluation.functions:all_prompts"},
+    signature=("prompts", "play", "settings"),
+)
+
+
+async def all_prompts(
+    *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
+) -> Sequence[Sequence[Sample]]:
+    """`samples_per_prompt` of each, all at once."""
+    count = settings.samples_per_prompt
+    samples = await all_or_first_error(
+        play(place, index) for place in range(len(prompts)) for index in range(count)
+    )
+    return [samples[place * count : (place + 1) * count] for place in range(len(prompts))]
+
+
+def load_evaluation(settings: Evaluation) -> EvaluationFn:
+    """Raises RecipeError where `eval.function` names nothing that fits."""
+    function = EVALUATIONS.resolve(settings.function, key="eval.function")
+    if settings.function in EVALUATIONS.builtin:
+        return cast(EvaluationFn, function)
+    return EvaluationProcess(EVALUATIONS.path_of(settings.function, key="eval.function"))
+
+
+async def played(
+    evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
+) -> list[list[Sample]]:
+    """The samples of each prompt. Raises RecipeError where the function fails, or gives something
+    else; what an episode raises."""
+    made: Any = await evaluate(prompts=prompts, play=play, settings=settings)
+    try:
+        rows = [list(samples) for samples in made]
+    except TypeError:
+        rows = []
+    fits = len(rows) == len(prompts) and all(rows)
+    if fits and all(isinstance(sample, Sample) for row in rows for sample in row):
+        return rows
+    raise RecipeError(
+        f"the evaluation `{settings.function}` gave {made!r:.200}",
+        why=f"of {len(prompts)} prompts each has one sample or more, in a list of its own",
+        fix=mend(settings.function),
+    )
+
+
+class EvaluationProcess:
+    """An EvaluationFn of the user's in a process of its own. Belongs to one event loop."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: import path, which was resolved already."""
+        self.__name__ = path
+        self._process = AsyncIsolated(f"{__name__}:evaluate_there")
+
+    async def __call__(
+        self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
+    ) -> Sequence[Sequence[Sample]]:
+        """See EvaluationFn. Raises RecipeError where it fails."""
+        path = self.__name__
+        try:
+            return await self._process.call(path, list(prompts), settings, answer=play)
+        except CallFailed as error:
+            raise RecipeError(
+                f"the evaluation `{path}` failed", why=str(error), fix=mend(path)
+            ) from None
+
+
+async def evaluate_there(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
+    """In the process of the user's function."""
+    function: Any = imported(path)
+    side = asking.get()
+
+    async def play(place: int, index: int = 0) -> Sample:
+        return await side.ask((place, index))
+
+    return await function(prompts=prompts, play=play, settings=settings)

@@ -1,0 +1,71 @@
+"""Metrics of an evaluation besides its accuracy. `eval.metrics` names them: built in here, an entry
+point, or an import path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Protocol, cast
+
+from milescli.core.errors import RecipeError
+from milescli.core.registry import Registry
+from milescli.core.types import Group
+from milescli.core.user_code import mend
+from milescli.recipe.schema import Evaluation
+from milescli.rollout.evaluation.statistics import doublings, pass_at
+from milescli.rollout.rewards.scoring import finite_reward
+
+
+class Metrics(Protocol):
+    """A plug-in of `eval.metrics`."""
+
+    def __call__(self, *, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+        """Name -> number, of the samples of each held-out prompt."""
+        ...
+
+
+METRICS = Registry(
+    "metrics",
+    {
+        "none": "milescli.rollout.evaluation.metrics:nothing",
+        "pass_at_k": "milescli.rollout.evaluation.metrics:pass_at_k",
+    },
+    signature=("groups", "settings"),
+)
+
+
+def load_metrics(name: str) -> Metrics:
+    """Raises RecipeError where `eval.metrics` names nothing that fits."""
+    return cast(Metrics, METRICS.resolve_isolated(name, key="eval.metrics"))
+
+
+def measured(
+    metrics: Metrics, groups: Sequence[Group], *, settings: Evaluation
+) -> dict[str, float]:
+    """What they say. Raises RecipeError where that is not a finite number for each name."""
+    said = metrics(groups=groups, settings=settings)
+    try:
+        return {str(name): finite_reward(value) for name, value in said.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RecipeError(
+            f"the metrics `{settings.metrics}` gave {said!r}",
+            why=str(error),
+            fix=mend(settings.metrics, "it returns a finite number for each name"),
+        ) from error
+
+
+def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+    """Accuracy says it all."""
+    return {}
+
+
+def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
+    """The chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to the
+    samples of a prompt; the mean over prompts of `chance.pass_at`."""
+    return {
+        f"pass_at_{k}": fmean(
+            pass_at(k, num_samples=len(group.rewards), num_right=sum(r > 0 for r in group.rewards))
+            for group in groups
+        )
+        for k in doublings(settings.samples_per_prompt)
+    }

@@ -1,0 +1,92 @@
+"""Aggregates the samples of an evaluation: metrics with confidence intervals over all prompts, and
+the accuracy per domain. Pure; `miles eval` calls it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from milescli.core.types import Group
+from milescli.rollout.evaluation.statistics import Estimate, estimated, majority_at, pass_at
+
+Answer = Callable[[str], str | None]
+"""What a response states; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DomainScore:
+    """Some of the prompts of a set."""
+
+    num_prompts: int
+    accuracy: Estimate
+    """Mean reward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Of one set of prompts."""
+
+    samples_per_prompt: int
+    """Of the prompt that has fewest."""
+    estimates: Mapping[str, Estimate]
+    """avg@n, the mean reward; pass@k, one of k samples is right (reward above 0); maj@k, the most
+    frequent answer of k is, where the reward can read answers."""
+    domains: Mapping[str, DomainScore] = field(default_factory=dict)
+    """By name, in alphabetical order; empty where the prompts have none."""
+
+
+def scores_of(
+    groups: Sequence[Group],
+    *,
+    ks: Sequence[int],
+    answer: Answer | None = None,
+    domains: Mapping[int, str] | None = None,
+    seed: int = 0,
+) -> Scores:
+    """`ks`: each at most the samples of any prompt. `domains`: by the index of a prompt."""
+    rewards = {group.prompt.index: fmean(group.rewards) for group in groups}
+    fewest = min(len(group.samples) for group in groups)
+    per_prompt: dict[str, list[float]] = {f"avg@{fewest}": list(rewards.values())}
+    for k in ks:
+        per_prompt[f"pass@{k}"] = [_pass_at(k, group) for group in groups]
+    for k in ks if answer else ():
+        if k > 1:
+            per_prompt[f"maj@{k}"] = [_majority_at(k, group, answer) for group in groups]
+    named = domains or {}
+    by_domain: dict[str, list[float]] = {name: [] for name in sorted(set(named.values()))}
+    for index, reward in rewards.items():
+        if index in named:
+            by_domain[named[index]].append(reward)
+    return Scores(
+        samples_per_prompt=fewest,
+        estimates={name: estimated(values, seed=seed) for name, values in per_prompt.items()},
+        domains={
+            name: DomainScore(num_prompts=len(values), accuracy=estimated(values, seed=seed))
+            for name, values in by_domain.items()
+            if values
+        },
+    )
+
+
+def is_right(reward: float) -> bool:
+    """What pass@k and maj@k count."""
+    return reward > 0
+
+
+def _pass_at(k: int, group: Group) -> float:
+    right = sum(map(is_right, group.rewards))
+    return pass_at(k, num_samples=len(group.rewards), num_right=right)
+
+
+def _majority_at(k: int, group: Group, answer: Answer) -> float:
+    """Right samples gave the one right answer, however they wrote it."""
+    wrong = Counter(
+        answer(sample.text)
+        for sample, reward in zip(group.samples, group.rewards, strict=True)
+        if not is_right(reward)
+    )
+    silent = wrong.pop(None, 0)
+    right = len(group.samples) - silent - sum(wrong.values())
+    return majority_at(k, num_right=right, wrong=list(wrong.values()), num_silent=silent)

@@ -1,0 +1,206 @@
+"""What a label of the reward `code` asks for: programs with input and output, calls of a function,
+or asserts. Pure; used by the reward."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milescli.rollout.rewards.code.asserts import Parted, Ungradable, part
+
+TOLERANCE = 1e-6
+"""Relative and absolute, of numbers with decimals."""
+MAX_DEPTH = 64
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Whole programs."""
+
+    inputs: list[str]
+    outputs: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calls:
+    """Of one function, or of a method of `Solution`."""
+
+    name: str
+    inputs: list[list[Any]]
+    """The arguments of each call."""
+    outputs: list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asserts:
+    """Statements that must hold."""
+
+    parted: Parted
+
+
+Tests = Programs | Calls | Asserts
+
+
+def read_label(label: str | None) -> Tests:
+    """Raises Ungradable where no response could be right."""
+    if label is None:
+        raise Ungradable("`code` needs a label")
+    try:
+        read = json.loads(label)
+    except (ValueError, RecursionError) as error:
+        raise Ungradable(f"it is no JSON: {error}") from None
+    if not isinstance(read, dict):
+        raise Ungradable(f"it is a {type(read).__name__}, not a JSON object")
+    if "asserts" in read:
+        return Asserts(parted=part(_texts(read["asserts"], "asserts")))
+    inputs, outputs = (_listed(read.get(name), name) for name in ("inputs", "outputs"))
+    if not inputs or len(inputs) != len(outputs):
+        raise Ungradable(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
+    if not read.get("fn_name"):
+        return Programs(inputs=_texts(inputs, "inputs"), outputs=_texts(outputs, "outputs"))
+    if not isinstance(read["fn_name"], str) or not read["fn_name"].isidentifier():
+        raise Ungradable(f"`fn_name` is no name: {read['fn_name']!r}")
+    calls = [_arguments(one) for one in inputs]
+    return Calls(name=read["fn_name"], inputs=calls, outputs=[_value(one) for one in outputs])
+
+
+def _listed(value: object, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise Ungradable(f"`{name}` is no list")
+    return value
+
+
+def _texts(value: object, name: str) -> list[str]:
+    """Lines in a list are joined, as some sets have them."""
+    texts = [
+        "\n".join(one) if isinstance(one, list) and all(isinstance(x, str) for x in one) else one
+        for one in _listed(value, name)
+    ]
+    if not texts or not all(isinstance(one, str) for one in texts):
+        raise Ungradable(f"`{name}` is no list of texts")
+    return texts
+
+
+def _arguments(given: object) -> list[Any]:
+    """A list of arguments (APPS), or JSON of one a line (LiveCodeBench)."""
+    if isinstance(given, list):
+        return given
+    if not isinstance(given, str):
+        raise Ungradable(f"the arguments {given!r:.60} are no list and no lines of JSON")
+    try:
+        return [json.loads(line) for line in given.splitlines() if line.strip()]
+    except ValueError as error:
+        raise Ungradable(f"the arguments {given!r:.60} are no lines of JSON: {error}") from None
+
+
+def _value(given: object) -> object:
+    """A text that is JSON is what it says (LiveCodeBench)."""
+    if isinstance(given, str):
+        try:
+            return json.loads(given)
+        except ValueError:
+            return given
+    return given
+
+
+def code_of(response: str) -> str:
+    """The last fenced block, also one that is not closed; the whole response where it has none."""
+    fences = list(_FENCE.finditer(response))
+    if not fences:
+        return response
+    opening = None
+    last = (0, 0)
+    for fence in fences:
+        if opening is None or fence[1]:
+            opening = fence
+            last = (fence.end(), len(response))
+        else:
+            last = (opening.end(), fence.start())
+            opening = None
+    return response[slice(*last)].lstrip("\n")
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Line by line, white space at their ends and empty lines at the end aside; or word by word
+    where numbers with decimals are near each other."""
+    have, want = (
+        [line.strip() for line in text.strip().splitlines()] for text in (printed, expected)
+    )
+    if have == want:
+        return True
+    if len(have) != len(want) or not any("." in line for line in want):
+        return False
+    return all(
+        len(a.split()) == len(b.split()) and all(map(_same_word, a.split(), b.split()))
+        for a, b in zip(have, want, strict=True)
+    )
+
+
+def _same_word(have: str, want: str) -> bool:
+    if have == want:
+        return True
+    if "." not in want:
+        return False
+    try:
+        return math.isclose(float(have), float(want), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except ValueError:
+        return False
+
+
+def same_value(have: object, want: object) -> bool:
+    """What a call gave, as the harness encodes it, against JSON: tuples and sets are lists there;
+    numbers with decimals may be near. Either may be alone in a list, as APPS has it."""
+    return (
+        _same(_plain(have), want, 0)
+        or _same(_plain(have), [want], 0)
+        or _same([_plain(have)], want, 0)
+    )
+
+
+def _plain(value: object) -> object:
+    """The harness's JSON without its kinds."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, Mapping) or len(value) != 1:
+        return value
+    ((name, items),) = value.items()
+    if not isinstance(items, list):
+        return None
+    if name == "dict":
+        pairs = [one for one in items if isinstance(one, list) and len(one) == 2]
+        return {_key(key): _plain(item) for key, item in pairs}
+    plain = [_plain(item) for item in items]
+    return sorted(plain, key=repr) if name in ("set", "frozenset") else plain
+
+
+def _key(key: object) -> str:
+    """As JSON writes keys."""
+    return key if isinstance(key, str) else json.dumps(_plain(key))
+
+
+def _same(have: object, want: object, depth: int) -> bool:
+    if depth > MAX_DEPTH:
+        return False
+    if isinstance(have, list) and isinstance(want, list):
+        return len(have) == len(want) and all(
+            _same(a, b, depth + 1) for a, b in zip(have, want, strict=True)
+        )
+    if isinstance(have, dict) and isinstance(want, dict):
+        return have.keys() == want.keys() and all(
+            _same(have[key], want[key], depth + 1) for key in want
+        )
+    numbers = (int, float)
+    if isinstance(have, bool) or isinstance(want, bool):
+        return have is want
+    if (
+        isinstance(have, numbers)
+        and isinstance(want, numbers)
+        and float in (type(have), type(want))
+    ):
+        return math.isclose(have, want, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return have == want

@@ -1,0 +1,182 @@
+"""The reward `code`: the program in a response is run on tests, in a sandbox. What the tests expect
+never goes where that program is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from milescli.recipe.rewards import CodeSettings
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.code.asserts import Ungradable
+from milescli.rollout.rewards.code.label_tests import (
+    Asserts,
+    Calls,
+    Programs,
+    Tests,
+    code_of,
+    read_label,
+    same_output,
+    same_value,
+)
+from milescli.rollout.rewards.code.remote_sandbox import RemoteSandbox
+from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
+from milescli.sandbox.base import Limits, Sandbox
+from milescli.sandbox.choose import choose
+
+_MIB = 1024**2
+_OUTPUT_BYTES = 8 * _MIB
+_START_S = 2.0
+"""Of the harness, beside what the tests may take."""
+
+
+class Code:
+    """1.0 where the code of the response passes all tests of the label, else 0.0; with
+    `rollout.code.score: share` the share that it passes. It runs in a sandbox (docs/sandbox.md).
+
+    Code: the last fenced block, or the whole response; what stands before `</think>` does not
+    count. Label, JSON: `{"inputs": [...], "outputs": [...]}`, what whole programs read and print
+    (compared by lines; numbers with decimals may differ by 1e-6); with `"fn_name": "f"` the
+    arguments and results of a function, or of a method of `Solution`; or `{"asserts": [...]}`,
+    statements and test functions. The values that a test expects are compared outside of the
+    sandbox, or in another one. A test that the code does not come to, because it exits, takes too
+    long (`rollout.code.limit_s` for a test, `total_s` for all) or too much memory, is not passed.
+    """
+
+    needs_label = True
+    scores_groups = False
+    examples = (
+        ("Add.", "```python\na, b = map(int, input().split())\nprint(a + b)\n```",
+         '{"inputs": ["1 2"], "outputs": ["3"]}'),
+        ("Add.", "def add(a, b): return a - b", '{"asserts": ["assert add(1, 2) == 3"]}'),
+        ("Add.", "", '{"fn_name": "add", "inputs": [[1, 2]], "outputs": [3]}'),
+    )  # fmt: skip
+
+    def __init__(self, settings: CodeSettings) -> None:
+        self.settings = settings
+        self.max_concurrency = settings.concurrency or len(os.sched_getaffinity(0))
+
+    def made_for(self, rollout: Rollout) -> Code:
+        """See REWARDS."""
+        return Code(rollout.code)
+
+    async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class. Raises ValueError where the label cannot be graded, MachineError where
+        there is no sandbox."""
+        tests = read_label(label)
+        code = code_of(response.rpartition(ENDS_THINKING)[2])
+        if not code.strip():
+            return 0.0
+        sandbox = await asyncio.to_thread(self._sandbox)
+        try:
+            async with asyncio.timeout(self.settings.total_s):
+                passed = await self._passed(tests, code, sandbox)
+        except TimeoutError:
+            return 0.0
+        return float(all(passed)) if self.settings.score == "all" else sum(passed) / len(passed)
+
+    async def score(
+        self, *, prompt: str, response: str, label: str | None, timeout_s: float
+    ) -> float:
+        """As BoundedReward: its own settings bound it."""
+        return await self(prompt=prompt, response=response, label=label)
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why no response can be right; None: one can. Raises MachineError where there is no
+        sandbox, so that a run does not begin."""
+        self._sandbox()
+        try:
+            read_label(label)
+        except Ungradable as error:
+            return str(error)
+        return None
+
+    def _sandbox(self) -> Sandbox:
+        if self.settings.url:
+            return RemoteSandbox(self.settings.url)
+        return choose(packages=self.settings.packages).sandbox
+
+    async def _passed(self, tests: Tests, code: str, sandbox: Sandbox) -> list[bool]:
+        if isinstance(tests, Programs):
+            return await self._of_programs(tests, code, sandbox)
+        if isinstance(tests, Calls):
+            steps = [{"call": tests.name, "args": arguments} for arguments in tests.inputs]
+            values = await self._values(steps, code, sandbox)
+            wanted = enumerate(tests.outputs)
+            return [place in values and same_value(values[place], one) for place, one in wanted]
+        return await self._of_asserts(tests, code, sandbox)
+
+    async def _of_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:
+        """One after the other: responses are many, and run at once."""
+        passed = list[bool]()
+        limits = self._limits(self.settings.limit_s)
+        for stdin, expected in zip(tests.inputs, tests.outputs, strict=True):
+            result = await sandbox.run(code, stdin=stdin, limits=limits)
+            passed.append(
+                result.ended == "exited"
+                and result.exit_code == 0
+                and same_output(result.stdout, expected)
+            )
+            if not passed[-1] and self.settings.score == "all":
+                break
+        return passed
+
+    async def _of_asserts(self, tests: Asserts, code: str, sandbox: Sandbox) -> list[bool]:
+        values = await self._values(tests.parted.asked, code, sandbox)
+        steps, asserts = list[dict[str, Any]](), list[int | None]()
+        for step in tests.parted.judged:
+            if "judge" not in step:
+                steps.append(step)
+            elif all(place in values for place in step["values"].values()):
+                asserts.append(len(steps))
+                filled = {name: values[place] for name, place in step["values"].items()}
+                steps.append({"judge": step["judge"], "values": filled})
+            else:
+                asserts.append(None)
+        if all(place is None for place in asserts):
+            return [False] * len(asserts)
+        verdicts = await self._values(steps, None, sandbox)
+        return [place is not None and verdicts.get(place) is True for place in asserts]
+
+    async def _values(
+        self, steps: list[dict[str, Any]], code: str | None, sandbox: Sandbox
+    ) -> dict[int, Any]:
+        """What each step gave, by its place; those that gave nothing are not there."""
+        mark = secrets.token_hex(8)
+        asked = {"mark": mark, "limit_s": self.settings.limit_s, "steps": steps}
+        files = {"steps.json": json.dumps(asked)}
+        if code is not None:
+            files["solution.py"] = code
+        seconds = min(self.settings.total_s, self.settings.limit_s * (len(steps) + 1))
+        result = await sandbox.run(_harness(), files=files, limits=self._limits(seconds + _START_S))
+        values = dict[int, Any]()
+        for line in result.stdout.split("\n"):
+            words = line.split(" ", 2)
+            if len(words) == 3 and words[0] == mark and words[1].isdecimal():
+                try:
+                    values[int(words[1])] = json.loads(words[2])
+                except (ValueError, RecursionError):
+                    continue
+        return values
+
+    def _limits(self, wall_s: float) -> Limits:
+        return Limits(
+            wall_s=wall_s,
+            cpu_s=wall_s,
+            memory_bytes=self.settings.memory_mib * _MIB,
+            output_bytes=_OUTPUT_BYTES,
+        )
+
+
+@cache
+def _harness() -> str:
+    return Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
+
+
+code = Code(CodeSettings())
+"""The built-in reward `code`."""

@@ -1,0 +1,140 @@
+"""The `math` reward: equality of mathematical results by the math-verify library, which runs in
+processes of its own.
+
+Why processes: the library bounds its work by a SIGALRM, which Python allows in a main thread only;
+and a response like 9**9**9**9 keeps the interpreter busy inside C, where no Python thread of the
+same process runs on. A process can be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import threading
+
+from milescli.core.errors import RewardError
+from milescli.core.user_process import CallFailed, UserProcess
+from milescli.rollout.rewards.math.stated_answer import stated
+from milescli.rollout.rewards.math.worker import MEMORY_BOUND_BYTES, result_of
+
+_ANSWER = "milescli.rollout.rewards.math.worker:answer"
+START_TIMEOUT_S = 120.0
+"""For importing sympy on a busy machine."""
+MAX_GRADERS = 4
+PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,15}|[0-9]{1,3}(?:,[0-9]{3}){1,4})(?:\.[0-9]{1,15})?")
+"""As a label it is graded by math-verify without doubt, so that no process need be asked."""
+_log = logging.getLogger(__name__)
+
+
+class MathReward:
+    r"""1.0 where the response states the same answer as the label, else 0.0; safe to call from
+    many threads.
+
+    Label: what follows its last `####`, of that the last `\boxed{}`, where it has them; else the
+    whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response: the last `\boxed{}` or
+    `\fbox{}` that is complete and not empty counts, and nothing else does; without one, what
+    follows `####`, what is called the answer, or the last formula or number.
+
+    Numbers are compared exactly, whatever their form (`3e8`, `2 1/2`, `0.\overline{3}`, `1,234`);
+    expressions by algebra; `7 or 8`, sets and `\pm` as several values that must all be there;
+    tuples, intervals and matrices by their parts; text without case. A unit counts where both have
+    one, and `50\%` is 50 or 1/2. A number in decimals is not the fraction or root that it is near
+    to, unless six places agree. A contradiction (`8=7`) equals nothing. A response that cannot be
+    decided within `limit_s` scores 0.0 and is logged: models write such responses. Raises
+    ValueError where the label cannot be graded.
+    """
+
+    needs_label = True
+    max_concurrency = min(MAX_GRADERS, os.cpu_count() or 1)
+    """Calls that make sense at once; more would only wait, within the scorer's bound."""
+
+    def __init__(self, *, limit_s: float = 10.0) -> None:
+        self.limit_s = limit_s
+        self.num_undecided = 0
+        """Responses that scored 0.0 because time or memory ran out."""
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        if label is None:
+            raise ValueError("`math` needs a label")
+        reply = _GRADERS.ask({"label": label, "response": response}, limit_s=self.limit_s)
+        if reply is None:
+            self.num_undecided += 1
+            _log.warning(
+                "math: a response was not decided within %.1f s and scores 0: %.80r",
+                self.limit_s,
+                response,
+            )
+            return 0.0
+        if "error" in reply:
+            raise ValueError(f"the label {label!r} cannot be graded: {reply['error']}")
+        return float(str(reply["reward"]))
+
+    def answer(self, response: str) -> str | None:
+        """What is compared, white space aside; None where nothing is stated."""
+        return "".join(stated(response).split()) or None
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why the label cannot be graded: it is graded against itself. None: it can."""
+        if label is None:
+            return "`math` needs a label"
+        if PLAIN_NUMBER.fullmatch(result_of(label)):
+            return None
+        reply = _GRADERS.ask({"label": label}, limit_s=self.limit_s)
+        if reply is None:
+            return f"it is not decided within {self.limit_s:g} s whether it equals itself"
+        return str(reply["error"]) if "error" in reply else None
+
+    def within(self, timeout_s: float) -> MathReward:
+        """The same reward, certain to return before the scorer's own bound."""
+        return MathReward(limit_s=min(self.limit_s, 0.5 * timeout_s))
+
+
+class Graders:
+    """A bounded set of math-verify processes, begun when they are needed and ended with this
+    one."""
+
+    def __init__(self, size: int) -> None:
+        self._idle: list[UserProcess] = []
+        self._places = threading.BoundedSemaphore(size)
+
+    def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
+        """The reply, or None where the process ran out of time or died of the question; it is
+        replaced then. Raises RewardError where none can be had."""
+        with self._places:
+            process = self._free()
+            _, reply = process.call(question)
+            try:
+                value = reply.result(timeout=limit_s)
+            except (TimeoutError, CallFailed):
+                process.end("it took too long")
+                return None
+            self._idle.append(process)
+            return value
+
+    def _free(self) -> UserProcess:
+        while self._idle:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                process = self._idle.pop()
+                if process.lives:
+                    return process
+        process = UserProcess(_ANSWER, MEMORY_BOUND_BYTES)
+        try:
+            # pays for the imports before the first question
+            process.call({"label": "1"})[1].result(timeout=START_TIMEOUT_S)
+        except (TimeoutError, CallFailed) as error:
+            process.end("it did not start")
+            raise RewardError(
+                "the `math` reward did not start",
+                why=str(error) or f"math-verify said nothing for {START_TIMEOUT_S:g} s",
+                fix="pip install 'math-verify[antlr4_13_2]'",
+            ) from None
+        return process
+
+
+_GRADERS = Graders(MathReward.max_concurrency)
+
+math = MathReward()
+"""The built-in reward `math`."""

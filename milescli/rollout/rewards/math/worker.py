@@ -1,0 +1,65 @@
+"""Entry point of the `math` reward's processes: {label, response} becomes {reward} or {error}.
+Without a response, the label is graded against itself."""
+
+from __future__ import annotations
+
+import logging
+
+from milescli.rollout.rewards.math.answer import Answer, Contradiction
+from milescli.rollout.rewards.math.equality import equal, state
+from milescli.rollout.rewards.math.stated_answer import stated
+from milescli.rollout.rewards.text.response_parts import last_boxed
+
+MARK = "####"
+"""What stands before it in a label is its derivation, as in GSM8K."""
+MEMORY_BOUND_BYTES = 4 * 1024**3
+"""A response can ask for numbers of any size."""
+
+
+def result_of(label: str) -> str:
+    """What a label states: what follows its last `####`, of that the last box where it has any."""
+    text = label.rpartition(MARK)[2].strip()
+    boxed = last_boxed(text)
+    return text if boxed is None else boxed
+
+
+def grade(label: str, response: str) -> float:
+    """1.0 or 0.0. Raises ValueError where the label cannot be graded."""
+    wanted = _wanted(label)
+    try:
+        return float(equal(wanted, state(stated(response))))
+    except Contradiction:
+        return 0.0
+
+
+def refuse_ungradable(label: str) -> None:
+    """Raises ValueError with the reason where a response that states the label's own result would
+    score nothing."""
+    if not equal(_wanted(label), state(result_of(label))):
+        raise ValueError("it does not equal itself")
+
+
+def _wanted(label: str) -> Answer:
+    result = result_of(label)
+    if last_boxed(f"\\boxed{{{result}}}") != result:
+        raise ValueError("it is empty, or its braces do not balance")
+    return state(result)
+
+
+def answer(question: dict[str, str]) -> dict[str, object]:
+    """{label, response} -> {reward} or {error}."""
+    logging.disable(logging.WARNING)
+    try:
+        return _reply(question)
+    except (MemoryError, RecursionError, OverflowError):
+        return {"reward": 0.0} if "response" in question else {"error": "it is too large"}
+
+
+def _reply(question: dict[str, str]) -> dict[str, object]:
+    try:
+        if "response" in question:
+            return {"reward": grade(question["label"], question["response"])}
+        refuse_ungradable(question["label"])
+    except ValueError as error:
+        return {"error": str(error)}
+    return {}

@@ -1,0 +1,103 @@
+"""Rewards that roles have of their own, beside the episode's: scored from what each said, and
+figures of the step. Called by `episode`; `core.role_views` says whose
+advantages they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from milescli.core.concurrency import all_or_first_error
+from milescli.core.types import Prompt, Sample
+from milescli.rollout.rewards.scoring import Response, Score, Scoring
+
+
+class ByRole:
+    """The episode's reward is another's matter; roles have rewards of their own."""
+
+    def __init__(self, episodes: Scoring, roles: Mapping[str, Scoring]) -> None:
+        """`roles`: by name, those that have one."""
+        self._episodes, self.roles = episodes, roles
+
+    def of(self, prompt: Prompt) -> Scoring:
+        """See Scoring: who scores the episode."""
+        return self._episodes.of(prompt)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Of the episode's reward."""
+        return self._episodes.scores_groups
+
+    async def scored(self, prompt: Prompt, response: Response) -> Score:
+        """See Scoring: the episode's."""
+        return await self._episodes.scored(prompt, response)
+
+    async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
+        """See Scoring: the episode's."""
+        return await self._episodes.scored_group(prompt, responses)
+
+
+async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample:
+    """The same with the rewards of its roles that can be had of it alone. Raises RewardError."""
+    asked = {
+        role: own
+        for role, own in _asked(scorer, sample).items()
+        if not own.of(prompt).scores_groups
+    }
+    scores = await all_or_first_error(
+        [own.scored(prompt, _response(sample, role)) for role, own in asked.items()]
+    )
+    return _with_scores(sample, dict(zip(asked, scores, strict=True)))
+
+
+async def score_roles_together(
+    scorer: Scoring, prompt: Prompt, samples: list[Sample]
+) -> list[Sample]:
+    """All samples of one prompt, in order, with the rewards of roles that could not be had of one
+    alone. Raises RewardError."""
+    lacking = [_asked(scorer, sample) for sample in samples]
+    for role in dict.fromkeys(role for asked in lacking for role in asked):
+        places = [place for place, asked in enumerate(lacking) if role in asked]
+        responses = [_response(samples[place], role) for place in places]
+        scores = await lacking[places[0]][role].scored_group(prompt, responses)
+        samples = list(samples)
+        for place, score in zip(places, scores, strict=True):
+            samples[place] = _with_scores(samples[place], {role: score})
+    return samples
+
+
+def _asked(scorer: Scoring, sample: Sample) -> dict[str, Scoring]:
+    """By role that spoke, who scores it; without those that are scored."""
+    if not isinstance(scorer, ByRole):
+        return {}
+    return {
+        role: scorer.roles[role]
+        for role in sample.role_texts
+        if role in scorer.roles and role not in sample.role_rewards
+    }
+
+
+def _response(sample: Sample, role: str) -> Response:
+    own = [line for line in sample.trajectories if line.role == role]
+    return Response(
+        text=sample.role_texts[role],
+        num_tokens=sum(line.num_loss_tokens for line in own),
+        token_ids=own[-1].token_ids if own else (),
+    )
+
+
+def _with_scores(sample: Sample, scores: Mapping[str, Score]) -> Sample:
+    rewards = {role: score.reward for role, score in scores.items()}
+    return with_role_rewards(sample, rewards) if rewards else sample
+
+
+def with_role_rewards(sample: Sample, rewards: Mapping[str, float]) -> Sample:
+    """The same with them, and with figures that tell them."""
+    return replace(
+        sample,
+        role_rewards={**sample.role_rewards, **rewards},
+        figures={
+            **sample.figures,
+            **{f"{role}_reward": reward for role, reward in rewards.items()},
+        },
+    )

@@ -1,0 +1,79 @@
+"""The reward `remote`: a server of the user's scores, by HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from milescli.recipe.rewards import RemoteSettings
+from milescli.recipe.schema import Rollout
+from milescli.rollout.endpoint import Endpoint
+from milescli.rollout.rewards.scoring import finite_reward
+
+SECTION = "rollout.remote_reward"
+
+
+class Remote:
+    """What a server replies to a POST of JSON: {prompt, response, label} -> {"reward": 0.5}.
+
+    With `rollout.remote_reward.group` all responses to a prompt at once: {prompt, responses, label}
+    -> {"rewards": [0.5, ...]}, one for each, in their order. `label` is null where the data has
+    none. Each request is bounded, and tried again after 429, 5xx or no connection.
+    """
+
+    needs_label = False
+
+    def __init__(self, settings: RemoteSettings) -> None:
+        """Raises RecipeError where the key is not there."""
+        self.scores_groups = settings.group
+        self.max_concurrency = settings.concurrency
+        self._endpoint = Endpoint(
+            asker="the reward `remote`",
+            section=SECTION,
+            url=settings.url or "",
+            timeout_s=settings.timeout_s,
+            retries=settings.retries,
+            api_key_env=settings.api_key_env,
+        )
+
+    def made_for(self, rollout: Rollout) -> Remote:
+        """See REWARDS."""
+        return Remote(rollout.remote_reward)
+
+    async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        reply = await self._endpoint.post({"prompt": prompt, "response": response, "label": label})
+        return self._number(_field(reply, "reward"), reply)
+
+    async def score(
+        self, *, prompt: str, response: str, label: str | None, timeout_s: float
+    ) -> float:
+        """As BoundedReward: its own settings bound it."""
+        return await self(prompt=prompt, response=response, label=label)
+
+    async def score_group(
+        self, *, prompt: str, responses: list[str], label: str | None, timeout_s: float
+    ) -> list[float]:
+        """As BoundedReward, with `group`."""
+        body = {"prompt": prompt, "responses": responses, "label": label}
+        reply = await self._endpoint.post(body)
+        rewards = _field(reply, "rewards")
+        if not isinstance(rewards, list) or len(rewards) != len(responses):
+            raise self._endpoint.failure(
+                f"it was given {len(responses)} responses and replied {reply!r:.200}, not "
+                '{"rewards": [...]} with a number for each'
+            )
+        return [self._number(reward, reply) for reward in rewards]
+
+    def _number(self, value: object, reply: object) -> float:
+        try:
+            return finite_reward(value)
+        except (TypeError, ValueError) as error:
+            raise self._endpoint.failure(f"it replied {reply!r:.200}: {error}") from None
+
+
+def _field(reply: Any, name: str) -> object:
+    return reply.get(name) if isinstance(reply, dict) else None
+
+
+remote = Remote(RemoteSettings())
+"""The built-in reward `remote`; without settings it has nobody to ask."""

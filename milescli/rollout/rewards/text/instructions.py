@@ -1,0 +1,117 @@
+"""The reward `instructions`: are the verifiable instructions of a prompt followed? In the form of
+google/IFEval's data."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from milescli.core.errors import RecipeError, nearest
+from milescli.recipe.rewards import InstructionSettings
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.text.instruction_checks import CHECKS, DETECTING
+from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
+
+_IDS, _KWARGS = "instruction_id_list", "kwargs"
+_EXAMPLE = f'{{"{_IDS}": ["punctuation:no_comma"], "{_KWARGS}": [{{}}]}}'
+_PIP = "pip install 'miles-cli[instructions]'"
+
+
+class Instructions:
+    """IFEval: whether a response follows its prompt's verifiable instructions (arXiv 2311.07911).
+
+    Label: JSON `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, one of kwargs for each id;
+    parameters that are null are left out. `rollout.instructions.score`: all, 1.0 where every
+    instruction is followed (prompt-level accuracy), else 0.0; share, the share that is
+    (instruction-level). `rollout.instructions.mode`: strict; loose, an instruction is followed
+    where the response follows it without its first line, its last, both, or without `*`. What
+    stands before `</think>` does not count, and an empty response follows nothing.
+    """
+
+    needs_label = True
+    examples = (("Hi", "no comma", _EXAMPLE), ("Hi", "a, b", _EXAMPLE), ("Hi", "", _EXAMPLE))
+
+    def __init__(self, settings: InstructionSettings) -> None:
+        self._settings = settings
+
+    def made_for(self, rollout: Rollout) -> Instructions:
+        """See REWARDS."""
+        return Instructions(rollout.instructions)
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        checks = _checks_of(label)
+        text = response.rpartition(ENDS_THINKING)[2]
+        texts = _loosened(text) if self._settings.mode == "loose" else [text]
+        followed = [any(one.strip() and check(one) for one in texts) for check in checks]
+        if self._settings.score == "share":
+            return sum(followed) / len(followed)
+        return float(all(followed))
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why no response can be right; None: one can. Raises RecipeError where a language is to be
+        told and langdetect is not installed."""
+        if label is None:
+            return "`instructions` needs a label"
+        try:
+            checks = _checks_of(label)
+            for check in checks:
+                check("One. Two!")
+        except ModuleNotFoundError:
+            raise _without_langdetect(label) from None
+        except (AttributeError, TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+
+def _checks_of(label: str | None) -> list[Callable[[str], bool]]:
+    """Raises ValueError with what is wrong with the label."""
+    try:
+        asked = json.loads(label or "")
+        ids, kwargs = asked[_IDS], asked[_KWARGS]
+        assert isinstance(ids, list) and isinstance(kwargs, list) and ids
+    except (AssertionError, KeyError, TypeError, ValueError):
+        raise ValueError(f"it is not JSON like {_EXAMPLE}") from None
+    if len(ids) != len(kwargs):
+        raise ValueError(f"it has {len(ids)} instructions and {len(kwargs)} kwargs")
+    return [_bound(name, given) for name, given in zip(ids, kwargs, strict=True)]
+
+
+def _bound(name: object, given: object) -> Callable[[str], bool]:
+    if not isinstance(name, str) or name not in CHECKS:
+        guess = nearest(str(name), CHECKS)
+        hint = f"; nearest is `{guess}`" if guess else ""
+        raise ValueError(f"no instruction is called `{name}`{hint}")
+    check = CHECKS[name]
+    parameters = list(inspect.signature(check).parameters)[1:]
+    filled: Mapping[str, Any] = {
+        key: value
+        for key, value in (given.items() if isinstance(given, Mapping) else ())
+        if value is not None and key in parameters
+    }
+    if missing := [key for key in parameters if key not in filled]:
+        raise ValueError(f"`{name}` lacks {', '.join(missing)}")
+    return lambda text: check(text, **filled)
+
+
+def _loosened(text: str) -> list[str]:
+    """The eight forms of IFEval's loose accuracy."""
+    lines = text.split("\n")
+    cut = [lines, lines[1:], lines[:-1], lines[1:-1]]
+    forms = ["\n".join(part).strip() for part in cut]
+    return [*forms, *(form.replace("*", "") for form in forms)]
+
+
+def _without_langdetect(label: str) -> RecipeError:
+    names = [name for name in DETECTING if name in label]
+    return RecipeError(
+        "the reward `instructions` cannot tell languages",
+        why=f"a label asks for {' and '.join(names)}, and langdetect is not installed",
+        fix=_PIP,
+    )
+
+
+instructions = Instructions(InstructionSettings())
+"""The built-in reward `instructions`."""

@@ -1,0 +1,112 @@
+"""Rewards that compare a short answer with the label: `exact_match`, and `f1`, the F1 of words that
+SQuAD defines (arXiv 1606.05250, section 6.1)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+
+from milescli.recipe.rewards import MatchSettings
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.text.response_parts import part_of, texts_of
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalized(text: str) -> str:
+    """Small letters, without punctuation and articles, one blank between words."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def f1_of(text: str, wanted: str) -> float:
+    """2PR / (P + R) of the words that both have, each as often as in both; 1.0 where both are empty
+    when normalised, 0.0 where one is."""
+    words, right = normalized(text).split(), normalized(wanted).split()
+    if not words or not right:
+        return float(words == right)
+    num_common = (Counter(words) & Counter(right)).total()
+    return 2 * num_common / (len(words) + len(right))
+
+
+class F1:
+    """Share of words that response and label have in common: the F1 of SQuAD, from 0.0 to 1.0, in
+    small letters and without punctuation and articles.
+
+    Label: a text, or a JSON list of texts, of which the best counts. `rollout.match.answer`: which
+    part of the response is compared; where it is not there, 0.0.
+    """
+
+    needs_label = True
+
+    def __init__(self, settings: MatchSettings) -> None:
+        self._settings = settings
+
+    def made_for(self, rollout: Rollout) -> F1:
+        """See REWARDS."""
+        return F1(rollout.match)
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        if label is None:
+            raise ValueError("`f1` needs a label")
+        part = part_of(response, self._settings.answer)
+        return 0.0 if part is None else max(f1_of(part, text) for text in texts_of(label))
+
+    def check_label(self, label: str | None) -> str | None:
+        """Why no response can be right; None: one can."""
+        if label is None:
+            return "`f1` needs a label"
+        return None if any(map(normalized, texts_of(label))) else "it holds no word"
+
+
+f1 = F1(MatchSettings())
+"""The built-in reward `f1`."""
+
+
+class ExactMatch:
+    """1.0 where the whole response equals the label, white space at both ends aside; else 0.0.
+
+    `rollout.match.answer`: another part of the response than the whole. `rollout.match.normalize:
+    squad`: small letters, without punctuation, articles and white space (SQuAD's exact match); the
+    label may then be a JSON list of texts, of which any will do.
+    """
+
+    needs_label = True
+
+    def __init__(self, settings: MatchSettings) -> None:
+        self._settings = settings
+
+    def made_for(self, rollout: Rollout) -> ExactMatch:
+        """See REWARDS."""
+        return ExactMatch(rollout.match)
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        if label is None:
+            raise ValueError("`exact_match` needs a label")
+        part = part_of(response, self._settings.answer)
+        if part is None:
+            return 0.0
+        if self._settings.normalize == "none":
+            return float(part == label.strip())
+        return float(any(normalized(part) == normalized(text) for text in texts_of(label)))
+
+    def answer(self, response: str) -> str | None:
+        """The part that is compared; None where it is not there, or empty."""
+        part = part_of(response, self._settings.answer)
+        if part is not None and self._settings.normalize == "squad":
+            part = normalized(part)
+        return part or None
+
+    def check_label(self, label: str | None) -> str | None:
+        """Any label will do; normalised, something must be left of it."""
+        if label is None:
+            return "`exact_match` needs a label"
+        is_empty = self._settings.normalize == "squad" and not any(map(normalized, texts_of(label)))
+        return "nothing is left of it when it is normalised" if is_empty else None
+
+
+exact_match = ExactMatch(MatchSettings())
+"""The built-in reward `exact_match`."""

@@ -1,0 +1,81 @@
+"""Rewards that need no label: `format` (does a response look as it should?), `length` (a penalty
+for long ones, to be one part of several) and `none` (for runs that learn from a teacher alone).
+
+The shaping `overlong` penalises length, too; it changes the rewards that are trained on and no
+metric."""
+
+from __future__ import annotations
+
+import re
+
+from milescli.recipe.rewards import FormatSettings
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.text.response_parts import after_thinking, last_boxed
+
+_MARKED = re.compile(r"####[ \t]*\S")
+
+
+class Format:
+    r"""1.0 where the response has the form that `rollout.format` asks for, else 0.0.
+
+    `answer`: an answer that is not empty stands in `\boxed{}` (boxed), behind `####` on its line
+    (mark), or in either (any); none: this is not asked. `think_tags`: the response is
+    `<think> ... </think>` and then the answer, each tag once (the first may be missing: a chat
+    template writes it), neither part empty.
+    """
+
+    needs_label = False
+
+    def __init__(self, settings: FormatSettings) -> None:
+        self._settings = settings
+
+    def made_for(self, rollout: Rollout) -> Format:
+        """See REWARDS."""
+        return Format(rollout.format)
+
+    def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
+        """See the class."""
+        answer = after_thinking(response) if self._settings.think_tags else response.strip()
+        return float(bool(answer) and self._has_answer(answer))
+
+    def _has_answer(self, text: str) -> bool:
+        wanted = self._settings.answer
+        is_boxed = wanted in ("any", "boxed") and last_boxed(text) is not None
+        is_marked = wanted in ("any", "mark") and _MARKED.search(text) is not None
+        return wanted == "none" or is_boxed or is_marked
+
+
+format = Format(FormatSettings())
+"""The built-in reward `format`."""
+
+
+class Length:
+    """-min(1, max(0, (n - target) / (limit - target))): 0.0 up to `rollout.length.target_tokens`,
+    falling linearly to -1.0 at `rollout.length.limit_tokens` and beyond. n: tokens that the policy
+    sampled for the attempt, over all turns."""
+
+    needs_label = False
+    takes_num_tokens = True
+
+    def __init__(self, target: int, limit: int) -> None:
+        self._target, self._limit = target, limit
+
+    def made_for(self, rollout: Rollout) -> Length:
+        """See REWARDS."""
+        return Length(*rollout.length_bounds)
+
+    def __call__(
+        self, *, prompt: str, response: str, label: str | None, num_tokens: int = 0
+    ) -> float:
+        """See the class."""
+        over = (num_tokens - self._target) / (self._limit - self._target)
+        return -min(1.0, max(0.0, over))
+
+
+length = Length(*Rollout().length_bounds)
+"""The built-in reward `length`."""
+
+
+def none(*, prompt: str, response: str, label: str | None) -> float:
+    """0.0, whatever the response: nobody scores it (`train.distill.reward_weight: 0`)."""
+    return 0.0

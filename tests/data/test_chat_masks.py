@@ -1,0 +1,283 @@
+"""Which tokens of a chat are learned, for the shapes that chat templates have."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from milescli.data.chat_masks import (
+    Turn,
+    marked_chat,
+    marked_response,
+    marked_text,
+    tokenized,
+)
+from milescli.data.tokenizer import ChatTokenizer
+from tests.data.chat_templates import CHATML, FAMILIES, tokenizer_of
+
+
+def user(text: str) -> Turn:
+    """A turn."""
+    return {"role": "user", "content": text}
+
+
+def said(text: str, *, why: str = "") -> Turn:
+    """A turn of the assistant; `why` under all names that families have for it."""
+    thought = {"reasoning_content": why, "thinking": why} if why else {}
+    return {"role": "assistant", "content": text, **thought}
+
+
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+}
+ONE = [user("hi"), said("hello")]
+MANY = [user("hi"), said("hello"), user("more"), said("well\n")]
+SYSTEM = [{"role": "system", "content": "be brief"}, *ONE]
+TOOLS = [user("hi"), CALL, {"role": "tool", "content": "2"}, said("two")]
+REASONED = [user("hi"), said("hello", why="first"), user("more"), said("well", why="second")]
+CALLED = '<tool>add({"a": 1})</tool>'
+EMPTY = "<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, ChatTokenizer]:
+    """By family."""
+    return {
+        name: tokenizer_of(family.template, special=family.special, eos=family.eos)
+        for name, family in FAMILIES.items()
+    }
+
+
+def learned(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: int = 0) -> list[str]:
+    """The parts on the loss mask, as the tokens of it say."""
+    (line,) = tokenized(tokenizer, [marked_chat(tokenizer, turns, first=first)])
+    parts: list[list[int]] = []
+    for place, on in enumerate(line.loss_mask):
+        if on and not line.loss_mask[place - 1]:
+            parts.append([])
+        if on:
+            parts[-1].append(line.token_ids[place])
+    return [str(tokenizer.inner.decode(ids)) for ids in parts]
+
+
+EXPECTED: dict[str, dict[str, list[str]]] = {
+    "chatml": {
+        "one": ["hello<|im_end|>\n"],
+        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
+        "system": ["hello<|im_end|>\n"],
+        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
+    },
+    "marked": {
+        "one": ["hello<|im_end|>"],
+        "many": ["hello<|im_end|>", "well\n<|im_end|>"],
+        "system": ["hello<|im_end|>"],
+        "tools": [f"{CALLED}<|im_end|>", "two<|im_end|>"],
+    },
+    "llama 3": {
+        "one": ["hello<|eot_id|>"],
+        "many": ["hello<|eot_id|>", "well<|eot_id|>"],
+        "system": ["hello<|eot_id|>"],
+        "tools": [f"{CALLED}<|eot_id|>", "two<|eot_id|>"],
+    },
+    "qwen 3": {
+        "one": [f"{EMPTY}hello<|im_end|>\n"],
+        "many": ["hello<|im_end|>\n", f"{EMPTY}well\n<|im_end|>\n"],
+        "system": [f"{EMPTY}hello<|im_end|>\n"],
+        "tools": [f"{CALLED}<|im_end|>\n", f"{EMPTY}two<|im_end|>\n"],
+        "reasoned": ["hello<|im_end|>\n", "<think>\nsecond\n</think>\n\nwell<|im_end|>\n"],
+    },
+    "qwen 3.5": {
+        "one": ["\n</think>\n\nhello<|im_end|>\n"],
+        "many": ["hello<|im_end|>\n", "\n</think>\n\nwell\n<|im_end|>\n"],
+        "system": ["\n</think>\n\nhello<|im_end|>\n"],
+        "tools": [f"\n</think>\n\n{CALLED}<|im_end|>\n", "\n</think>\n\ntwo<|im_end|>\n"],
+        "reasoned": ["hello<|im_end|>\n", "second\n</think>\n\nwell<|im_end|>\n"],
+    },
+    "qwen 3.5 short": {
+        "one": ["hello<|im_end|>\n"],
+        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
+        "system": ["hello<|im_end|>\n"],
+        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
+        "reasoned": ["hello<|im_end|>\n", "second\n</think>\n\nwell<|im_end|>\n"],
+    },
+    "deepseek v3": {
+        "one": ["hello<|eos|>"],
+        "many": ["hello<|eos|>", "well\n<|eos|>"],
+        "system": ["hello<|eos|>"],
+        "tools": [f"{CALLED}<|eos|>", "two<|eos|>"],
+    },
+    "glm 4.5": {
+        "one": ["\n<think></think>\nhello<|endoftext|>"],
+        "many": ["\n<think></think>\nhello", "\n<think></think>\nwell<|endoftext|>"],
+        "system": ["\n<think></think>\nhello<|endoftext|>"],
+        "tools": [f"\n<think></think>\n{CALLED}", "\n<think></think>\ntwo<|endoftext|>"],
+        "reasoned": ["\n<think></think>\nhello", "\n<think>second</think>\nwell<|endoftext|>"],
+    },
+    "gpt-oss": {
+        "one": ["<|channel|>final<|message|>hello<|return|>"],
+        "many": [
+            "<|channel|>final<|message|>hello<|end|>",
+            "<|channel|>final<|message|>well\n<|return|>",
+        ],
+        "system": ["<|channel|>final<|message|>hello<|return|>"],
+        "tools": [
+            ' to=functions.add<|channel|>commentary<|message|>{"a": 1}<|call|>',
+            "<|channel|>final<|message|>two<|return|>",
+        ],
+        "reasoned": [
+            "<|channel|>final<|message|>hello<|end|>",
+            "<|channel|>analysis<|message|>second<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>well<|return|>",
+        ],
+    },
+    "gemma": {
+        "one": ["hello<end_of_turn>\n"],
+        "many": ["hello<end_of_turn>\n", "well<end_of_turn>\n"],
+    },
+    "nemotron": {
+        "one": ["hello<|im_end|>\n"],
+        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
+        "system": ["hello<|im_end|>\n"],
+        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
+        "reasoned": ["hello<|im_end|>\n", "second\n</think>\nwell<|im_end|>\n"],
+    },
+    "kimi": {
+        "one": ["hello<|im_end|>"],
+        "many": ["hello<|im_end|>", "well\n<|im_end|>"],
+        "system": ["hello<|im_end|>"],
+        "tools": [f"{CALLED}<|im_end|>", "two<|im_end|>"],
+    },
+}
+CHATS = {"one": ONE, "many": MANY, "system": SYSTEM, "tools": TOOLS, "reasoned": REASONED}
+
+
+def test_every_family_is_asked_all_that_it_knows() -> None:
+    for name, family in FAMILIES.items():
+        wanted = {
+            "one": True,
+            "many": True,
+            "system": family.has_system,
+            "tools": family.has_tools,
+            "reasoned": family.has_reasoning,
+        }
+        assert list(EXPECTED[name]) == [chat for chat, known in wanted.items() if known], name
+
+
+@pytest.mark.parametrize(
+    ("family", "chat"), [(family, chat) for family in EXPECTED for chat in EXPECTED[family]]
+)
+def test_what_the_assistant_said_is_learned_and_nothing_else(
+    tokenizers: dict[str, ChatTokenizer], family: str, chat: str
+) -> None:
+    assert learned(tokenizers[family], CHATS[chat]) == EXPECTED[family][chat]
+
+
+@pytest.mark.parametrize("family", EXPECTED)
+def test_a_response_is_learned_without_the_turns_of_its_prompt(
+    tokenizers: dict[str, ChatTokenizer], family: str
+) -> None:
+    assert learned(tokenizers[family], MANY, first=3) == EXPECTED[family]["many"][1:]
+
+
+@pytest.mark.parametrize("family", EXPECTED)
+def test_what_is_not_learned_is_the_prompt_that_an_engine_would_see(
+    tokenizers: dict[str, ChatTokenizer], family: str
+) -> None:
+    """But for reasoning that a template opens, and a row without any closes in one piece."""
+    tokenizer = tokenizers[family]
+    marked = marked_chat(tokenizer, MANY, first=3)
+    prompt = tokenizer.render(MANY[:3])
+    given = marked.text[: marked.spans[0][0]]
+    closed = {"nemotron": prompt.replace("<think>\n", "<think></think>")}
+    assert given == closed.get(family, prompt)
+
+
+def test_a_template_that_refuses_the_chat_says_so(tokenizers: dict[str, ChatTokenizer]) -> None:
+    with pytest.raises(Exception, match="Roles must alternate"):
+        marked_chat(tokenizers["gemma"], SYSTEM)
+
+
+def test_a_template_that_does_not_tell_is_refused_with_the_turn(
+    tokenizers: dict[str, ChatTokenizer],
+) -> None:
+    """It counts the turns, and nothing that is put in place of one comes out as it went in."""
+    odd = (
+        "{{ messages | length }}{%- for m in messages -%}{{ m.content | upper ~ '<|im_end|>' }}"
+        "{%- endfor -%}"
+    )
+    tokenizer = tokenizer_of(odd, special=CHATML.special, eos=CHATML.eos)
+    with pytest.raises(ValueError, match=r"where turn 4 begins and ends.*\{% generation %\}"):
+        marked_chat(tokenizer, MANY, first=3)
+
+
+def test_a_response_without_a_template_is_all_that_follows_the_prompt(
+    tokenizers: dict[str, ChatTokenizer],
+) -> None:
+    tokenizer = tokenizers["chatml"]
+    lines = tokenized(tokenizer, [marked_response("2 + 2 = ", "4"), marked_text("ab")])
+    masks = [list(line.loss_mask) for line in lines]
+    assert masks == [[0] * 8 + [1, 1], [0, 1, 1]]
+    assert all(line.token_ids[-1] == tokenizer.eos_id for line in lines)
+
+
+def test_a_token_that_belongs_to_both_sides_is_not_learned(tokenizer: ChatTokenizer) -> None:
+    """What a token says that begins before the response is not the assistant's alone."""
+    word = next(
+        text
+        for text in (" of", "What", " sum", "the")
+        if len(tokenizer.inner(text, add_special_tokens=False)["input_ids"]) == 1
+    )
+    (line,) = tokenized(tokenizer, [marked_response(f"is {word[:1]}", f"{word[1:]} 4")])
+    (whole,) = tokenized(tokenizer, [marked_text(f"is {word} 4")])
+    joined = line.token_ids.index(tokenizer.inner(word, add_special_tokens=False)["input_ids"][0])
+    assert list(line.token_ids) == list(whole.token_ids)
+    assert not line.loss_mask[joined] and all(line.loss_mask[joined + 1 :])
+
+
+TRL = importlib.util.find_spec("trl")
+SHIPPED = {
+    "gemma": "gemma",
+    "llama3": "llama 3",
+    "qwen3": "qwen 3",
+    "qwen3_5_think": "qwen 3.5",
+    "qwen3_5_nothink": "qwen 3.5 short",
+    "deepseekv3": "deepseek v3",
+    "glm4moe": "glm 4.5",
+    "gptoss": "gpt-oss",
+    "nemotron_3_nano": "nemotron",
+    "qwen3_instruct_2507": "chatml",
+}
+"""Templates of the families themselves, which `trl` ships unchanged, and ours of the same shape."""
+DIALECT = {
+    "bos_token": "'<|begin_of_text|>'",
+    "<\uff5cAssistant\uff5c>": "<|Assistant|>",
+    "<\uff5cUser\uff5c>": "<|User|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>": "<|eos|>",
+}
+"""What theirs call what ours calls otherwise."""
+PLAIN = [*MANY[:-1], said("well")]
+"""MANY without what some of them trim."""
+
+
+@pytest.mark.skipif(TRL is None, reason="the bench extra is not installed: no trl")
+@pytest.mark.parametrize("name", SHIPPED)
+def test_templates_of_the_families_themselves_give_the_same_masks(name: str) -> None:
+    assert TRL is not None and TRL.origin is not None
+    file = Path(TRL.origin).parent / "chat_templates" / f"{name}.jinja"
+    shape = FAMILIES[SHIPPED[name]]
+    template = file.read_text(encoding="utf-8")
+    for theirs, ours in DIALECT.items():
+        template = template.replace(theirs, ours)
+    tokenizer = tokenizer_of(template, special=shape.special, eos=shape.eos)
+    for chat in ("one", "plain", "reasoned"):
+        if expected := EXPECTED[SHIPPED[name]].get(chat if chat != "plain" else "many"):
+            got = learned(tokenizer, CHATS.get(chat, PLAIN))
+            # Nemotron 3 leaves an empty line where it leaves reasoning out
+            assert [text.lstrip("\n") for text in got] == [
+                text.lstrip("\n").replace("well\n", "well") for text in expected
+            ], chat

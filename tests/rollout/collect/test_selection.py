@@ -1,0 +1,145 @@
+"""Which groups of an over-sampled step are trained on, and which prompts come next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from milescli.core.errors import RecipeError
+from milescli.core.examples import example_groups
+from milescli.core.types import Group, Prompt, WeightVersion
+from milescli.recipe.data import Data
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.section import refuse
+from milescli.recipe.train import algorithm_rules
+from milescli.rollout.collect.collector import Collector
+from milescli.rollout.collect.curriculum import Tried, as_state, from_state, learnable, remember
+from milescli.rollout.collect.selection import places_of, selected, variance
+from tests.rollout.engines import ScriptedEngine, make_episodes, make_scorer, make_source
+
+V0 = WeightVersion(0)
+
+
+def _recipe(**sections: dict[str, Any]) -> Recipe:
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 3, **sections.pop("rollout", {})}
+    return Recipe.model_validate({"rollout": rollout, **sections})
+
+
+def _collector(recipe: Recipe, reward: Any = None, *, num_prompts: int = 40) -> Collector:
+    scorer = make_scorer(reward) if reward else None
+    episodes = make_episodes(ScriptedEngine(), scorer=scorer)
+    return Collector(make_source(num_prompts), episodes, recipe=recipe)
+
+
+def _taken(collector: Collector, steps: int = 1) -> list[list[int]]:
+    async def run() -> list[list[int]]:
+        taken = list[Sequence[Group]]()
+        for step in range(1, steps + 1):
+            taken.append(await collector.take(step, version=V0))
+        return [[group.prompt.index for group in groups] for groups in taken]
+
+    return asyncio.run(run())
+
+
+def test_the_groups_whose_rewards_differ_most_are_taken_in_order() -> None:
+    groups = example_groups()  # of unequal, of equal, and of mostly equal rewards
+    assert variance(groups=groups, count=2, settings=Rollout()) == [0, 2]
+    chosen = selected(variance, groups, count=1, settings=Rollout())
+    assert [group.prompt.index for group in chosen] == [0]
+    assert selected(variance, groups, count=3, settings=Rollout()) == groups
+
+
+@pytest.mark.parametrize("said", [None, [0], [0, 0], [0, 3], [-1, 0], "ab", 5, [0.5, None]])
+def test_what_is_no_choice_is_refused(said: object) -> None:
+    with pytest.raises(RecipeError, match="the selection `mine` gave") as refused:
+        places_of(said, "selection", "mine", size=3, count=2)
+    assert "of 3 it chooses 2" in refused.value.why
+
+
+def test_a_selection_waits_for_all_and_moves_the_position_past_them() -> None:
+    async def reward(*, prompt: str, response: str, label: str | None) -> float:
+        return float(response) if int(prompt) % 2 else 1.0
+
+    recipe = _recipe(rollout={"over_sampling": 2.0, "selection": "variance"})
+    collector = _collector(recipe, reward)
+    ((*indices,),) = _taken(collector)
+    assert all(index % 2 for index in indices) and len(indices) == 4
+    assert collector.position == 8
+
+
+def test_a_curriculum_prefers_what_is_answered_half_of_the_time() -> None:
+    prompts = [Prompt(index=n, token_ids=[n], text=str(n), label="0") for n in range(5)]
+    history = {0: Tried(1.0, 1), 1: Tried(0.5, 1), 2: Tried(0.0, 2), 4: Tried(0.9, 1)}
+    settings = Data()
+    places = learnable(candidates=prompts, history=history, count=3, settings=settings)
+    assert list(places) == [1, 3, 4], "half right, untried, nearly solved"
+
+
+def test_a_curriculum_learns_from_each_step_and_goes_on_from_its_state() -> None:
+    async def reward(*, prompt: str, response: str, label: str | None) -> float:
+        return float(int(prompt) < 6)  # solved; the others are too hard
+
+    recipe = _recipe(data={"curriculum": "learnable", "curriculum_pool": 2.0})
+    collector = _collector(recipe, reward, num_prompts=8)
+    first, second, third = _taken(collector, 3)
+    assert first == [0, 1, 2, 3] and second == [4, 5, 6, 7], "untried ones first"
+    assert third == [0, 1, 2, 3], "all alike, as they come"
+    assert collector.history[0] == Tried(1.0, 2) and collector.history[6] == Tried(0.0, 1)
+    assert from_state(as_state(collector.history)) == collector.history
+
+    other = _collector(recipe, reward, num_prompts=8)
+    other.history.update(from_state(as_state({n: Tried(1.0, 1) for n in range(4)})))
+    assert _taken(other) == [[4, 5, 6, 7]]
+
+
+def test_a_pool_beyond_the_epoch_offers_each_prompt_once() -> None:
+    recipe = _recipe(data={"curriculum": "learnable", "curriculum_pool": 4.0})
+    (taken,) = _taken(_collector(recipe, num_prompts=6))
+    assert len(set(taken)) == 4
+    (few,) = _taken(_collector(recipe, num_prompts=3))
+    assert len(few) == 4 and set(few) == {0, 1, 2}
+
+
+def test_without_a_curriculum_nothing_is_remembered() -> None:
+    collector = _collector(_recipe())
+    _taken(collector)
+    assert collector.history == {}
+
+
+def test_what_is_refused_by_the_filter_is_remembered_and_told() -> None:
+    async def reward(*, prompt: str, response: str, label: str | None) -> float:
+        return 1.0 if int(prompt) < 4 else float(response)
+
+    recipe = _recipe(
+        rollout={"filter": "zero_variance"}, data={"curriculum": "learnable", "curriculum_pool": 1}
+    )
+    collector = _collector(recipe, reward)
+    _taken(collector)
+    assert [group.prompt.index for group in collector.refused][:4] == [0, 1, 2, 3]
+    assert {0, 1, 2, 3} <= set(collector.history)
+
+
+def test_a_prompt_that_returns_counts_once_more() -> None:
+    history: dict[int, Tried] = {}
+    groups = example_groups()
+    remember(history, groups)
+    remember(history, groups[:1])
+    assert history[0] == Tried(0.5625, 2) and history[1].times == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"rollout": {"selection": "variance"}}, "has nothing to choose from"),
+        (
+            {"rollout": {"max_staleness": 1}, "data": {"curriculum": "learnable"}},
+            "cannot run ahead",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        refuse(algorithm_rules(_recipe(**sections)))

@@ -1,0 +1,93 @@
+"""Tests of labels of the reward `code`, of the code in a response, and of what counts as equal; no
+sandbox is needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from milescli.rollout.rewards.code.asserts import Ungradable, part
+from milescli.rollout.rewards.code.label_tests import code_of, read_label, same_output, same_value
+
+
+@pytest.mark.parametrize(
+    ("label", "why"),
+    [
+        ({}, "`inputs` is no list"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": [], "outputs": []}, "0 inputs"),
+        ({"inputs": [1], "outputs": ["1"]}, "no list of texts"),
+        ({"fn_name": "a b", "inputs": [[1]], "outputs": [1]}, "no name"),
+        ({"fn_name": "f", "inputs": ["x y"], "outputs": [1]}, "no lines of JSON"),
+        ({"asserts": []}, "no list of texts"),
+        ({"asserts": ["x = 1"]}, "asserts nothing"),
+        ({"asserts": ["assert f("]}, "no Python"),
+        ({"asserts": ["for i in range(3):\n    assert f(i)"]}, "inside of `for i in range"),
+        ({"asserts": ["assert all(f(i) for i in range(3))"]}, "inside of a loop"),
+        ({"asserts": ["import pytest\nassert f(1)"]}, "not in the sandbox"),
+    ],
+)
+def test_a_label_that_cannot_be_graded_says_why(label: dict[str, Any], why: str) -> None:
+    with pytest.raises(Ungradable, match=why):
+        read_label(json.dumps(label))
+
+
+@pytest.mark.parametrize("label", [None, "", "{", "[1]", "3", "[" * 100_000])
+def test_what_is_no_object_is_refused(label: str | None) -> None:
+    with pytest.raises(Ungradable):
+        read_label(label)
+
+
+def test_only_the_questions_go_to_the_code() -> None:
+    parted = part(["expected = 5\ndata = [1]\nassert f(data) == expected and f(2) > 7"])
+    assert parted.asked == [{"do": "data = [1]"}, {"value": "f(data)"}, {"value": "f(2)"}]
+    assert parted.judged[-1]["judge"] == "_v1 == expected and _v2 > 7"
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        ("a = 1", "a = 1"),
+        ("```python\na\n```\nor\n```py\nb\n```\nend", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("text\n```python\nnot closed", "not closed"),
+        ("```python\n```", ""),
+    ],
+)
+def test_the_last_fenced_block_is_the_code(response: str, code: str) -> None:
+    assert code_of(response) == code
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1 \n2\n\n", "1\n2", True),
+        ("1\n\n2", "1\n2", False),
+        ("0.3333333", "0.33333333", True),
+        ("1.0", "1", False),
+        ("1", "1.0", True),
+        ("nan", "1.5", False),
+        ("", "", True),
+        ("a 0.5", "b 0.5", False),
+    ],
+)
+def test_output_is_compared_by_lines(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "same"),
+    [
+        (True, 1, False),
+        (1, 1.0, True),
+        ({"tuple": [1, {"set": [2]}]}, [1, [2]], True),
+        ({"dict": [[1, "a"]]}, {"1": "a"}, True),
+        ([1], 1, True),
+        ({"dict": 5}, {}, False),
+        (None, [], False),
+    ],
+)
+def test_results_are_compared_as_json_has_them(have: object, want: object, same: bool) -> None:
+    assert same_value(have, want) is same

@@ -1,0 +1,157 @@
+"""Tests of the reward `code`: each form of label, in a real sandbox; and that what tests expect is
+not where the code is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from milescli.core.errors import MachineError
+from milescli.recipe.rewards import CodeSettings
+from milescli.rollout.contract import check_reward
+from milescli.rollout.rewards.code.reward import Code, code
+from milescli.sandbox.base import Sandbox
+from milescli.sandbox.choose import choose
+
+ADD = {"asserts": ["assert add(1, 2) == 3", "assert add(2, 2) == 4"]}
+SUM = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+SECRET = 271828182845904
+"""Long, as addresses in memory are full of short numbers."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sandbox() -> Sandbox:
+    """Of this machine."""
+    try:
+        return choose().sandbox
+    except MachineError as error:
+        pytest.skip(str(error))
+
+
+def _score(response: str, label: dict[str, Any], **settings: Any) -> float:
+    reward = Code(CodeSettings(**settings))
+    return asyncio.run(reward(prompt="", response=response, label=json.dumps(label)))
+
+
+def test_it_bears_the_contract() -> None:
+    assert check_reward(code, examples=code.examples) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("response", "whole", "share"),
+    [
+        ("Here:\n```python\na, b = map(int, input().split())\nprint(a + b)\n```\nDone.", 1.0, 1.0),
+        ("print(3)", 0.0, 0.5),
+        ("print(3)\nprint(7)", 0.0, 0.0),
+        ("import sys\nprint(3)\nsys.exit(1)", 0.0, 0.0),
+        ("not python", 0.0, 0.0),
+        ("```python\n```", 0.0, 0.0),
+        ("<think>print(1)</think>a, b = map(int, input().split()); print(f'{a + b} ')", 1.0, 1.0),
+    ],
+)
+def test_programs_are_held_to_what_they_print(response: str, whole: float, share: float) -> None:
+    assert _score(response, SUM) == whole
+    assert _score(response, SUM, score="share") == share
+
+
+@pytest.mark.parametrize(
+    ("response", "label"),
+    [
+        ("def f(x, y): return (x, y)", {"inputs": [[1, 2]], "outputs": [[1, 2]]}),
+        (
+            "class Solution:\n    def f(self, x): return x * 1.5",
+            {"inputs": ["2"], "outputs": ["3.0"]},
+        ),
+        ("def f(x): return {1: x}", {"inputs": [["a"]], "outputs": [{"1": "a"}]}),
+        ("def f(): print('noise'); return None", {"inputs": [[]], "outputs": [None]}),
+        ("def f(x): return x / 3", {"inputs": [[1]], "outputs": [0.333333333]}),
+        ("def f(x): return x + 1", {"inputs": [[1]], "outputs": [[2]]}),
+    ],
+)
+def test_functions_are_held_to_what_they_return(response: str, label: dict[str, Any]) -> None:
+    assert _score(response, {"fn_name": "f", **label}) == 1.0
+    assert _score("def f(*_): return 'x'", {"fn_name": "f", **label}) == 0.0
+
+
+CLASS = "class S:\n    def __init__(s): s.x = []\n    def push(s, v): s.x.append(v); return s\n"
+
+
+@pytest.mark.parametrize(
+    ("response", "asserts"),
+    [
+        ("def f(x): return x", ["assert f(1) == 1 and f(2) == 2, 'message'"]),
+        ("def f(x): return x / 3", ["assert abs(f(1) - 0.3333) < 1e-3"]),
+        ("def f(x): return x", ["import math\nassert math.isclose(f(1.0), math.sqrt(1))"]),
+        ("def f(x): return x", ["assert isinstance(f(1), int)", "assert list(map(f, [1])) == [1]"]),
+        ("def f(x): return {1, 2}", ["assert f(0) == {2, 1}", "assert sorted(f(0)) == [1, 2]"]),
+        ("def f(x): return (1, [b'x'])", ["assert f(0) == (1, [b'x'])"]),
+        ("def f(x): return x", ["data = [1]\ndata.append(2)\nassert f(data) == [1, 2]"]),
+        ("def f(x): x.sort()", ["data = [2, 1]\nf(data)\nassert data == [1, 2]"]),
+        (CLASS, ["def test_it():\n    s = S()\n    s.push(1).push(2)\n    assert s.x == [1, 2]"]),
+        (CLASS, ["from solution import S\nassert not S().x", "assert len(S().push(1).x) == 1"]),
+    ],
+)
+def test_asserts_hold_of_right_code_and_of_no_other(response: str, asserts: list[str]) -> None:
+    assert _score(response, {"asserts": asserts}) == 1.0
+    assert _score("def f(*_): return None\nS = None", {"asserts": asserts}) == 0.0
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+        "print('ok'); exit",
+        "class E:\n    def __eq__(s, o): return True\ndef add(*_): return E()",
+        "class I(int):\n    def __eq__(s, o): return True\ndef add(*_): return I(0)",
+        "import builtins\nbuiltins.AssertionError = None\ndef add(*_): return 0",
+        "import sys\nsys.settrace(lambda *_: None)\ndef add(*_): raise SystemExit",
+        "import json\njson.dumps = lambda *_: 'true'\ndef add(*_): return 1",
+        "def add(*_):\n    while True: pass",
+    ],
+)
+def test_code_that_cheats_or_leaves_early_passes_nothing(response: str) -> None:
+    assert _score(response, ADD, score="share", limit_s=1.0) == 0.0
+
+
+SPY = f"""
+import gc, glob, os, sys
+def add(a, b):
+    seen = [open(path, errors="replace").read() for path in glob.glob("**", recursive=True)]
+    frame = sys._getframe()
+    while frame:
+        seen += [repr(frame.f_locals), repr(frame.f_globals), repr(frame.f_code.co_consts)]
+        frame = frame.f_back
+    seen += [repr(thing) for thing in gc.get_objects() if type(thing) in (list, dict, tuple)]
+    seen += [repr(dict(os.environ)), repr(sys.argv), repr(sys.orig_argv)]
+    own = "{SECRET - 1}"
+    number = str(int(own) + 1)
+    return int(number) if any(number in text for text in seen) else 0
+"""
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        {"asserts": [f"assert add(1, 2) == {SECRET}"]},
+        {"asserts": [f"expected = {SECRET}\nassert add(1, 2) == expected"]},
+        {"asserts": [f"def test_it():\n    assert {SECRET} == add(1, 2)"]},
+        {"fn_name": "add", "inputs": [[1, 2]], "outputs": [SECRET]},
+    ],
+)
+def test_what_is_expected_is_nowhere_near_the_code(label: dict[str, Any]) -> None:
+    assert _score(SPY, label) == 0.0
+    assert _score(f"def add(*_): return {SECRET}", label) == 1.0
+
+
+def test_one_test_that_hangs_costs_its_own_share() -> None:
+    hangs = "def add(a, b):\n    while a == 1: pass\n    return a + b"
+    assert _score(hangs, ADD, score="share", limit_s=0.5) == 0.5
+
+
+def test_a_label_without_tests_is_refused_before_the_run() -> None:
+    assert code.check_label(None) and code.check_label("x") and code.check_label("[]")
+    assert code.check_label(json.dumps(SUM)) is None
