@@ -13,11 +13,11 @@ Tools = list[dict[str, Any]]
 """What may be called, as JSON schemas."""
 TOOLS_COLUMN = "tools"
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
-"""Of the form that says `from` and `value`."""
+"""Role names of ShareGPT's form (`from` and `value`) -> the template's."""
 
 
 def turns_in(value: list[object], key: str) -> Turns:
-    """Of a list in column `key`. Raises ValueError with the reason."""
+    """Parse the list in column `key`. Raises ValueError with the reason."""
     if not value:
         raise ValueError(f"`{key}` is an empty list")
     return [turn_of(item, f"`{key}[{place}]`") for place, item in enumerate(value)]

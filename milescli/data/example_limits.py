@@ -24,7 +24,7 @@ class ExampleReport:
 
     path: str
     sha256: str
-    """Of the file's bytes."""
+    """SHA-256 of the file's bytes."""
     num_rows: int
     """Rows in the file."""
     num_used: int
@@ -35,7 +35,7 @@ class ExampleReport:
     num_equal: int
     """Pairs left out whose sides are equal."""
     tokens: int
-    """Of all rows that are used."""
+    """Number of tokens of all rows that are used."""
     loss_tokens: int
     """Of these, learned ones."""
     tokens_p50: int

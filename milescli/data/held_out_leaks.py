@@ -19,7 +19,7 @@ NEAR_ROWS = 100_000
 NEAR_HELDOUT = 10_000
 """Training prompts and held-out ones that are compared nearly; of more, evenly spread ones."""
 SIMILARITY = 0.8
-"""Of two sets of word trigrams: what they share, divided by what either has (Jaccard)."""
+"""Threshold of the Jaccard index of two prompts' sets of word trigrams."""
 MIN_WORDS = 8
 """Shorter prompts are too much alike to say anything."""
 NUM_PERMUTATIONS = 64

@@ -174,7 +174,7 @@ def load_mix(
 
 
 def counts_of(mix: Sequence[MixSource]) -> list[int]:
-    """How many positions of a pass each source gets."""
+    """Number of positions of a pass that each source gets."""
     if all(source.quota is not None for source in mix):
         return [source.quota or 0 for source in mix]
     weights = [1.0 if source.weight is None else source.weight for source in mix]
@@ -182,13 +182,13 @@ def counts_of(mix: Sequence[MixSource]) -> list[int]:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Of the order within a source: another one for each."""
+    """Seed of the order within a source: each source has its own."""
     digest = hashlib.blake2b(f"{seed}/source/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
-    """Over all sources; the hash is over theirs, and over how they are mixed."""
+    """The report over all sources; its hash covers their hashes and how they are mixed."""
     reports = [part.report for part in loaded]
     lengths = sorted(length for part in loaded for length in part.lengths)
     hashed = [

@@ -41,7 +41,7 @@ TASK_FOLDER = "tasks"
 """Below `base_dir`: where the files of `task:NAME` go."""
 LARGE_ROWS = 100_000
 LARGE_BYTES = 256 * 2**20
-"""Of files with more rows, or more bytes, prompts are made when they come up."""
+"""Prompts of files with more rows, or more bytes, are tokenised on demand."""
 CHUNK_ROWS = 4096
 """Tokenised at once."""
 NUM_MEASURED = 4096
@@ -56,7 +56,7 @@ class SourceReport:
 
     path: str
     sha256: str
-    """Of the file's bytes."""
+    """SHA-256 of the file's bytes."""
     num_rows: int
     """Rows in the file."""
     num_duplicates: int
@@ -322,7 +322,7 @@ def _sha256_over(files: Sequence[FileRows]) -> str:
 
 
 def percentile(ascending: list[int], percent: int) -> int:
-    """Of numbers in ascending order, at least one; nearest rank."""
+    """Nearest-rank percentile of numbers in ascending order, at least one."""
     return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]
 
 
@@ -331,7 +331,8 @@ SAY_EVERY_S = 10.0
 
 
 class Waiting:
-    """Call it now and then with how much is done."""
+    """Reports the progress of slow work; quick work reports nothing. Callers pass the number of
+    rows that are done."""
 
     def __init__(
         self,
@@ -341,7 +342,7 @@ class Waiting:
         after_s: float = SAY_AFTER_S,
         every_s: float = SAY_EVERY_S,
     ) -> None:
-        """`say` is given lines such as `reading train.jsonl: 1,200,000 rows`; `what`: what stands
+        """`say` is given lines such as `reading train.jsonl: 1,200,000 rows`; `what` is the text
         before the colon."""
         self._say = say
         self._what = what
@@ -349,7 +350,7 @@ class Waiting:
         self._next_s = time.monotonic() + after_s
 
     def __call__(self, num_done: int) -> None:
-        """So many rows are done."""
+        """Report `num_done` rows if a report is due."""
         now = time.monotonic()
         if self._say is not None and now >= self._next_s:
             self._next_s = now + self._every_s

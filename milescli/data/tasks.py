@@ -37,7 +37,7 @@ ROWS = Registry(
 """Functions `(*, seed) -> rows`: of environments, and of the user's; equal seeds give equal
 rows."""
 MAX_ROWS = MAX_YIELDED - 1
-"""Of one function."""
+"""Most rows that one function may yield."""
 HELDOUT_MODULUS = 16
 """One sum in sixteen is held out, whatever the seed: training and held-out prompts are disjoint by
 their numbers."""
@@ -302,13 +302,15 @@ NUM_SEEDS, NUM_HELDOUT_SEEDS = 8192, 256
 
 
 def seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Numbers to train on; others for another run's seed."""
+    """Rows of `task:seeds`: each is only a number (its label), for environments that draw their own
+    start states; what the policy sees is what the environment shows at its reset. Other seeds of
+    the run give other numbers."""
     first = NUM_HELDOUT_SEEDS + seed * NUM_SEEDS
     return map(_seed_row, range(first, first + NUM_SEEDS))
 
 
 def heldout_seed_rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Numbers that no run trains on, the same for each."""
+    """Rows of `task:seeds-heldout`: numbers that no run trains on, the same for every run."""
     return map(_seed_row, range(NUM_HELDOUT_SEEDS))
 
 

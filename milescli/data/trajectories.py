@@ -29,7 +29,7 @@ def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Tra
 
 
 def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
-    """Its first tokens."""
+    """Keep the first `num_tokens` tokens."""
     if trajectory.num_tokens <= num_tokens:
         return trajectory
     return unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])

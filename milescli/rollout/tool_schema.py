@@ -100,7 +100,7 @@ def _schema(hint: Any) -> dict[str, Any] | None:
 
 
 def _described(docstring: str) -> dict[str, str]:
-    """Of the section `Args:`, by parameter."""
+    """Descriptions in the section `Args:`, by parameter."""
     _, found, section = docstring.partition("Args:\n")
     described: dict[str, str] = {}
     for line in section.splitlines() if found else ():

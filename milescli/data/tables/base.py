@@ -67,17 +67,17 @@ class Table(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Of the content, uncompressed as far as that is known."""
+        """Size of the content, uncompressed as far as that is known."""
         ...
 
     @property
     def share_read(self) -> float:
-        """Of the file, that `records` has gone through: 0 to 1."""
+        """Share of the file that `records` has read: 0 to 1."""
         ...
 
     @property
     def sha256(self) -> str:
-        """Of the file's bytes, 64 hex digits."""
+        """SHA-256 of the file's bytes, 64 hex digits."""
         ...
 
 

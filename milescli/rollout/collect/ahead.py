@@ -59,7 +59,7 @@ class AheadCollector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Of the last step taken."""
+        """Statistics of the last step that `take` returned."""
         return self._collector.stats
 
     @property
@@ -79,7 +79,7 @@ class AheadCollector:
 
     @property
     def position(self) -> int:
-        """Of the oldest prompt that no step has taken: where a resumed run goes on."""
+        """Position of the oldest prompt that no step has taken: where a resumed run goes on."""
         begun = [batch.start_position for batch in self._pending]
         return min([self._source.position, *(start for start in begun if start is not None)])
 

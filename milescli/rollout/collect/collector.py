@@ -44,7 +44,7 @@ class Batch:
     refused: list[Group]
     """By the filter."""
     start_position: int
-    """Of the source, before the batch's first prompt was taken."""
+    """Position of the source before the batch's first prompt was taken."""
 
 
 @dataclass(slots=True)
@@ -98,13 +98,13 @@ class Collector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Of the last step taken."""
+        """Statistics of the last step that `take` returned."""
         assert self._stats is not None, "nothing was taken yet"
         return self._stats
 
     @property
     def position(self) -> int:
-        """Of the source: where a resumed run goes on."""
+        """Position of the source: where a resumed run goes on."""
         return self._source.position
 
     @property
@@ -372,7 +372,8 @@ def _mean_reward(groups: list[Group]) -> float:
 
 
 class FlowMeter:
-    """Belongs to one event loop."""
+    """Measures how many samples are being generated over time, and so whether rollout was idle.
+    Belongs to one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
@@ -383,7 +384,7 @@ class FlowMeter:
 
     @contextmanager
     def sample(self) -> Iterator[None]:
-        """One is being made."""
+        """Count one running sample while the context is open."""
         self._advance()
         self._num_running += 1
         try:
@@ -393,7 +394,7 @@ class FlowMeter:
             self._num_running -= 1
 
     def read(self) -> FlowStats:
-        """Since it was read before."""
+        """Statistics since the last read."""
         self._advance()
         seconds = self._last - self._began
         stats = FlowStats(

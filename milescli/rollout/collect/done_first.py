@@ -45,7 +45,7 @@ class _Slot:
     """One prompt in flight."""
 
     position: int
-    """Of the prompt in the source."""
+    """Position of the prompt in the source."""
     epoch: int
     prompt: Prompt
     num_retries: int = 0
@@ -113,7 +113,7 @@ class DoneFirstCollector:
 
     @property
     def stats(self) -> RolloutStats:
-        """Of the last step taken."""
+        """Statistics of the last step that `take` returned."""
         return self._collector.stats
 
     @property
@@ -133,7 +133,7 @@ class DoneFirstCollector:
 
     @property
     def position(self) -> int:
-        """Of the oldest prompt that no step has settled: where a resumed run goes on."""
+        """Position of the oldest prompt that no step has settled: where a resumed run goes on."""
         drawn = [slot.position for slot in self._backlog]
         return min([self._source.position, *self._slots, *self._refused, *self._dropped, *drawn])
 

@@ -56,7 +56,7 @@ def yes_or_no(said: object, kind: str, name: str, *, of: str) -> bool:
 
 
 def keep_all(*, group: Group, settings: Rollout) -> bool:
-    """Refuses nothing."""
+    """Keep every group."""
     return True
 
 

@@ -34,7 +34,7 @@ class GroupHead:
     """What is known of a kept group without its tokens."""
 
     position: int
-    """Of its prompt in the source: over a whole run, no other group has it."""
+    """Position of its prompt in the source: unique over a whole run."""
     prompt_index: int
     epoch: int
     oldest: int

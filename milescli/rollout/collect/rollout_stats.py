@@ -65,19 +65,19 @@ def reward_histogram(groups: Sequence[Group]) -> tuple[int, ...]:
 
 
 def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of each part of the reward, over the samples that were scored by parts."""
+    """Mean of each part of the reward, over the samples that were scored by parts."""
     return _means([sample.reward_parts for sample in samples])
 
 
 def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of each figure that agents tell of their episodes; and how many failed, for each that did
-    not, where some did."""
+    """Mean of each metric that agents report of their episodes; and `failed_episodes`, failed
+    attempts per sample, if any failed."""
     failed = fmean(sample.num_failed for sample in samples) if samples else 0.0
     figures = _means([sample.figures for sample in samples])
     return {**figures, "failed_episodes": failed} if failed else figures
 
 
 def _means(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each name, over those that have it."""
+    """Mean for each name, over the rows that have it."""
     names = dict.fromkeys(name for figures in told for name in figures)
     return {name: fmean(row[name] for row in told if name in row) for name in names}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 LEVEL = 0.95
-"""Of every interval."""
+"""Confidence level of every interval."""
 NUM_RESAMPLES = 10_000
 _CHUNK = 2**22
 """Numbers that are drawn at once."""

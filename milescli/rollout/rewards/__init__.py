@@ -104,7 +104,7 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
 
 
 def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict[str, Scoring]:
-    """Of each role that has a reward of its own, as `scorer_of`."""
+    """A scorer for each role that has a reward of its own, as `scorer_of`."""
     return {
         name: scorer_of(rollout.model_copy(update={"reward": role.reward}), server)
         for name, role in rollout.roles.items()

@@ -14,9 +14,9 @@ from milescli.rollout.rewards.forms import Form
 
 MEMORY_KEY = "rollout.reward_memory_gib"
 CALLS_AT_ONCE = 256
-"""Of an async reward, and responses of one call of a batched one."""
+"""Concurrent calls of an async reward, and responses in one call of a batched one."""
 MAX_WORKERS = 32
-"""Of a plain one."""
+"""Most worker processes of a plain reward."""
 GROW_AFTER_S = 0.5
 """Plain rewards that compute are done sooner in as many workers as there are cores; where a call
 has waited so long for workers that are all at work, they wait for something, and further ones are

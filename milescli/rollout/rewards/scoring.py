@@ -62,7 +62,7 @@ class Scoring(Protocol):
         ...
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """Of one response. Raises RewardError."""
+        """Score one response. Raises RewardError."""
         ...
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
