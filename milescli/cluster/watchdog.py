@@ -271,7 +271,7 @@ def _verdicts(said: bytes) -> list[Path]:
 
 def _report(log_dir: Path) -> None:
     """In a process of its own: it imports more than a watchdog may."""
-    command = [sys.executable, "-m", "milescli.autopsy.write", str(log_dir)]
+    command = [sys.executable, "-m", "milescli.autopsy.why", str(log_dir)]
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             command,

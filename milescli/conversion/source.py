@@ -15,7 +15,7 @@ from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER
 from milescli.checkpoint.record import RECORD_NAME
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
 from milescli.checkpoint.store import PREFIX
-from milescli.conversion.watching import store_of
+from milescli.conversion.base import store_of
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 

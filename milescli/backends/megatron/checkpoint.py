@@ -20,7 +20,7 @@ from milescli.backends.megatron.optimizer import inner_optimizers
 from milescli.backends.megatron.pieces import pieces
 from milescli.backends.megatron.saving import BackgroundSave, release_state
 from milescli.checkpoint.store import not_written
-from milescli.checkpoint.torch_dist.safe_pickle import read_metadata
+from milescli.checkpoint.torch_dist.metadata import read_metadata
 from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milescli.autopsy.write import WHAT_IT_TELLS, write_why
+from milescli.autopsy.why import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.run_dir import (
     RunDir,
     resume_command,
@@ -41,7 +41,7 @@ from milescli.core.errors import (
 )
 from milescli.core.events import RunEnded, stamped
 from milescli.core.silence import is_stopped_process
-from milescli.platform.oom import oom_kills
+from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
 from milescli.runtime.recording.side_files import LineFile
 from milescli.runtime.recovery.restarts import Restarts

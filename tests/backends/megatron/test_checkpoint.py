@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from milescli.checkpoint.torch_dist.safe_pickle import require_known_pickles
+from milescli.checkpoint.torch_dist.metadata import require_known_pickles
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.conftest import Worlds
 from tests.conversion.making import to_hf

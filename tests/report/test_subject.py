@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from milescli.report.shown_keys import read_keys
+from milescli.report.subject import read_keys
 from tests.report.run_folders import make_run
 
 

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.report.markup import el, table
+from milescli.report.frame import el, table
 
 
 @given(said=st.text(alphabet=st.characters(blacklist_categories=("Cs", "Cc")), max_size=40))
