@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from milescli.checkpoint.hf_folder import INDEX_NAME, SINGLE_NAME
+from milescli.checkpoint.hf_folder import SINGLE_NAME
 from milescli.checkpoint.hf_tensors import HfTensors
 from milescli.checkpoint.hf_to_megatron import open_passthrough, safetensors_file
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
@@ -27,6 +27,7 @@ from milescli.checkpoint.source import Source, open_source
 from milescli.checkpoint.torch_dist.keys import items_of
 from milescli.checkpoint.torch_dist.reader import TorchDistReader
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
+from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models import load_facts
 from milescli.models import table as table_of

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from milescli.checkpoint.base import MANIFEST_NAME
-from milescli.checkpoint.hf_folder import INDEX_NAME, HfReader
+from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.safetensors_file import dtype_name
 from milescli.checkpoint.source import Source
+from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME, quantization_config, read_config
 

@@ -13,37 +13,12 @@ from pathlib import Path
 from milescli.backends.ray.actor import ActorHandle
 from milescli.backends.ray.cluster import Cluster
 from milescli.backends.ray.group import run_all, start_all
+from milescli.cluster.agent import NODE_AGENT
 from milescli.cluster.nodes import RunNodes
-from milescli.cluster.watchdog import start_watchdog
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.plan.types import Plan, Slot
 from milescli.platform import visibility
 from milescli.platform.ports import free_ports
-
-NODE_AGENT = "milescli.cluster.resources:NodeAgent"
-
-
-class NodeAgent:
-    """A watchdog, a folder for temporary files, and ports. Its actor does not carry the run's
-    token, so that the watchdog, whose pipe it holds, does not end it with the others. Ray ends it
-    when the driver ends, in whatever way; then the pipe closes."""
-
-    def __init__(self, *, token: str, temp_dir: str) -> None:
-        """`temp_dir`: what the run's processes have as TMPDIR; made here, and removed by the
-        watchdog with the folder above it."""
-        folder = Path(temp_dir)
-        folder.parent.mkdir(mode=0o700, exist_ok=True)
-        folder.mkdir(exist_ok=True)
-        self._watchdog = start_watchdog(token=token, scratch_dirs=[folder.parent])
-
-    def free_ports(self, count: int, host: str) -> list[int]:
-        """That nobody listens on, on this node."""
-        return free_ports(count, host=host)
-
-    def release(self) -> None:
-        """Ask for the clean-up of this node, and wait for it."""
-        self._watchdog.release()
-
 
 LOOPBACK = "127.0.0.1"
 PORTS_TIMEOUT_S = 60.0

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
-from milescli.backends.ray.health import lost_nodes
-from milescli.backends.ray.nodes import free_resources
+from milescli.backends.ray.nodes import free_resources, lost_nodes
 from milescli.cluster.nodes import RunNode, who_sees
 from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError
@@ -23,7 +22,7 @@ from milescli.doctor.finding import Finding, Status, fail, ok, run_checks, skip,
 from milescli.doctor.fixes import nearest_folder
 from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
-from milescli.doctor.trials import run_trial
+from milescli.doctor.trial import run_trial
 
 ASK_S, EXAMINE_S, GROUP_S = 120.0, 900.0, 300.0
 """Bounds on a short question, on all checks of a node, and on the collective of all."""

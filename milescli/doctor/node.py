@@ -26,7 +26,7 @@ from milescli.doctor.settings import (
     check_variables,
 )
 from milescli.doctor.torch_build import judge_trial
-from milescli.doctor.trials import run_trial
+from milescli.doctor.trial import run_trial
 from milescli.platform.machine import Machine
 from milescli.platform.probe import find_accelerators, probe, run_tool
 from milescli.recipe.load import LoadedRecipe

@@ -17,7 +17,7 @@ from milescli.core.units import GIB, format_bytes
 from milescli.doctor.finding import Finding, fail, ok, skip, warn
 from milescli.doctor.fixes import as_root, pip_install
 from milescli.platform.cpu import cgroup_folders, number_in
-from milescli.platform.cpu_kernels import NoKernels, loaded
+from milescli.platform.cpu_kernel_library import NoKernels, loaded
 from milescli.platform.environment import PlanView, engine_environment, trainer_environment
 from milescli.platform.machine import Kind, Machine
 

@@ -12,8 +12,7 @@ from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.core.errors import CheckpointError
 from milescli.export.adapter import Adapter, adapter_of, merge_into
 from milescli.export.folder import write_folder
-from milescli.export.reading import read_folder
-from milescli.export.stored import Named
+from milescli.export.stored import Named, read_folder
 from milescli.models import load_facts, table
 from milescli.models.adapter import adapter_table, read_shape
 from milescli.models.base import WeightTable

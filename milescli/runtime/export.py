@@ -25,7 +25,7 @@ from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapte
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
-from milescli.export.reading import read_folder
+from milescli.export.stored import read_folder
 from milescli.export.story import Story, hub_name, read_story
 from milescli.export.trained_adapter import PLAIN_OF, read_merged, read_trained_adapter
 from milescli.models import load_facts

@@ -15,20 +15,19 @@ from starlette.types import ASGIApp
 
 from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
-from milescli.web import columns, evaluations, memory, records, samples, timeline, told
-from milescli.web.asked import Asked, Json
+from milescli.web import columns, endpoints, evaluations, samples
+from milescli.web.asked import Asked, Json, Question
+from milescli.web.endpoints import summary
+from milescli.web.files import static_file
 from milescli.web.find_samples import find_samples
 from milescli.web.gate import Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
-from milescli.web.page_files import static_file
-from milescli.web.question import Question
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
 from milescli.web.shown import ShownRun, ShownRuns
-from milescli.web.summary import summary
 from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
 
 Endpoint = Callable[[Asked], Json]
@@ -36,12 +35,12 @@ READS: dict[str, Endpoint] = {
     "summary": summary,
     "names": columns.names,
     "columns": columns.columns,
-    "told": told.told,
-    "timeline": timeline.timeline,
-    "memory": memory.memory,
-    "recipe": records.recipe,
-    "plan": records.plan,
-    "manifest": records.manifest,
+    "told": endpoints.told,
+    "timeline": endpoints.timeline,
+    "memory": endpoints.memory,
+    "recipe": endpoints.recipe,
+    "plan": endpoints.plan,
+    "manifest": endpoints.manifest,
     "sample-steps": samples.steps,
     "samples": samples.samples,
     "evaluations": evaluations.evaluations,
@@ -56,7 +55,7 @@ class Site:
 
     shown: ShownRuns
     fault: Callable[[str], None]
-    """Is told, in one sentence, of a fault of ours."""
+    """Is endpoints, in one sentence, of a fault of ours."""
     histories: Histories = field(default_factory=Histories)
     states: RunStates = field(default_factory=RunStates)
     streams: LiveStreams = field(default_factory=LiveStreams)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from milescli.insight.samples import by_group, read_samples, sample_steps
 from milescli.web.asked import Asked, Json
-from milescli.web.paths import file_within, readable
+from milescli.web.files import file_within, readable
 from milescli.web.refusals import BadRequest, NotFound
 
 MAX_BYTES = 256 * 2**20

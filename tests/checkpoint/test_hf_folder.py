@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from milescli.checkpoint.hf_folder import INDEX_NAME, HfReader, write_tensors
+from milescli.checkpoint.hf_folder import HfReader, write_tensors
+from milescli.checkpoint.weight_files import INDEX_NAME
 from milescli.core.errors import CheckpointError
 
 

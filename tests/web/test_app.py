@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from milescli.checkpoint.run_lock import lock
 from milescli.web import app, live
 from milescli.web.app import READS
-from milescli.web.page_files import STATIC
+from milescli.web.files import STATIC
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
 
 MISSING = {"samples"}

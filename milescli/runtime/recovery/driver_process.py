@@ -29,7 +29,7 @@ from milescli.checkpoint.run_dir import (
     step_saved,
     verdict_file,
 )
-from milescli.cluster.clean_up import wait_for_clean_up
+from milescli.cluster.watchdog import wait_for_clean_up
 from milescli.core import errors
 from milescli.core.driver_pipe import Said, heard, speak_into
 from milescli.core.errors import (

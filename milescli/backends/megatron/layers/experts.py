@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from milescli.backends.megatron.absent_engine import mend_router
+from milescli.backends.megatron.cpu_compat import mend_router
 from milescli.models.facts import ModelFacts
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")

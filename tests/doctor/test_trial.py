@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from milescli.doctor.finding import Status
-from milescli.doctor.trials import run_trial
+from milescli.doctor.trial import run_trial
 
 
 def _python(code: str) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.web import line_index
-from milescli.web.line_index import LineIndex, LineIndexes
+from milescli.web import files
+from milescli.web.files import LineIndex, LineIndexes
 
 LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), max_size=40)
 
@@ -17,7 +17,7 @@ LINES = st.lists(st.binary(max_size=30).filter(lambda line: b"\n" not in line), 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that lines lie across them."""
-    monkeypatch.setattr(line_index, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 16)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_file_that_was_replaced_is_counted_anew(tmp_path: Path) -> None:
 
 
 def test_a_line_that_never_ends_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_index, "LONGEST_BYTES", 64)
+    monkeypatch.setattr(files, "LONGEST_BYTES", 64)
     file = tmp_path / "some.log"
     file.write_bytes(b"x" * 1000 + b"\nnext\n")
     index = LineIndex(file)
@@ -87,7 +87,7 @@ def test_counting_ends_for_time_and_goes_on(
     file.write_bytes(b"line\n" * 100)
     index = LineIndex(file)
     with monkeypatch.context() as hurried:
-        hurried.setattr(line_index, "COUNT_S", 0.0)
+        hurried.setattr(files, "COUNT_S", 0.0)
         index.count()
     assert not index.is_whole and index.num_lines < 100
     index.count()
@@ -97,9 +97,9 @@ def test_counting_ends_for_time_and_goes_on(
 def test_the_oldest_counts_are_forgotten(tmp_path: Path) -> None:
     indexes = LineIndexes()
     first = indexes.of(tmp_path / "0")
-    for number in range(line_index.NUM_HELD):
+    for number in range(files.NUM_HELD):
         indexes.of(tmp_path / str(number))
     assert indexes.of(tmp_path / "0") is first
-    for number in range(line_index.NUM_HELD + 1):
+    for number in range(files.NUM_HELD + 1):
         indexes.of(tmp_path / f"other-{number}")
     assert indexes.of(tmp_path / "0") is not first

@@ -1,6 +1,5 @@
-"""Where the lines of a text file begin, counted block by block and kept, so that any lines of a
-huge file are read without the others. A file that grows is counted on; one that was replaced,
-anew."""
+"""Files that the page reads: names in a URL become files within a run folder and nowhere else, long
+text files are read by an index of their lines, and the page has files of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +9,63 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from milescli.web.refusals import Forbidden, NotFound
+
+
+def below(folder: Path, name: str) -> Path:
+    """What `name`, as `a/b`, stands for below a folder. Raises Forbidden for one that climbs."""
+    parts = name.split("/")
+    if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise _elsewhere(name)
+    return folder.joinpath(*parts)
+
+
+def file_within(folder: Path, name: str) -> Path:
+    """A regular file below a folder, links resolved. Raises NotFound where there is none, Forbidden
+    where it is somewhere else or not ours to read."""
+    try:
+        root, file = folder.resolve(), below(folder, name).resolve()
+        if root not in file.parents:
+            raise _elsewhere(name)
+        if not file.is_file():
+            raise NotFound(
+                f"there is no file `{name[:200]}`",
+                why=f"it is not in {folder}",
+                fix=f"ls {folder}   # what is there",
+            )
+    except (OSError, RuntimeError) as error:  # a link to itself, a name too long, not ours
+        raise Forbidden(
+            f"`{name[:200]}` cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"ls -l {folder}",
+        ) from None
+    return file
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Raises Forbidden where the file cannot be read within."""
+    try:
+        yield
+    except OSError as error:
+        raise Forbidden(
+            f"{file} cannot be read",
+            why=f"{type(error).__name__}: {error}",
+            fix=f"ls -l {file}   # whose is it?",
+        ) from None
+
+
+def _elsewhere(name: str) -> Forbidden:
+    return Forbidden(
+        f"`{name[:200]}` is not in the run's folder",
+        why="the page reads what is within a run's folder, links resolved",
+        fix="ask for a file that the page lists",
+    )
+
 
 BLOCK_BYTES = 2**20
 LONGEST_BYTES = 16 * 2**20
@@ -121,3 +175,29 @@ class LineIndexes:
             while len(self._held) > NUM_HELD:
                 self._held.popitem(last=False)
             return index
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+STATIC = PACKAGE / "web" / "static"
+VENDORED = PACKAGE / "vendored"
+TYPES = {
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".json": "application/json",
+}
+"""Ending -> what it is; files of others are not sent."""
+
+
+def static_file(name: str) -> tuple[bytes, str]:
+    """(content, media type) of a URL below `/static/`. Raises NotFound."""
+    folder = VENDORED if name.startswith("vendored/") else STATIC
+    file = below(folder, name.removeprefix("vendored/"))  # a link, where a tool installs by links
+    if file.suffix not in TYPES or not file.is_file():
+        raise NotFound(
+            f"there is no page `{name[:200]}`", why="it is no file of the page", fix="open /"
+        )
+    return file.read_bytes(), TYPES[file.suffix]

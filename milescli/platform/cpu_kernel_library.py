@@ -1,0 +1,137 @@
+"""Compiles `cpu_kernels.c` for the processor at hand, once: the library stays in the user's cache.
+Without a compiler there is none, and everybody computes by PyTorch's own calls."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("cpu_kernels.c")
+FLAGS = (
+    "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-std=gnu11",
+    # rounding in vectors, too; nothing that lets the compiler compute another formula
+    "-fno-math-errno", "-fno-trapping-math",
+)  # fmt: skip
+ANOTHER_COMPILER = "export CC=gcc   # or another that knows OpenMP"
+COMPILE_TIMEOUT_S = 60.0
+"""It takes a second."""
+
+
+class NoKernels(Exception):
+    """Says why there are none; `fix` is a command that may mend it."""
+
+    def __init__(self, why: str, *, fix: str) -> None:
+        super().__init__(why)
+        self.fix = fix
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The library, compiled if need be; None where that cannot be done, which the log tells."""
+    try:
+        return loaded()
+    except NoKernels as error:
+        logging.getLogger(__name__).warning("no compiled kernels for this CPU: %s", error)
+        return None
+
+
+def loaded() -> ctypes.CDLL:
+    """The same; raises NoKernels where it cannot be done."""
+    path = compiled()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:  # a home that nothing may be run from, a library that was cut short
+        raise NoKernels(f"{path} cannot be loaded: {error}", fix=f"rm {path}") from None
+
+
+def compiled() -> Path:
+    """The library's path. Raises NoKernels where there is no compiler, or it fails."""
+    compiler = find_compiler()
+    if compiler is None:
+        fix = "sudo apt-get install gcc   # or as your system calls it"
+        raise NoKernels("no C compiler (cc, gcc or clang) is on the PATH", fix=fix)
+    path = _folder() / f"{_key(compiler)}.so"
+    if not path.exists():
+        _compile(compiler, path)
+    return path
+
+
+def find_compiler() -> str | None:
+    """What CC names, or the first of the usual ones on the PATH."""
+    names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def _key(compiler: str) -> str:
+    """Another source, compiler or processor has a library of its own."""
+    made = os.stat(compiler)
+    parts = (SOURCE.read_text(), *FLAGS, compiler, made.st_size, made.st_mtime_ns, _processor())
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """Its name and instruction sets, by which -march=native goes."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    told = {
+        line.split(":", 1)[0].strip(): line
+        for line in lines
+        if line.startswith(("model name", "flags", "Features", "CPU part"))
+    }
+    return "\0".join([platform.machine(), platform.processor(), *told.values()])
+
+
+def _folder() -> Path:
+    """In the user's cache, or in the folder of temporary files; nobody else can write to it, since
+    what lies there is run."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    temporary = Path(tempfile.gettempdir()) / f"miles-{os.getuid()}"
+    for base in (cache / "miles", temporary) if cache.is_absolute() else (temporary,):
+        folder = base / "kernels"
+        try:
+            base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            continue
+        is_ours = all(_only_ours(part.stat()) for part in (base, folder))
+        if is_ours and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    where = cache / "miles"
+    fix = f"chmod -R go-w {where}   # or export XDG_CACHE_HOME=FOLDER"
+    raise NoKernels(f"{where} cannot be written to, or others can", fix=fix)
+
+
+def _only_ours(of: os.stat_result) -> bool:
+    return of.st_uid == os.getuid() and not of.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Whole or not at all: several processes may begin at once."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    command = [compiler, *FLAGS, str(SOURCE), "-o", str(part), "-lm"]
+    try:
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+        )
+        os.replace(part, path)
+    except subprocess.TimeoutExpired:
+        why = f"{compiler} took more than {COMPILE_TIMEOUT_S:.0f} s"
+        raise NoKernels(why, fix=ANOTHER_COMPILER) from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        raise NoKernels(f"{compiler} failed: {lines[0]}", fix=ANOTHER_COMPILER) from None
+    except OSError as error:
+        raise NoKernels(f"{compiler}: {error}", fix=ANOTHER_COMPILER) from None
+    finally:
+        part.unlink(missing_ok=True)
