@@ -1,5 +1,6 @@
 """An agent that plays in an environment: `rollout.agent=environment`. Each turn of the policy is an
-action, each observation a message of the user; the environment says the reward."""
+action, each observation a message of the user; the environment says the reward. Also one episode of
+it, for `miles env play` and evaluations."""
 
 from __future__ import annotations
 

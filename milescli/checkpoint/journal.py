@@ -1,6 +1,7 @@
 """A folder that appears under its name when it is whole. Until then it grows beside it, with a
 journal of the files that are finished, so that an interrupted conversion goes on where it stopped.
-What is finished is never thrown away in silence. Called by `conversion`."""
+What is finished is never thrown away in silence. Called by `conversion`. Also files of records that
+each carry a checksum."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a conversion did or would do, as plain data; and its manifest. Filled by `convert` and
-`preview`, shown by the command."""
+"""What a conversion did, or would do with --dry-run, as plain data; and its manifest. Filled by
+`convert` and `preview`, shown by the command."""
 
 from __future__ import annotations
 

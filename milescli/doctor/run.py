@@ -1,5 +1,6 @@
 """`miles doctor`: which checks there are, and how their findings are shown. Called by the command;
-ends with an exit code."""
+ends with an exit code. Findings that are equal on several nodes share a row, and secrets in them
+are masked."""
 
 from __future__ import annotations
 

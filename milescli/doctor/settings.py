@@ -1,5 +1,5 @@
 """Variables and versions that Ray and torch obey and that harm runs: Ray's age, its own switches,
-allocator and debug variables. Pure."""
+allocator and debug variables. Also checks the system's limits, and whether CPU kernels compile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Two runs held against each other: what differs, and whether what came of it differs by more than
-chance. Pure but for the samples of evaluations, which are read."""
+"""Comparison of two runs: what differs in their settings, rewards and held-out results, each with
+its uncertainty."""
 
 from __future__ import annotations
 

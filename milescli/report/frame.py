@@ -1,5 +1,6 @@
 """The HTML file around a report: one file, whose content policy allows its own script and style by
-their hashes and nothing else, no network above all."""
+their hashes and nothing else, no network above all. Also the builder of its markup, which escapes
+all text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A stream of events as Prometheus reads it. Pure: it is fed records of a run that goes on, or the
-lines of events.jsonl and memory.jsonl of one that is over, and gives the text of `/metrics`. The
-names are made of `core.metric_names`; templates/grafana/miles.json asks for them."""
+"""A stream of events as Prometheus reads it. `Exposition` is pure: it is fed records of a run that
+goes on, or the lines of events.jsonl and memory.jsonl of one that is over, and gives the text of
+`/metrics`. The names are made of `core.metric_names`; templates/grafana/miles.json asks for them.
+`MetricsServer` serves that text while the run goes on."""
 
 from __future__ import annotations
 

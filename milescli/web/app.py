@@ -19,7 +19,6 @@ from milescli.web import columns, endpoints, evaluations, samples
 from milescli.web.asked import Asked, Json, Question
 from milescli.web.endpoints import summary
 from milescli.web.files import static_file
-from milescli.web.find_samples import find_samples
 from milescli.web.gate import Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
@@ -27,6 +26,7 @@ from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
 from milescli.web.refusals import NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
+from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
 from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
 

@@ -1,5 +1,6 @@
 """Models from the hub: whole, their config alone, or all but their weights. Knows no recipe; called
-by runs, conversions and the doctor."""
+by runs, conversions and the doctor. `outline_model` leaves holes in place of the weights, for
+`miles convert --dry-run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The models of one trainer rank, as its recipe wants them. Built by `worker`."""
+"""The models of one trainer rank: built as the recipe wants them, and the turns that several
+adapters take in one model. Called by `worker`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """`.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint: which tensor lies
-where. As torch's own writer makes them."""
+where. As torch's own writer makes them. Pickles are read by an unpickler that allows only the
+classes it needs."""
 
 from __future__ import annotations
 

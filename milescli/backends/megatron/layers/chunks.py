@@ -1,5 +1,5 @@
-"""Where the positions of a packed row stand when its sequences are cut into chunks: the form in
-which recurrent layers compute. Pure."""
+"""Where the positions of a packed row stand when its sequences are cut into chunks (the form in
+which recurrent layers compute), and how they are moved there and back. Pure."""
 
 from __future__ import annotations
 

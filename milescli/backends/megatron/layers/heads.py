@@ -1,4 +1,5 @@
-"""What stands in the place of Megatron's output layer. Used by `model`."""
+"""What Megatron's GPTModel has before and behind its layers: scaled embeddings (Gemma), and what
+replaces the output layer. Used by `model`."""
 
 from __future__ import annotations
 
