@@ -16,11 +16,12 @@ from milescli.doctor.finding import Check, Finding
 from milescli.doctor.host import check_platform, check_ports, check_shm, check_visibility, shm_sizes
 from milescli.doctor.links import check_topology
 from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
-from milescli.doctor.pins import check_pins, check_python
 from milescli.doctor.settings import (
     check_kernels,
     check_limits,
     check_memory,
+    check_pins,
+    check_python,
     check_ray_version,
     check_threads,
     check_variables,
