@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from milescli.agents.openai_forms import Answered, Asked, Json, usage
-from milescli.agents.unserved import require_texts
+from milescli.agents.openai_forms import Answered, Asked, Json, require_texts, usage
 
 _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

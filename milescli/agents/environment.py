@@ -1,5 +1,6 @@
 """An agent that plays in an environment: `rollout.agent=environment`. Each turn of the policy is an
-action, each observation a message of the user; the environment says the reward."""
+action, each observation a message of the user; the environment says the reward. Also one episode of
+it, for `miles env play` and evaluations."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-from milescli.agents.environment_fleet import EnvironmentFleet, num_processes
+from milescli.agents.environment_fleet import EnvironmentFleet, Episode, num_processes
 from milescli.agents.replying import next_reply
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
@@ -88,3 +90,37 @@ def begun_with(prompt: Prompt, observation: str | None) -> list[Any]:
         return list(messages)
     kept = [message for message in messages if message["role"] == "system"]
     return [*kept, {"role": "user", "content": observation}]
+
+
+class Game:
+    """Belongs to one event loop."""
+
+    def __init__(self, settings: EnvironmentSettings, prompt: Prompt) -> None:
+        self._fleet = EnvironmentFleet(settings, num_processes=1)
+        self._prompt = prompt
+        self._stack = AsyncExitStack()
+        self._episode: Episode | None = None
+        self.messages: list[dict[str, Any]] = []
+        """So far, in OpenAI's form; the last is what the player sees."""
+
+    async def begin(self) -> None:
+        """Raises AgentError where the environment fails."""
+        self._stack.callback(self._fleet.close)
+        prompt = self._prompt
+        playing = self._fleet.episode(prompt.text, prompt.label, seed_of(prompt))
+        self._episode = await self._stack.enter_async_context(playing)
+        self.messages = begun_with(prompt, await self._episode.reset())
+
+    async def act(self, said: str) -> Step:
+        """What comes of it. Raises AgentError as `begin`."""
+        assert self._episode is not None, "a game is begun first"
+        step = await self._episode.step(said)
+        self.messages += [
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": step.observation},
+        ]
+        return step
+
+    async def close(self) -> None:
+        """End the environment."""
+        await self._stack.aclose()

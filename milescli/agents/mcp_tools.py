@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class McpTool:
-    """Implements milescli.agents.tool_base.Tool and OpenTool: a server knows no episodes."""
+    """Implements milescli.agents.tool_kit.Tool and OpenTool: a server knows no episodes."""
 
     def __init__(self, servers: McpServers, link: ServerLink, told: Any) -> None:
         """`told`: of the server's list."""

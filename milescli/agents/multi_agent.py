@@ -4,8 +4,8 @@ endpoints."""
 
 from __future__ import annotations
 
+from milescli.agents.chat import Speaker
 from milescli.agents.replying import next_reply
-from milescli.agents.speaker import Speaker
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session

@@ -3,17 +3,113 @@ Made once in a process. Called by the agent `tools`, and where a run begins."""
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from milescli.agents.function_tool import FunctionTool
 from milescli.agents.mcp_tools import require_package, servers_of
-from milescli.agents.tool_base import Tool
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import RecipeError
 from milescli.recipe.schema import Rollout
 from milescli.rollout.episode.agents import named_tools, plays_here
+from milescli.rollout.tool_schema import fits, parameters_of, schema_of
+
+
+class OpenTool(Protocol):
+    """A tool in one episode."""
+
+    async def call(self, arguments: Mapping[str, Any]) -> object:
+        """What it gives: text, or what JSON knows. Raises ValueError, ArithmeticError or
+        LookupError for the model's mistakes, MilesError to stop the run, and anything else for
+        its own; bounded in time by the caller."""
+        ...
+
+    async def close(self) -> None:
+        """The episode has ended."""
+        ...
+
+
+class Tool(Protocol):
+    """A tool of a run; any number of episodes use it at once."""
+
+    @property
+    def name(self) -> str:
+        """As the model calls it."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """What the model is told of it, in OpenAI's form."""
+        ...
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """Raises ValueError, told for the model, where they are none of its."""
+        ...
+
+    async def open(self) -> OpenTool:
+        """For one episode; may wait for others, which is no fault of a call."""
+        ...
+
+
+class FunctionTool:
+    """Implements milescli.agents.tool_kit.Tool."""
+
+    def __init__(self, function: Any, *, name: str, settings: Rollout) -> None:
+        """Raises RecipeError where the function does not say what it takes."""
+        self.name, self.schema = name, schema_of(function, name=name)
+        self._function, self._settings = function, settings
+        self._parameters = {parameter.name: parameter for parameter in parameters_of(function)}
+
+    def check(self, arguments: Mapping[str, Any]) -> None:
+        """See Tool."""
+        known = self._parameters
+        if unknown := arguments.keys() - known.keys():
+            raise ValueError(f"{self.name} takes {', '.join(known)}, not {', '.join(unknown)}")
+        lacking = [
+            name
+            for name, parameter in known.items()
+            if parameter.default is inspect.Parameter.empty and name not in arguments
+        ]
+        if lacking:
+            raise ValueError(f"{self.name} needs {', '.join(lacking)}")
+        for name, value in arguments.items():
+            if not fits(value, known[name]):
+                raise ValueError(f"{name} of {self.name} must not be {json.dumps(value)}")
+
+    async def open(self) -> OpenFunction:
+        """See Tool."""
+        if not inspect.isclass(self._function):
+            return OpenFunction(self._function)
+        made = self._function(self._settings)
+        if (begin := getattr(made, "open", None)) is not None:
+            await begin()
+        return OpenFunction(made)
+
+
+class OpenFunction:
+    """Implements milescli.agents.tool_kit.OpenTool."""
+
+    def __init__(self, function: Any) -> None:
+        """`function`: or an object that is called."""
+        self._function = function
+
+    async def call(self, arguments: Mapping[str, Any]) -> object:
+        """See OpenTool."""
+        function = self._function
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object's own `async def`
+        ):
+            return await function(**arguments)
+        return await in_thread(lambda: function(**arguments))
+
+    async def close(self) -> None:
+        """See OpenTool."""
+        close = getattr(self._function, "close", None)
+        ended = close() if close is not None else None
+        if inspect.isawaitable(ended):
+            await ended
 
 
 @dataclass(slots=True)

@@ -1,16 +1,19 @@
-"""Why a run ended as it did: its verdict, what happened before on a timeline, the process that died
-first with the end of its log, memory, and what the kernel says. Reads files alone; called by
-`miles why`, and at every bad end."""
+"""What ended a run and what to do next: read from logs, memory records and the kernel log, shown by
+`miles why` and written to `why.txt` when a run dies."""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from milescli.autopsy.kernel import kernel_lines
-from milescli.autopsy.memory import Memory, read_memory
 from milescli.checkpoint.run_dir import (
     STEP_EVENTS,
     RunDir,
@@ -22,7 +25,105 @@ from milescli.checkpoint.run_dir import (
 )
 from milescli.checkpoint.run_lock import is_locked
 from milescli.core.files import last_log_lines
-from milescli.core.units import format_time, parse_time
+from milescli.core.units import format_bytes, format_time, parse_time
+from milescli.platform.memory_record import FILE, sizes_by_name
+
+LOG = Path("/dev/kmsg")
+MAX_LINES = 8
+_TELLING = re.compile(
+    r"Out of memory|oom-kill|Killed process|NVRM: Xid|NVRM: GPU|amdgpu.*(RAS|[Pp]oison|reset|hang|"
+    r"ring .* timeout|page fault)|Machine check|Hardware Error"
+)
+
+
+def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str] | None:
+    """Lines of the kernel's log since then (seconds since 1970) that name a cause, each with its
+    time; None where this user may not read it. `records`: of the log, for tests."""
+    if records is None:
+        try:
+            records = list(_records())
+        except OSError:
+            return None
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    lines = []
+    for record in records:
+        head, _, text = record.partition(";")
+        text = text.splitlines()[0] if text else ""
+        at = boot + int(head.split(",")[2]) / 1e6
+        if at >= since and _TELLING.search(text):
+            lines.append(f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} {text}")
+    return lines[:MAX_LINES]
+
+
+def _records() -> Iterator[str]:
+    log = os.open(LOG, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            with suppress(BrokenPipeError):  # overwritten before we came to it
+                yield os.read(log, 8192).decode(errors="replace")
+    except BlockingIOError:  # the end
+        return
+    finally:
+        os.close(log)
+
+
+NUM_POINTS = 6
+"""Of the curve."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Of the processes on the driver's computer."""
+
+    curve: list[tuple[str, int]]
+    """(time, bytes that all processes hold), evenly chosen, the last one included."""
+    peak: dict[str, int]
+    """Process -> bytes it held when all together held most, the largest first."""
+    oom_kills: int | None
+    """Processes of this control group that the kernel ended for want of memory during the attempt;
+    None where the system does not say."""
+
+    def lines(self) -> list[str]:
+        """For people."""
+        if not self.curve:
+            return []
+        curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
+        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
+        kills = {None: "the system does not count them", 0: "none"}.get(
+            self.oom_kills, f"{self.oom_kills}"
+        )
+        return [
+            f"all processes here: {curve}",
+            f"when they held most: {held}",
+            f"ended by the kernel for want of memory: {kills}",
+        ]
+
+
+def read_memory(log_dir: Path) -> Memory:
+    """Of an attempt; empty where nothing was written."""
+    records = list(read_jsonl(log_dir / FILE))
+    looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
+    counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
+    chosen = {round(i * (len(looks) - 1) / (NUM_POINTS - 1)) for i in range(NUM_POINTS)}
+    peak = sizes_by_name(max(looks, key=_total)) if looks else {}
+    return Memory(
+        curve=[
+            (_utc(looks[i]["time"]), _total(looks[i]))
+            for i in sorted(chosen)
+            if 0 <= i < len(looks)
+        ],
+        peak=dict(sorted(peak.items(), key=lambda item: -item[1])[:8]),
+        oom_kills=counts[-1] - counts[0] if counts else None,
+    )
+
+
+def _total(look: dict[str, Any]) -> int:
+    return sum(look["resident_bytes"].values())
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
 
 Record = dict[str, Any]
 NUM_MOMENTS = 16
@@ -205,3 +306,52 @@ def _next(run: RunDir, outcome: str, cause: Record | None) -> list[str]:
     if any(_RESUMED.search(fix) for fix in fixes):
         return fixes
     return [*fixes, resume_command(run.shown, step=step_saved(run.events()))]
+
+
+def page(why: Why) -> str:
+    """One line where nothing went wrong."""
+    if not why.is_bad:
+        return why.summary
+    lines = [why.summary]
+    if why.cause is not None:
+        lines += _part("cause", [str(why.cause["error"]), *str(why.cause["why"]).splitlines()])
+    if why.first is not None:
+        where = f", {why.first_log}" if why.first_log else ", of which there is no log here"
+        lines += _part(f"died first: {why.first}{where}", why.last_lines.splitlines())
+    lines += _part(
+        f"attempt {why.attempt} (UTC)",
+        [f"{time[11:19]:8}  {text}" for time, text in why.timeline],
+    )
+    if why.memory is not None:
+        lines += _part("memory", why.memory.lines())
+    kernel = ["its log may not be read by this user"] if why.kernel is None else why.kernel
+    lines += _part("kernel", kernel or ["says nothing of memory or GPUs since the attempt began"])
+    lines += _part("next", why.next)
+    return "\n".join(lines)
+
+
+def _part(title: str, lines: list[str]) -> list[str]:
+    return ["", title, *(f"  {line}" for line in lines)] if lines else []
+
+
+_WHY_FILE = "why.txt"
+WHAT_IT_TELLS = "what died first, its log, memory"
+"""For errors that name the command."""
+
+
+def write_why(log_dir: Path) -> Path | None:
+    """Returns the file; None where nothing went wrong, or it cannot be told: what ended the run is
+    shown in any case, and no damaged record or full disk may hide it."""
+    file = log_dir / _WHY_FILE
+    with suppress(OSError, LookupError, ValueError, TypeError):
+        why = find_why(RunDir(log_dir.parent.parent), is_over=True)
+        if why.is_bad:
+            file.write_text(page(why) + "\n", encoding="utf-8")
+            return file
+    return None
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    if not (folder / _WHY_FILE).exists():
+        write_why(folder)

@@ -17,9 +17,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from milescli.core.errors import MachineError
 from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE, processes_of, state_of
 from milescli.core.silence import is_stopped_process
@@ -271,7 +273,7 @@ def _verdicts(said: bytes) -> list[Path]:
 
 def _report(log_dir: Path) -> None:
     """In a process of its own: it imports more than a watchdog may."""
-    command = [sys.executable, "-m", "milescli.autopsy.write", str(log_dir)]
+    command = [sys.executable, "-m", "milescli.autopsy.why", str(log_dir)]
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             command,
@@ -285,3 +287,36 @@ def _report(log_dir: Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
+"""For the watchdog to end what a dead driver left."""
+
+
+def watchdog_on_duty(token: str) -> bool:
+    """Whether one lives, and is not held, that watches the processes with this token."""
+    return any(map(is_on_duty, processes_of(token, variable=WATCHED_VARIABLE)))
+
+
+def wait_for_clean_up(
+    *, token: str, scratch_dirs: Sequence[Path] = (), verdict: Path | None = None
+) -> None:
+    """Until no process with the token, none of the folders, and a verdict is there. Raises
+    MachineError where processes are left."""
+    deadline = time.monotonic() + CLEAN_UP_S
+    while time.monotonic() < deadline:
+        is_left = any(processes_of(token)) or any(folder.exists() for folder in scratch_dirs)
+        if not is_left and (verdict is None or verdict.exists()):
+            return
+        if not watchdog_on_duty(token):
+            with suppress(TimeoutError):  # what is left is told below
+                clean_up_instead(token=token, scratch_dirs=[*scratch_dirs], verdict=verdict)
+            break
+        time.sleep(0.1)
+    if left := list(processes_of(token)):
+        raise MachineError(
+            "the driver died, and processes of its run are still there",
+            why=f"its watchdog was to end them within {CLEAN_UP_S:.0f} s; left are "
+            f"{', '.join(map(str, left))}",
+            fix=f"kill -9 {' '.join(map(str, left))}",
+        )

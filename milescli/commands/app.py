@@ -8,8 +8,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import platform
 import signal
 import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +27,6 @@ from milescli.commands import (
     data,
     doctor,
     env,
-    environments,
     evaluate,
     export,
     help,
@@ -38,11 +42,36 @@ from milescli.commands import (
     ui,
     why,
 )
-from milescli.commands.crash import write_crash_report
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
 from milescli.core.errors import DISK_FULL, ExitCode, MachineError, MilesError, NodesJoined
+
+
+def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
+    """Write traceback, versions and command line; returns the file. Falls back to the temporary
+    directory."""
+    name = f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    text = "\n".join(
+        [
+            f"miles {__version__}, Python {platform.python_version()}, {platform.platform()}",
+            f"command: miles {' '.join(argv)}",
+            f"directory: {Path.cwd()}",
+            "",
+            *traceback.format_exception(error),
+        ]
+    )
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "miles"
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        file = state / name
+        file.write_text(text)
+    except OSError as problem:  # a read-only home
+        print(f"cannot write to {state}: {problem}", file=sys.stderr)
+        file = Path(tempfile.gettempdir()) / f"miles-{name}"
+        file.write_text(text)
+    return file
+
 
 FIRST_PAGE = """\
 miles {version}: post-train language models with reinforcement learning
@@ -92,7 +121,7 @@ app = typer.Typer(
 )
 for module in (
     *(launch, resume, evaluate, export, convert),
-    *(data, models, recipes, algorithms, environments, env, plugins),
+    *(data, models, recipes, algorithms, env, plugins),
     *(runs, status, ui, report, why, profile, doctor, help),
 ):
     module.register(app)

@@ -1,16 +1,50 @@
-"""`miles convert`: Hugging Face folders to Megatron checkpoints and back, each with its proof."""
+"""`miles convert`: Hugging Face folders become Megatron checkpoints and back, each with its
+proof."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from milescli.commands import convert_back
 from milescli.commands.command_line import typed
-from milescli.commands.convert_options import DryRunOption, DtypeOption, Target, VerifyOption
 from milescli.commands.options import verb
 from milescli.console.output import Output
+from milescli.conversion.verify import Verify
+from milescli.core.units import parse_size
+
+
+class ConvertDtype(StrEnum):
+    """Of floating-point weights."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+
+
+Target = Annotated[
+    Path, typer.Argument(metavar="DST", help="The folder to make.", show_default=False)
+]
+VerifyOption = Annotated[
+    Verify | None,
+    typer.Option(
+        "--verify",
+        help="logits: also compute with both (the default where the model fits into memory).",
+        show_default=False,
+    ),
+]
+DtypeOption = Annotated[
+    ConvertDtype | None,
+    typer.Option(
+        "--dtype", help="Numbers of the weights; as they are by default.", show_default=False
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show mapping, sizes, room and time; write nothing.")
+]
+
 
 EXAMPLES = [
     "miles convert hf-to-megatron Qwen/Qwen3-0.6B qwen3-megatron",
@@ -34,7 +68,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Turn Hugging Face folders into Megatron checkpoints, and back.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "hf-to-megatron", examples=EXAMPLES)(hf_to_megatron)
-    convert_back.register(group)
+    verb(group, "megatron-to-hf", examples=BACK_EXAMPLES)(megatron_to_hf)
     app.add_typer(group, name="convert")
 
 
@@ -64,7 +98,7 @@ def hf_to_megatron(
     """Write a torch_dist checkpoint that stock Megatron-Core loads under any layout."""
     from milescli.commands.show_convert import show_conversion, show_preview
     from milescli.conversion.convert import convert
-    from milescli.conversion.preview import preview
+    from milescli.conversion.report import preview
     from milescli.conversion.to_megatron import ToMegatron
 
     output: Output = context.obj
@@ -74,3 +108,64 @@ def hf_to_megatron(
     else:
         done = convert(direction, target, command=typed(), verify=verify, output=output)
         show_conversion(done, output=output)
+
+
+BACK_EXAMPLES = [
+    "miles convert megatron-to-hf qwen3-megatron qwen3-hf",
+    "miles convert megatron-to-hf runs/quickstart-1/checkpoints/step_20 out --max-shard-size 2GB",
+    "miles convert megatron-to-hf iter_0000100 out --model Qwen/Qwen3-0.6B",
+]
+
+
+def megatron_to_hf(
+    context: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A checkpoint, a converted model, a run or its step.",
+            show_default=False,
+        ),
+    ],
+    target: Target,
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Folder or hub name with the config.json, if SRC has none."),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Of a run; the newest by default.")
+    ] = None,
+    dtype: DtypeOption = None,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option("--max-shard-size", help="5GB, 500MB; as the model came by default."),
+    ] = None,
+    verify: VerifyOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Write a Hugging Face folder that transformers and SGLang load."""
+    shard_bytes = _size(max_shard_size)
+    from milescli.commands.show_convert import show_conversion, show_preview
+    from milescli.conversion.convert import convert
+    from milescli.conversion.report import preview
+    from milescli.conversion.to_hf import ToHf
+
+    output: Output = context.obj
+    direction = ToHf(
+        source=source, model=model, step=step, dtype=dtype and dtype.value, shard_bytes=shard_bytes
+    )
+    if dry_run:
+        show_preview(preview(direction, target, output=output), output=output)
+    else:
+        done = convert(direction, target, command=typed(), verify=verify, output=output)
+        show_conversion(done, output=output)
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--max-shard-size") from None

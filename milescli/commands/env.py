@@ -1,4 +1,5 @@
-"""`miles env`: an environment held against its contract, and one episode of it."""
+"""`miles env`, `miles envs` and `miles tools`: list, check, play and install what a policy can act
+in and call."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands import install_environment
 from milescli.commands.options import SetOption, verb
+from milescli.console.output import Output
 
 CHECK_EXAMPLES = [
     "miles env check frozen_lake --data task:frozen_lake",
@@ -40,12 +41,14 @@ DataOption = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group."""
+    """Add `envs`, `tools` and the group `env`."""
+    verb(app, "envs", examples=["miles envs", "miles envs --json"])(envs)
+    verb(app, "tools", examples=["miles tools"])(tools)
     group = typer.Typer(help="Try an environment before a model does.")
     group.callback(invoke_without_command=True)(page)
     verb(group, "check", examples=CHECK_EXAMPLES)(check)
     verb(group, "play", examples=PLAY_EXAMPLES)(play)
-    install_environment.register(group)
+    verb(group, "install", examples=INSTALL_EXAMPLES)(install)
     app.add_typer(group, name="env")
 
 
@@ -63,10 +66,10 @@ def check(
 ) -> None:
     """Play random episodes, each twice. Ends with 3 where the environment is not the same for the
     same seed, gives what is no step, leaves its range of rewards, or keeps what it opens."""
-    from milescli.commands.show_environments import settings_of, show_checked
+    from milescli.commands.show_listings import settings_of, show_checked_environment
     from milescli.listings.environments import checked
 
-    show_checked(name, checked(name, settings_of(settings), data), output=context.obj)
+    show_checked_environment(name, checked(name, settings_of(settings), data), output=context.obj)
 
 
 def play(
@@ -90,3 +93,45 @@ def play(
 
     wish = Wish(name, settings, data, row, model, max_turns, sets or ())
     play_one(wish, output=context.obj)
+
+
+INSTALL_EXAMPLES = [
+    "miles env install verifiers",
+    "miles env install openenv --python /usr/bin/python3.12",
+]
+
+
+def install(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="verifiers, openenv or harbor.")],
+    python: Annotated[
+        str | None,
+        typer.Option("--python", help="An interpreter for it; else one that fits is looked for."),
+    ] = None,
+) -> None:
+    """Install a package of environments in a virtual environment of its own, as its requirements
+    clash with ours. Done before: nothing happens."""
+    from milescli.agents.foreign.install import install as installed
+    from milescli.agents.foreign.packages import package_named
+    from milescli.commands.show_listings import show_installed
+
+    output: Output = context.obj
+    done = installed(package_named(name), python=python, say=output.note)
+    show_installed(done, output=output)
+
+
+def envs(context: typer.Context) -> None:
+    """List the environments that a policy can act in."""
+    from milescli.agents.foreign.packages import listed
+    from milescli.commands.show_listings import show_listed
+    from milescli.listings.environments import environments
+
+    show_listed("environments", environments(), packages=listed(), output=context.obj)
+
+
+def tools(context: typer.Context) -> None:
+    """List the tools that a policy can call."""
+    from milescli.commands.show_listings import show_listed
+    from milescli.listings.environments import tools as listed
+
+    show_listed("tools", listed(), output=context.obj)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import typer
 
-from milescli.commands.eval_options import (
+from milescli.commands.options import (
+    AddressOption,
     AgainstOption,
+    CheckpointStepOption,
     DataOption,
     DomainOption,
     KOption,
     NumPromptsOption,
     OutOption,
     SamplesOption,
+    SetOption,
     StepsListOption,
     SubjectArgument,
     TemperatureOption,
-)
-from milescli.commands.options import (
-    AddressOption,
-    CheckpointStepOption,
-    SetOption,
     flags_of,
     verb,
 )
@@ -62,7 +60,7 @@ def evaluate(
         raise typer.BadParameter("--step is one checkpoint, --steps are several: leave one out")
     from milescli.commands import measure
     from milescli.commands.find_run import find_measured
-    from milescli.commands.show_eval import show_comparisons, show_results
+    from milescli.commands.measure import show_comparisons, show_results
     from milescli.runtime.evaluation.results import comparisons
     from milescli.runtime.evaluation.sets import EvalWish
 

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from milescli.commands import suggest
-from milescli.commands.export_options import (
+from milescli.commands.find_run import find_weights
+from milescli.commands.options import (
     BaseOption,
+    CheckpointStepOption,
     ExportDtype,
     ExportRole,
     FormatOption,
@@ -17,9 +19,8 @@ from milescli.commands.export_options import (
     PrivateOption,
     PushOption,
     RoleOption,
+    verb,
 )
-from milescli.commands.find_run import find_weights
-from milescli.commands.options import CheckpointStepOption, verb
 from milescli.console.output import Output
 
 EXAMPLES = [

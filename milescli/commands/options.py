@@ -251,3 +251,97 @@ def read_recipe(
     for warning in loaded.warnings:
         output.warn(warning)
     return loaded
+
+
+SubjectArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|CHECKPOINT|MODEL|URL",
+        help="A run, one of its checkpoints, a model's folder or name on the hub, or an endpoint.",
+        autocompletion=suggest.runs,
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", "-d", metavar="[NAME=]FILE", help="Other prompts; repeatable."),
+]
+StepsListOption = Annotated[
+    str | None,
+    typer.Option("--steps", metavar="N,N|all", help="Several checkpoints, one engine start."),
+]
+NumPromptsOption = Annotated[
+    int | None, typer.Option("--num-prompts", min=1, help="The first N prompts of each set.")
+]
+SamplesOption = Annotated[
+    int | None, typer.Option("--samples", min=1, help="Samples of each prompt.")
+]
+TemperatureOption = Annotated[
+    float | None, typer.Option("--temperature", min=0.0, help="0: greedy.")
+]
+KOption = Annotated[
+    list[int] | None, typer.Option("-k", min=1, help="Of pass@k and maj@k; repeatable.")
+]
+DomainOption = Annotated[
+    str | None, typer.Option("--domain", metavar="COLUMN", help="Accuracy by this column.")
+]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="RUN|MODEL|URL|FILE",
+        help="Another, measured now or before: which is better?",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="Where results of a MODEL go; else below the runs."),
+]
+
+
+class Format(StrEnum):
+    """In which numbers the weights are written."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    INT4 = "int4"
+    NVFP4 = "nvfp4"
+    MXFP4 = "mxfp4"
+
+
+class ExportDtype(StrEnum):
+    """What --dtype took before --format was there."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+class ExportRole(StrEnum):
+    """Which of a run's models is written."""
+
+    POLICY = "policy"
+    CRITIC = "critic"
+
+
+RoleOption = Annotated[
+    ExportRole, typer.Option("--role", help="Which of the models that a run trains.")
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", "-f", help="Numbers of the weights; as config.json says by default."),
+]
+BaseOption = Annotated[
+    Path | None,
+    typer.Option("--base", help="The model that an adapter or a bare checkpoint is of."),
+]
+MergeOption = Annotated[bool, typer.Option("--merge", help="Write an adapter into its base model.")]
+PushOption = Annotated[
+    str | None,
+    typer.Option("--push", metavar="ORG/NAME", help="Upload it to the Hugging Face hub."),
+]
+PrivateOption = Annotated[
+    bool, typer.Option("--private/--public", help="Who may see a repository that --push makes.")
+]

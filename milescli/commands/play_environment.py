@@ -11,8 +11,8 @@ from typing import Any
 
 import typer
 
-from milescli.agents.play import Game
-from milescli.commands.show_environments import settings_of
+from milescli.agents.environment import Game
+from milescli.commands.show_listings import settings_of
 from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
 from milescli.core.types import Prompt

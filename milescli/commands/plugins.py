@@ -54,7 +54,7 @@ def plugins(
 ) -> None:
     """List what you can bring, with its recipe key and signature; write one to begin with; or check
     that one bears its contract."""
-    from milescli.commands.show_plugins import show_checked, show_points, show_written
+    from milescli.commands.show_listings import show_checked_plugin, show_points, show_written
     from milescli.listings import plugins as listing
 
     output: Output = context.obj
@@ -69,4 +69,4 @@ def plugins(
     else:
         point = listing.point_of(name) if name else listing.the_one_that_fits(what)
         point.check(what)
-        show_checked(point, what, output=output)
+        show_checked_plugin(point, what, output=output)

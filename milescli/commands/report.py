@@ -49,24 +49,24 @@ def report(
 ) -> None:
     """Write a run as one file: verdict, curves, time, samples, recipe. Or hold two against each
     other."""
-    from milescli.report import write
+    from milescli.report import make
     from milescli.report.make import Reported, compare_runs, report_run
 
     output: Output = context.obj
     file = None if to is None or to == _STDOUT else Path(to).expanduser()
     if file is not None:
-        if file.suffix.lower() not in (*write.HTML, *write.MARKDOWN):
+        if file.suffix.lower() not in (*make.HTML, *make.MARKDOWN):
             raise typer.BadParameter(f"`{file}` ends neither with .html nor with .md")
-        write.require_writable(file, force=force)
+        make.require_writable(file, force=force)
     folders = [find_run(name) for name in (run, other) if name is not None]
-    html = file is not None and write.is_html(file)
+    html = file is not None and make.is_html(file)
     made: Reported = (
         report_run(folders[0], html=html)
         if other is None
         else compare_runs(folders[0], folders[1], html=html)
     )
     if file is not None:
-        write.write(file, made.text, force=force)
+        make.write(file, made.text, force=force)
     output.json("report", {"path": None if file is None else str(file), **made.figures})
     if file is None:
         output.text(made.text)

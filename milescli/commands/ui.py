@@ -45,8 +45,7 @@ def ui(
 ) -> None:
     """Serve a live page of runs: is it learning, where is the time, what does it say? Only reads;
     Ctrl-C ends it."""
-    from milescli.web.browser import open_page
-    from milescli.web.serve import open_door, serve
+    from milescli.web.serve import open_door, open_page, serve
     from milescli.web.shown import shown_runs
 
     output: Output = context.obj

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,10 +14,40 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from milescli.checkpoint.pipeline import PlannedFile
+from milescli.checkpoint.store import CheckpointStore
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
 
 if TYPE_CHECKING:
-    from milescli.console.output import Output
     from milescli.models import WeightTable
+
+
+def verifying(output: Output) -> Callable[[int, int], Transfer]:
+    """For a store: every byte of a checkpoint is read before it counts as whole."""
+
+    def watch(step: int, size_bytes: int) -> Transfer:
+        label = f"verifying checkpoint step {step}"
+        return Transfer(output, label=label, total=size_bytes, tells_quick=False)
+
+    return watch
+
+
+def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
+    """To look for a checkpoint in; silent without an output."""
+    if output is None:
+        return CheckpointStore(checkpoints)
+    return CheckpointStore(checkpoints, watch=verifying(output))
+
+
+def writing(
+    output: Output | None, *, size_bytes: int
+) -> AbstractContextManager[Callable[[int], None]]:
+    """Of a checkpoint that is written out as a folder; silent without an output."""
+    if output is None:
+        return nullcontext(lambda num_bytes: None)
+    label = "writing its weights out"
+    return Transfer(output, label=label, total=size_bytes, tells_quick=False)
+
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """As the command line calls them."""

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from milescli.backends.hub.models import fetch_model
-from milescli.backends.hub.outline import outline_model
+from milescli.backends.hub.models import fetch_model, outline_model
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME, is_converted
 from milescli.checkpoint.record import RECORD_NAME
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir, open_run
 from milescli.checkpoint.store import PREFIX
-from milescli.conversion.watching import store_of
+from milescli.conversion.base import store_of
 from milescli.core.errors import CheckpointError
 from milescli.models.base import CONFIG_NAME
 

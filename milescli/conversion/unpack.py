@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.journal import PartFolder
 from milescli.checkpoint.megatron_to_hf import plan_hf
-from milescli.conversion.base import fingerprint
-from milescli.conversion.watching import writing
-from milescli.conversion.writing import write_files
-from milescli.export.trained_adapter import read_trained_adapter, write_merged
+from milescli.conversion.base import fingerprint, writing
+from milescli.conversion.convert import write_files
+from milescli.export.adapter import read_trained_adapter, write_merged
 
 if TYPE_CHECKING:
     from milescli.console.output import Output

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from milescli.backends.ray.everywhere import NodeAnswer, each_node, joined
-from milescli.backends.ray.health import lost_nodes
-from milescli.backends.ray.nodes import free_resources
+from milescli.backends.ray.nodes import free_resources, lost_nodes
 from milescli.cluster.nodes import RunNode, who_sees
 from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError

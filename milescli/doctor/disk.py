@@ -178,7 +178,7 @@ def check_checkpoints(
 def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Finding]:
     """Space in the hub's cache for the models that are not there yet. Their size is that of
     bfloat16 weights: what most releases are."""
-    from milescli.backends.hub.home import cache_dir
+    from milescli.backends.hub.repo import cache_dir
     from milescli.doctor.hub_access import is_cached, wanted_repos
     from milescli.runtime.inputs.run_inputs import facts_of_recipe
 

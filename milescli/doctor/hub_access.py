@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from milescli.backends.hub.home import cache_of
+from milescli.backends.hub.repo import cache_of
 from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.roles import repos_of_roles
 from milescli.recipe.data_files import FIELDS, files_of, is_hub, parse_hub

@@ -14,12 +14,18 @@ from milescli.core.errors import MilesError
 from milescli.doctor.disk import check_disk, check_scratch
 from milescli.doctor.finding import Check, Finding
 from milescli.doctor.host import check_platform, check_ports, check_shm, check_visibility, shm_sizes
-from milescli.doctor.kernels import check_kernels
-from milescli.doctor.limits import check_limits, check_memory, check_threads
 from milescli.doctor.links import check_topology
 from milescli.doctor.network import check_host_name, check_interfaces, check_rdma, list_interfaces
-from milescli.doctor.pins import check_pins, check_python
-from milescli.doctor.settings import check_ray_version, check_variables
+from milescli.doctor.settings import (
+    check_kernels,
+    check_limits,
+    check_memory,
+    check_pins,
+    check_python,
+    check_ray_version,
+    check_threads,
+    check_variables,
+)
 from milescli.doctor.torch_build import judge_trial
 from milescli.doctor.trial import run_trial
 from milescli.platform.machine import Machine

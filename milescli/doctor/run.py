@@ -1,5 +1,6 @@
 """`miles doctor`: which checks there are, and how their findings are shown. Called by the command;
-ends with an exit code."""
+ends with an exit code. Findings that are equal on several nodes share a row, and secrets in them
+are masked."""
 
 from __future__ import annotations
 
@@ -7,30 +8,101 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from milescli import __version__
-from milescli.backends.hub.home import saved_token
+from milescli.backends.hub.repo import saved_token
 from milescli.console.output import Output
-from milescli.core.errors import ExitCode, MilesError
+from milescli.core.errors import ExitCode, MachineError, MilesError
 from milescli.doctor.cluster import cluster_findings
-from milescli.doctor.finding import Check, Finding, Status, fail, run_checks
+from milescli.doctor.finding import Check, Finding, Status, fail, ok, run_checks, skip, warn
 from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.hub_access import check_hub
-from milescli.doctor.masking import mask_environment, mask_secrets
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
 from milescli.doctor.recipe_checks import recipe_checks
-from milescli.doctor.sandbox import check_sandbox
-from milescli.doctor.table import show_findings
 from milescli.platform.machine import Machine
 from milescli.platform.probe import probe
 from milescli.recipe.layers import RAY_VARIABLE
 from milescli.recipe.load import LoadedRecipe, load, runs_dir
+from milescli.recipe.schema import Recipe
 from milescli.recipe.templates import find_recipe
+from milescli.sandbox.choose import choose
+
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL")
+MASK = "***"
+SHORTEST = 6
+"""A shorter value is left where it stands in a text: it would match inside many words. Alone, it is
+masked too."""
+SHORTEST_PASSWORD = 3
+"""The same of a password in an address, which is looked for as it stands."""
+_USER = re.compile(r"//[^/\s]+@")
+"""Up to the last @ before the path: passwords may hold one."""
+_QUERY = re.compile(
+    r"([?&;][^=&\s]*(?:key|token|secret|sig|passw|credential)[^=&\s]*=)[^&\s]+", re.IGNORECASE
+)
+
+
+def sounds_secret(name: str) -> bool:
+    """Of a variable: WANDB_API_KEY, HF_TOKEN, db_password."""
+    return any(word in name.upper() for word in SECRET_WORDS)
+
+
+def mask(text: str, environ: Mapping[str, str]) -> str:
+    """The text without the value of any variable whose name sounds like a secret, and without
+    `user:password@` and `?token=` of addresses."""
+    secrets = {
+        value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)
+    }
+    secrets |= {password for value in environ.values() for password in _passwords(value)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return _QUERY.sub(rf"\1{MASK}", _USER.sub(f"//{MASK}@", text))
+
+
+def _passwords(value: str) -> list[str]:
+    """Of the addresses in a variable: libraries show them in pieces, too."""
+    passwords = [
+        user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)
+    ]
+    return [password for password in passwords if len(password) >= SHORTEST_PASSWORD]
+
+
+def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
+    """The finding without secrets, as `mask` finds them."""
+    cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
+    return replace(finding, **cleaned, fix=[mask(command, environ) for command in finding.fix])
+
+
+def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
+    """The variables that begin so, sorted; those that sound secret are there, and their values are
+    not."""
+    chosen = {name: value for name, value in sorted(environ.items()) if name.startswith(prefixes)}
+    return {
+        name: MASK if sounds_secret(name) else mask(value, environ)
+        for name, value in chosen.items()
+    }
+
+
+def check_sandbox(recipe: Recipe | None) -> list[Finding]:
+    """Where the driver is: there rewards are computed."""
+    runs_code = recipe is not None and recipe.runs_code
+    packages = recipe.rollout.code.packages if recipe is not None and runs_code else None
+    try:
+        choice = choose(packages=packages)
+    except MachineError as error:
+        if runs_code:
+            return fail("sandbox", error.what, why=error.why, fix=error.fixes)
+        return skip("sandbox", f"no code of a model is run; it could not be here: {error.why}")
+    what = choice.reason.partition(";")[0]
+    if runs_code and choice.fixes:
+        return warn("sandbox", what, why=choice.reason, fix=list(choice.fixes))
+    return ok("sandbox", choice.reason)
+
 
 REPORTED_PACKAGES = (
     "torch",
@@ -192,3 +264,98 @@ def _runs_dir(loaded: LoadedRecipe | None) -> Path:
     if loaded is not None:
         return Path(loaded.recipe.run.dir).expanduser()
     return runs_dir(environ=os.environ, cwd=Path.cwd(), home=Path.home())
+
+
+MOST_NAMES = 4
+"""Nodes named in one row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """Findings of one check that say the same."""
+
+    finding: Finding
+    """The first of them."""
+    nodes: list[str]
+    """Where; empty: this machine, or the cluster as a whole."""
+    is_everywhere: bool
+    """On every node that answered this check."""
+
+    @property
+    def where(self) -> str:
+        """For people: empty where it does not matter."""
+        if not self.nodes or (self.is_everywhere and len(self.nodes) == 1):
+            return ", ".join(self.nodes)
+        if self.is_everywhere:
+            return f"all {len(self.nodes)}"
+        more = len(self.nodes) - MOST_NAMES
+        return ", ".join(self.nodes[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def fold(findings: Sequence[Finding]) -> list[TableRow]:
+    """One row for equal findings of several nodes, numbers in an `ok` aside; in the order of the
+    checks."""
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    places = {finding.check: place for place, finding in reversed(list(enumerate(findings)))}
+    for finding in sorted(findings, key=lambda finding: places[finding.check]):
+        groups.setdefault(_likeness(finding), []).append(finding)
+    answered = {
+        finding.check: {one.node for one in findings if one.check == finding.check}
+        for finding in findings
+    }
+    rows = []
+    for group in groups.values():
+        nodes = sorted({finding.node for finding in group if finding.node})
+        everywhere = bool(nodes) and set(nodes) == answered[group[0].check]
+        rows.append(TableRow(finding=group[0], nodes=nodes, is_everywhere=everywhere))
+    return rows
+
+
+def show_findings(findings: Sequence[Finding], output: Output) -> None:
+    """The table, the warnings with their fixes, the verdict."""
+    rows = fold(findings)
+    if any(row.nodes for row in rows):
+        cells = [
+            (row.finding.check, row.where or "-", row.finding.status.value, row.finding.what)
+            for row in rows
+        ]
+        output.table(["check", "node", "status", "found"], cells)
+    else:
+        output.table(
+            ["check", "status", "found"],
+            [(r.finding.check, r.finding.status.value, r.finding.what) for r in rows],
+        )
+    for row in rows:
+        finding, where = (
+            row.finding,
+            f" on {row.where}" if row.nodes and not row.is_everywhere else "",
+        )
+        if finding.status is Status.OK:
+            continue
+        lines = [
+            f"{finding.check}{where}: {finding.why}",
+            *(f"  fix: {fix}" for fix in finding.fix),
+        ]
+        output.note("\n".join(lines)) if finding.status is Status.SKIP else output.warn(
+            "\n".join(lines)
+        )
+    counts = Counter(row.finding.status for row in rows)
+    if counts[Status.FAIL]:
+        output.note(
+            f"not ready: {counts[Status.FAIL]} failed, {counts[Status.WARN]} with a warning"
+        )
+    else:
+        output.success(
+            f"ready: {counts[Status.OK]} checks passed, {counts[Status.WARN]} with a warning"
+        )
+
+
+def _likeness(finding: Finding) -> tuple[object, ...]:
+    """What must be equal for one row. Free bytes and seconds differ from node to node, and do
+    not matter where all is well."""
+    what = (
+        re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what)
+        if finding.status is Status.OK
+        else finding.what
+    )
+    return finding.check, finding.status, what, finding.why, tuple(finding.fix)

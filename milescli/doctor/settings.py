@@ -1,18 +1,246 @@
 """Variables and versions that Ray and torch obey and that harm runs: Ray's age, its own switches,
-allocator and debug variables. Pure."""
+allocator and debug variables. Also checks the system's limits, and whether CPU kernels compile."""
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping
+import importlib.util
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from milescli.core.pins import pin
-from milescli.doctor.finding import Finding, fail, ok, warn
-from milescli.doctor.fixes import pip_install
+from milescli.backends.sglang.launch.kernels import PACKAGE, Kernels, kernels
+from milescli.core.pins import pin, version_pin
+from milescli.core.units import GIB, format_bytes
+from milescli.doctor.finding import Finding, fail, ok, skip, warn
+from milescli.doctor.fixes import as_root, pip_install
+from milescli.platform.cpu import cgroup_folders, number_in
+from milescli.platform.cpu_kernel_library import NoKernels, loaded
 from milescli.platform.environment import PlanView, engine_environment, trainer_environment
-from milescli.platform.machine import Kind
+from milescli.platform.machine import Kind, Machine
+
+DISTRIBUTION = "miles-cli"
+WITHOUT_DEPENDENCIES = ("sglang",)
+"""Installed with --no-deps: what they ask for beyond our list is for GPUs."""
+
+
+def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Finding]:
+    """The interpreter."""
+    text = ".".join(map(str, version))
+    oldest, below = pin("python_oldest"), pin("python_below")
+    if version_pin("python_oldest") <= version < version_pin("python_below"):
+        return ok("python", f"Python {text}")
+    return fail(
+        "python",
+        f"Python {text}",
+        why=f"SGLang, Megatron-Core and Ray together run from {oldest} on, below {below}",
+        fix=f"python{oldest} -m venv .venv && make install",
+    )
+
+
+def requirements() -> list[str]:
+    """What the installed package asks for, extras aside."""
+    required = importlib.metadata.requires(DISTRIBUTION) or []
+    return [line for line in required if "extra ==" not in line]
+
+
+def check_pins(
+    *,
+    wanted: Sequence[str] | None = None,
+    version_of: Callable[[str], str] = importlib.metadata.version,
+) -> list[Finding]:
+    """Every requirement against what is installed."""
+    try:
+        lines = requirements() if wanted is None else list(wanted)
+    except importlib.metadata.PackageNotFoundError:
+        return fail(
+            "pins",
+            f"{DISTRIBUTION} is not installed",
+            why="its list of packages cannot be read",
+            fix="make install",
+        )
+    problems, fixes = [], []
+    for line in lines:
+        problem = _problem(line, version_of)
+        if problem:
+            problems.append(problem)
+            fixes.append(_fix(line))
+    if not problems:
+        return ok("pins", f"{len(lines)} packages as pinned")
+    return fail(
+        "pins",
+        f"{len(problems)} of {len(lines)} packages are not as pinned",
+        why="; ".join(problems),
+        fix=fixes,
+    )
+
+
+def _problem(line: str, version_of: Callable[[str], str]) -> str | None:
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:
+        return f"`{line}` is no requirement"
+    if requirement.marker is not None and not requirement.marker.evaluate():
+        return None
+    try:
+        version = version_of(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{requirement.name} is missing, wanted {requirement.specifier or 'any'}"
+    plain, _, build = version.partition("+")  # 2.13.0+cpu is 2.13.0
+    wanted = requirement.specifier
+    if requirement.name == "torch" and "rocm" in build:
+        wanted = SpecifierSet(f"=={pin('torch_rocm')}")
+    if wanted.contains(plain, prereleases=True):
+        return None
+    return f"{requirement.name} is {version}, wanted {wanted}"
+
+
+def _fix(line: str) -> str:
+    name = line.partition("=")[0]
+    return pip_install(*(["--no-deps"] if name in WITHOUT_DEPENDENCIES else []), line)
+
+
+def check_kernels(
+    machine: Machine, *, there: Kernels | None = None, has_engine: bool | None = None
+) -> list[Finding]:
+    """Findings `kernels` and `layers`. `there`, `has_engine`: what is installed, looked up where
+    they are not given."""
+    if machine.kind == "cpu":
+        return check_compiled()
+    if machine.kind != "cuda":
+        return skip("kernels", "SGLang's CUDA kernels are for NVIDIA's devices")
+    if has_engine is None:
+        has_engine = importlib.util.find_spec("transformer_engine") is not None
+    layers = (
+        "TransformerEngine computes the trainer's layers"
+        if has_engine
+        else "no TransformerEngine: the trainer's layers are computed by PyTorch's kernels"
+    )
+    return _judge(there or kernels()) + ok("layers", layers)
+
+
+def check_compiled() -> list[Finding]:
+    """Finding `kernels` of a CPU; compiles them where nobody has yet, for a second."""
+    try:
+        library = loaded()
+    except NoKernels as error:
+        why = f"{error}; rollout and training use PyTorch's own calls, which are slower"
+        return warn("kernels", "none for this CPU", why=why, fix=error.fix)
+    return ok("kernels", f"compiled for this CPU, in {Path(library._name).parent}")
+
+
+def _judge(there: Kernels) -> list[Finding]:
+    what = f"{PACKAGE} {there.installed or 'is missing'}, torch {there.torch}"
+    if there.fit:
+        return ok("kernels", f"{what}: tested together")
+    if there.tested is None:
+        why = f"no kernels were tested with torch {there.torch}"
+        return warn(
+            "kernels", what, why=why, fix="miles doctor   # its finding `engine` tries them"
+        )
+    why = f"kernels are built for one torch; those of torch {there.torch} are {there.tested}"
+    return fail(
+        "kernels", what, why=why, fix=pip_install("--no-deps", f"{PACKAGE}=={there.tested}")
+    )
+
+
+MEMORY_NEEDED, MEMORY_WANTED = 3 * GIB, 8 * GIB
+"""Free: for the smallest run; for more than one engine or rank."""
+NOFILE_NEEDED, NOFILE_WANTED, NOFILE_GOOD = 1024, 8192, 65536
+"""Open files: that a run needs; that many engines and ranks want; what the fix sets."""
+THREADS_NEEDED, THREADS_WANTED = 600, 2000
+"""Beyond those that are there. A run of 13 processes was seen with 341 on 2 cores; libraries start
+more on more cores."""
+
+
+def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
+    """Main memory, as far as this process may use it."""
+    what = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} free"
+    look = "ps -eo pid,rss,comm --sort=-rss | head   # who holds it; end what you do not need"
+    if available_bytes < MEMORY_NEEDED:
+        return fail(
+            "memory", what, why=f"the smallest run needs {format_bytes(MEMORY_NEEDED)}", fix=look
+        )
+    if available_bytes < MEMORY_WANTED:
+        return warn(
+            "memory",
+            what,
+            why=f"runs with more than one engine or rank want {format_bytes(MEMORY_WANTED)}",
+            fix=look,
+        )
+    return ok("memory", what)
+
+
+def check_limits(*, soft: int | None = None, hard: int | None = None) -> list[Finding]:
+    """Open files: every actor and engine holds hundreds."""
+    own_soft, own_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = own_soft if soft is None else soft, own_hard if hard is None else hard
+    if soft == resource.RLIM_INFINITY or soft >= NOFILE_WANTED:
+        return ok(
+            "limits",
+            "open files: no limit" if soft == resource.RLIM_INFINITY else f"open files: {soft}",
+        )
+    count = hard if hard != resource.RLIM_INFINITY and hard >= NOFILE_WANTED else NOFILE_GOOD
+    may_raise = hard == resource.RLIM_INFINITY or hard >= count
+    fixes = (
+        [f"ulimit -n {count}"]
+        if may_raise
+        else [as_root(f"prlimit --pid $$ --nofile={count}:{count}")]
+    )
+    fixes += [] if may_raise else [f"docker run --ulimit nofile={count}:{count} ...   # in Docker"]
+    what = (
+        f"open files: {soft}, may be raised to "
+        f"{'any number' if hard == resource.RLIM_INFINITY else hard}"
+    )
+    if soft < NOFILE_NEEDED:
+        return fail(
+            "limits", what, why=f"Ray and SGLang need {NOFILE_NEEDED} at the least", fix=fixes
+        )
+    return warn("limits", what, why=f"many engines and ranks want {NOFILE_WANTED}", fix=fixes)
+
+
+def check_threads(*, root: Path = Path("/")) -> list[Finding]:
+    """Threads that the cgroups allow: Ray and the engines start hundreds, and die of `can't start
+    new thread`."""
+    tight = min(_threads_left(root), default=None)
+    if tight is None:
+        return ok("threads", "no limit")
+    left, limit = tight
+    what = f"{limit - left} of {limit} are in use"
+    fixes = [
+        "docker run --pids-limit=-1 ...   # in Docker",
+        "systemctl show --property=TasksMax,TasksCurrent user.slice   # elsewhere: which limit it "
+        "is",
+    ]
+    if left < THREADS_NEEDED:
+        return fail(
+            "threads",
+            what,
+            why=f"Ray, one engine and one rank start hundreds; {THREADS_NEEDED} should be free",
+            fix=fixes,
+        )
+    if left < THREADS_WANTED:
+        return warn(
+            "threads",
+            what,
+            why=f"runs with several engines and ranks want {THREADS_WANTED} more",
+            fix=fixes,
+        )
+    return ok("threads", what)
+
+
+def _threads_left(root: Path) -> Iterator[tuple[int, int]]:
+    """(how many may still be started, the limit) of each group that has one."""
+    for group in cgroup_folders(root):
+        limit, used = number_in(group / "pids.max"), number_in(group / "pids.current")
+        if limit is not None and used is not None:
+            yield limit - used, limit
+
 
 NOSET = "RAY_EXPERIMENTAL_NOSET_"
 SLOWING = {

@@ -15,7 +15,7 @@ from milescli.core.units import format_bytes, format_count
 from milescli.export.folder import Folder
 from milescli.export.story import Story
 from milescli.models.base import WeightTable, read_config
-from milescli.pictures.lines import reward_curve
+from milescli.pictures.svg import reward_curve
 from milescli.recipe.schema import Recipe
 
 CARD_NAME, CURVE_NAME = "README.md", "reward.svg"

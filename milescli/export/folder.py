@@ -37,8 +37,7 @@ from milescli.export.choose import (
     with_single_experts,
 )
 from milescli.export.config import exported_config, patterns_of_passed
-from milescli.export.reading import read_entries
-from milescli.export.stored import Measured, Named, compare, stored
+from milescli.export.stored import Measured, Named, compare, read_entries, stored
 from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, read_config
 
 Plain = Literal["bf16", "fp16", "fp32"]

@@ -9,8 +9,7 @@ from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
-from milescli.listings.plug_point import PlugPoint
-from milescli.listings.plug_points import POINTS
+from milescli.listings.plug_points import POINTS, PlugPoint
 
 
 def point_of(kind: str) -> PlugPoint:

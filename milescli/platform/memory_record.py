@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import time
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.files import last_records
-from milescli.platform.oom import oom_kills
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def oom_kills(*, root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Since the group was made, its subgroups included; None where the system does not say."""
+    with suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                files = (root / path.lstrip("/") / "memory.events", root / "memory.events")
+            elif controllers == "memory":
+                v1 = root / "memory"
+                files = (v1 / path.lstrip("/") / "memory.oom_control", v1 / "memory.oom_control")
+            else:
+                continue
+            for file in files:
+                with suppress(OSError):
+                    if count := re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE):
+                        return int(count[1])
+    return None
+
 
 FILE = "memory.jsonl"
 EVERY_S = 10.0

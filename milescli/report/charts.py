@@ -10,8 +10,7 @@ import numpy as np
 
 from milescli.insight.case import LOSS, REWARD
 from milescli.insight.history import History
-from milescli.pictures.lines import Line
-from milescli.pictures.scale import Point, finite, thinned
+from milescli.pictures.svg import Line, Point, finite, thinned
 
 MOST_POINTS = 800
 """Of a line, in the file."""

@@ -8,13 +8,12 @@ from typing import Any
 
 from milescli.console.theme import sparkline
 from milescli.insight.case import LOSS, REWARD
-from milescli.pictures.lines import Line
+from milescli.pictures.svg import Line
 from milescli.report import markdown
 from milescli.report.charts import Chart, column, with_trend
 from milescli.report.compare import RunsCompared
 from milescli.report.formats import NOTHING, accuracy, duration, figure, made_by, per_second, steps
-from milescli.report.frame import chart_grid, framed
-from milescli.report.markup import Markup, el, joined, table
+from milescli.report.frame import Markup, chart_grid, el, framed, joined, table
 from milescli.report.run_page import footer
 from milescli.report.subject import Subject
 

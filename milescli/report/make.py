@@ -2,18 +2,135 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.core.errors import unreadable
+from milescli.core.errors import MachineError, MilesError, unreadable
+from milescli.core.private import without_paths
+from milescli.report import frame, markdown
+from milescli.report.charts import column
 from milescli.report.compare import compare
 from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
-from milescli.report.figures import run_figures
 from milescli.report.markdown import run_markdown
 from milescli.report.run_page import run_page
 from milescli.report.subject import Subject, read_subject
+
+
+def run_figures(subject: Subject) -> dict[str, Any]:
+    """Everything that is counted or decided; samples and recipe keys as they are shown."""
+    curve = column(subject.history, subject.curve)
+    return {
+        "run": subject.name,
+        "state": subject.summary.state,
+        "summary": _clean(asdict(subject.summary)),
+        "curve": {
+            "name": subject.curve,
+            "steps": [int(step) for step, _ in curve],
+            "values": [value for _, value in curve],
+        },
+        "evaluations": [asdict(one) for one in subject.evaluations],
+        "sets": [asdict(one) for one in subject.sets],
+        "samples": [asdict(one) for one in subject.samples],
+        "recipe": [asdict(key) for key in subject.keys if key.is_set],
+        "versions": subject.versions(),
+        "machine": subject.machine,
+        "data": {
+            name: {key: one.get(key) for key in ("num_rows", "sha256")}
+            for name, one in subject.data().items()
+        },
+        "adapters": {one.history.name: run_figures(one) for one in subject.adapters},
+    }
+
+
+def _clean(value: Any) -> Any:
+    """Without places of the machine, at any depth."""
+    if isinstance(value, str):
+        return without_paths(value)
+    if isinstance(value, Mapping):
+        return {name: _clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
+
+
+HTML, MARKDOWN = (".html", ".htm"), (".md", ".markdown")
+"""Ends of names."""
+_MARKS = (frame.MARK.encode(), markdown.MARK.encode())
+_HEAD_BYTES = 4096
+"""In which a mark of ours stands."""
+
+
+def is_html(file: Path) -> bool:
+    """By its name; else it is Markdown."""
+    return file.suffix.lower() in HTML
+
+
+def require_writable(file: Path, *, force: bool) -> None:
+    """Raises MilesError where something else lies there, MachineError where nothing can be written.
+    Asked before anything is read, and again by `write`."""
+    try:
+        is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
+    except OSError as error:  # of a folder that this user may not enter, or of a name too long
+        raise _not_written(file, error) from error
+    another = file.with_stem(f"{file.stem}-2")
+    if is_there and not is_file:
+        raise MilesError(
+            f"{file} is not a file",
+            why="a report is one file",
+            fix=f"--to {file / 'report.html' if file.is_dir() else another}",
+        )
+    if not has_folder:
+        raise MachineError(
+            f"there is no folder {file.parent}",
+            why="a report is written into one that is there",
+            fix=f"mkdir -p {file.parent}",
+        )
+    if is_there and not force and not _is_ours(file):
+        raise MilesError(
+            f"{file} is no report of miles",
+            why="it would be written over",
+            fix=["--force   # write over it", f"--to {another}"],
+        )
+
+
+def write(file: Path, text: str, *, force: bool) -> None:
+    """All of it or nothing; who may read a file that is there may read the new one. Raises as
+    `require_writable`."""
+    require_writable(file, force=force)
+    target = file.resolve()
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        fresh.write_text(text, encoding="utf-8", errors="replace")
+        if target.exists():
+            shutil.copymode(target, fresh)
+        os.replace(fresh, target)
+    except OSError as error:
+        raise _not_written(file, error) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _not_written(file: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"{file} cannot be written",
+        why=f"{type(error).__name__}: {error.strerror or error}",
+        fix=[f"ls -ld {file.parent}   # whose is it?", f"df -h {file.parent}"],
+    )
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return not head.strip() or any(mark in head for mark in _MARKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

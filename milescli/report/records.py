@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from milescli.core.private import without_paths
 from milescli.core.units import format_bytes
 from milescli.report.formats import NOTHING, size
-from milescli.report.markup import Markup, el, joined, table
-from milescli.report.shown_keys import ShownKey
-from milescli.report.subject import Subject
+from milescli.report.frame import Markup, el, joined, table
+from milescli.report.subject import ShownKey, Subject
 
 _MOST_MEMORY = 12
 _SHORT = 16

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from milescli.pictures.lines import Line
+from milescli.pictures.svg import Line
 from milescli.report import records, sections
 from milescli.report.charts import Chart, column, learning_charts, time_charts, with_trend
 from milescli.report.formats import accuracy, figure, made_by, moment, steps
-from milescli.report.frame import chart_grid, framed
-from milescli.report.markup import Markup, el, joined, table
+from milescli.report.frame import Markup, chart_grid, el, framed, joined, table
 from milescli.report.subject import Subject
 
 

@@ -9,8 +9,7 @@ from milescli.core.private import without_paths
 from milescli.insight.case import LOSS, REWARD, Finding, Verdict
 from milescli.insight.history import Healing, History
 from milescli.insight.summary import Course, Summary
-from milescli.pictures.spark import spark_picture
-from milescli.pictures.stack import Part, stacked_bar
+from milescli.pictures.svg import Part, spark_picture, stacked_bar
 from milescli.report.charts import Chart, column
 from milescli.report.chosen_samples import ShownStep
 from milescli.report.formats import (
@@ -24,8 +23,7 @@ from milescli.report.formats import (
     share,
     steps,
 )
-from milescli.report.frame import chart_grid
-from milescli.report.markup import Markup, el, joined, table
+from milescli.report.frame import Markup, chart_grid, el, joined, table
 from milescli.report.subject import Subject
 
 

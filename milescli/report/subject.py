@@ -3,15 +3,19 @@ so that a run of somebody else and one that goes on can be read too."""
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from milescli.autopsy.memory import Memory, read_memory
+import yaml
+
+from milescli.autopsy.why import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.private import without_paths
+from milescli.core.private import without_paths, without_secrets_in
 from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.history import History
@@ -20,7 +24,65 @@ from milescli.insight.summary import Summary, summarize
 from milescli.report.chosen_samples import ShownStep, chosen_steps
 from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_of, sets_of
 from milescli.report.formats import steps
-from milescli.report.shown_keys import ShownKey, read_keys
+
+_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownKey:
+    """One key of a recipe."""
+
+    name: str
+    """Dotted: train.optimizer.lr"""
+    value: str
+    """Without secrets and places of the machine."""
+    origin: str
+    """default, recipe quickstart.yaml:6, --set, ..."""
+
+    @property
+    def is_set(self) -> bool:
+        """By somebody, in place of the default."""
+        return self.origin != _DEFAULT
+
+
+def read_keys(file: Path) -> list[ShownKey]:
+    """In the file's order; nothing where it cannot be read."""
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    keys, above = list[ShownKey](), list[str]()
+    for line in lines:
+        body, _, comment = line.rpartition("  # ")
+        body = body or line
+        name, colon, text = body.strip().partition(":")
+        if not colon or name.startswith("#"):
+            continue
+        del above[(len(body) - len(body.lstrip())) // 2 :]
+        if not text.strip():
+            above.append(name)
+            continue
+        full = ".".join([*above, name])
+        keys.append(
+            ShownKey(name=full, value=_shown(full, text.strip()), origin=_origin(comment.strip()))
+        )
+    return keys
+
+
+def _shown(name: str, text: str) -> str:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    value = without_secrets_in(value, name=name)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _origin(comment: str) -> str:
+    """Who set it. What stood behind `--set KEY=` is the value, which may be a secret."""
+    return "--set" if comment.startswith("--set ") else without_paths(comment) or _DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

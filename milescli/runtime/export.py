@@ -22,13 +22,20 @@ from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
 from milescli.data.tokenizer import own_template
-from milescli.export.adapter import Adapter, is_adapter, merge_into, read_adapter
+from milescli.export.adapter import (
+    PLAIN_OF,
+    Adapter,
+    is_adapter,
+    merge_into,
+    read_adapter,
+    read_merged,
+    read_trained_adapter,
+)
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
 from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
-from milescli.export.reading import read_folder
+from milescli.export.stored import read_folder
 from milescli.export.story import Story, hub_name, read_story
-from milescli.export.trained_adapter import PLAIN_OF, read_merged, read_trained_adapter
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME

@@ -14,7 +14,7 @@ from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.console.output import Output
-from milescli.conversion.watching import store_of
+from milescli.conversion.base import store_of
 from milescli.core.driver_pipe import say
 from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models.adapter import read_shape

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.autopsy.write import WHAT_IT_TELLS, write_why
+from milescli.autopsy.why import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.integrity import free_bytes
 from milescli.checkpoint.run_dir import RunDir, resume_command
 from milescli.console.live import LiveRun

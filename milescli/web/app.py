@@ -3,8 +3,10 @@ sends what comes back. Who may ask is `gate`'s business."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,35 +15,83 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from milescli.core.concurrency import in_thread
 from milescli.insight.run_state import RunStates
 from milescli.trackers.prometheus import CONTENT_TYPE
-from milescli.web import columns, evaluations, memory, records, samples, timeline, told
-from milescli.web.asked import Asked, Json
-from milescli.web.find_samples import find_samples
+from milescli.web import columns, endpoints, evaluations, samples
+from milescli.web.asked import Asked, Json, Question
+from milescli.web.endpoints import summary
+from milescli.web.files import static_file
 from milescli.web.gate import Gate, Gated, refuse
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
-from milescli.web.page_files import static_file
-from milescli.web.question import Question
-from milescli.web.refusals import NotFound, Refusal
+from milescli.web.refusals import Busy, NotFound, Refusal
 from milescli.web.responses import Body, body_of, to_json
+from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
-from milescli.web.summary import summary
-from milescli.web.threads import NUM_READERS, NUM_SEARCHES, Threads
+
+T = TypeVar("T")
+
+NUM_READERS = 4
+"""Requests that read at once."""
+NUM_SEARCHES = 2
+"""Requests that search through text at once, beside those."""
+CALL_S = 60.0
+"""Longest that one may take."""
+WAIT_S = 30.0
+"""Longest that one waits for its turn."""
+
+
+class Threads:
+    """So many at once, of one event loop."""
+
+    def __init__(self, count: int, *, what: str, wait_s: float = WAIT_S) -> None:
+        """`what`: that they do, for errors."""
+        self._turns = asyncio.Semaphore(count)
+        self._count, self._what, self._wait_s = count, what, wait_s
+
+    async def run(self, call: Callable[[], T], *, call_s: float = CALL_S) -> T:
+        """Raises Busy where none is free in time, or the call takes too long; and what it
+        raises."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Busy(
+                f"the server of the page waited {self._wait_s:g} s for its turn to {self._what}",
+                why=f"{self._count} others do so, and none has ended",
+                fix="ask again",
+            ) from None
+        task = asyncio.ensure_future(in_thread(call))
+        task.add_done_callback(self._done)
+        done, _ = await asyncio.wait({task}, timeout=call_s)
+        if not done:
+            raise Busy(
+                f"the disk did not reply within {call_s:g} s",
+                why=f"the server of the page waits for it to {self._what}",
+                fix="look whether the runs folder can be read: ls",
+            )
+        return task.result()
+
+    def _done(self, task: asyncio.Future[object]) -> None:
+        self._turns.release()
+        if not task.cancelled():
+            task.exception()  # whoever asked may be gone
+
 
 Endpoint = Callable[[Asked], Json]
 READS: dict[str, Endpoint] = {
     "summary": summary,
     "names": columns.names,
     "columns": columns.columns,
-    "told": told.told,
-    "timeline": timeline.timeline,
-    "memory": memory.memory,
-    "recipe": records.recipe,
-    "plan": records.plan,
-    "manifest": records.manifest,
+    "told": endpoints.told,
+    "timeline": endpoints.timeline,
+    "memory": endpoints.memory,
+    "recipe": endpoints.recipe,
+    "plan": endpoints.plan,
+    "manifest": endpoints.manifest,
     "sample-steps": samples.steps,
     "samples": samples.samples,
     "evaluations": evaluations.evaluations,
@@ -56,7 +106,7 @@ class Site:
 
     shown: ShownRuns
     fault: Callable[[str], None]
-    """Is told, in one sentence, of a fault of ours."""
+    """Is endpoints, in one sentence, of a fault of ours."""
     histories: Histories = field(default_factory=Histories)
     states: RunStates = field(default_factory=RunStates)
     streams: LiveStreams = field(default_factory=LiveStreams)

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import object_of
 from milescli.web.asked import Asked, Json
-from milescli.web.line_index import LineIndex, LineIndexes
-from milescli.web.paths import file_within, readable
+from milescli.web.files import LineIndex, LineIndexes, file_within, readable
 from milescli.web.refusals import NotFound
 
 MAX_LIMIT = 500

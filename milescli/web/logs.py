@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from milescli.web.asked import Asked, Json
-from milescli.web.line_index import LONGEST_BYTES, LineIndex, LineIndexes
-from milescli.web.paths import file_within, readable
+from milescli.web.files import LONGEST_BYTES, LineIndex, LineIndexes, file_within, readable
 
 MAX_LIMIT = 5000
 MAX_FILES = 2000

@@ -4,12 +4,19 @@ and no file of a run."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import errno
+import html
+import os
+import shutil
 import signal
 import socket
+import tempfile
+import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
@@ -17,6 +24,22 @@ from milescli.core.errors import MachineError
 from milescli.web.app import Site, make_app
 from milescli.web.gate import Gate, is_any, is_loopback, new_key
 from milescli.web.shown import ShownRuns
+
+
+def open_page(url: str, *, failed: Callable[[str], None]) -> None:
+    """`failed` is told where there is no browser. The file goes at the end of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="miles-ui-"))  # 0700
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    file = folder / "open.html"
+    quoted = html.escape(url, quote=True)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(
+            '<!doctype html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+            f'<meta http-equiv="refresh" content="0;url={quoted}"><a href="{quoted}">miles</a>\n'
+        )
+    if not webbrowser.open(file.as_uri()):
+        failed("no browser opened; open the URL above yourself")
+
 
 STOP_S = 1
 """Longest that responses may take to end when the server does."""

@@ -20,8 +20,8 @@ import pytest
 from milescli.agents import mcp_server, mcp_tools
 from milescli.agents.mcp_server import GUARD
 from milescli.agents.mcp_tools import close_servers
-from milescli.agents.tool_box import ToolBox
 from milescli.agents.tool_kit import ToolKit, offered
+from milescli.agents.tools import ToolBox
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe, Rollout

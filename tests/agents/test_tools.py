@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from milescli.agents.tool_box import MAX_FAILURES
-from milescli.agents.tools import ToolAgent
+from milescli.agents.tools import MAX_FAILURES, ToolAgent
 from milescli.core.errors import AgentError, ContextFull
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.schema import Rollout

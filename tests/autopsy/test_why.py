@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from milescli.autopsy.page import page
-from milescli.autopsy.why import find_why
-from milescli.autopsy.write import write_why
+from milescli.autopsy.why import find_why, kernel_lines, page, read_memory, write_why
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import Interrupted, WorkerDied
@@ -118,3 +117,56 @@ def test_a_damaged_record_hides_no_error(tmp_path: Path) -> None:
     run.events_file.unlink()
     file = write_why(run.attempts()[-1])
     assert file is not None and "failed at step 0" in file.read_text()
+
+
+def test_lines_that_name_a_cause_since_then_are_told() -> None:
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    records = [
+        "6,1,1000000,-;Out of memory: Killed process 1 (before)\n",
+        "6,2,5000000,-;eth0: link becomes ready\n",
+        "3,3,6000000,-;Out of memory: Killed process 42 (python) total-vm:9kB\n SUBSYSTEM=x\n",
+        "3,4,7000000,c;NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n",
+        "3,5,8000000,-;amdgpu 0000:03:00.0: amdgpu: RAS controller interrupt triggered\n",
+    ]
+    told = kernel_lines(boot + 4.0, records=records)
+    assert told is not None
+    assert [line.split(" ", 1)[1][:20] for line in told] == [
+        "Out of memory: Kille",
+        "NVRM: Xid (PCI:0000:",
+        "amdgpu 0000:03:00.0:",
+    ]
+
+
+def test_the_curve_ends_with_the_last_look_and_kills_are_those_of_the_attempt(
+    tmp_path: Path,
+) -> None:
+    looks = [
+        {
+            "time": 1.76e9 + 10 * i,
+            "oom_kills": 4,
+            "resident_bytes": {"11": i * 2**30, "12": 2**20, "13": 2**20},
+            "names": {"11": "driver", "12": "engine-0-server", "13": "engine-0-server"},
+        }
+        for i in range(1, 101)
+    ]
+    end = {"time": 1.76e9 + 1002, "oom_kills": 5}
+    text = "\n".join(json.dumps(record) for record in [*looks, end])
+    (tmp_path / "memory.jsonl").write_text(text + "\n")
+    memory = read_memory(tmp_path)
+    assert [size >> 30 for _, size in memory.curve] == [1, 21, 41, 60, 80, 100]
+    assert memory.peak == {"driver": 100 * 2**30, "engine-0-server": 2**21}
+    assert memory.oom_kills == 1
+    assert "100.0 GiB at" in memory.lines()[0]
+    assert memory.lines()[-1].endswith("for want of memory: 1")
+
+
+def test_a_process_without_a_name_is_called_by_its_number(tmp_path: Path) -> None:
+    look = {"time": 1.76e9, "resident_bytes": {"11": 7, "12": 5}, "names": {"11": "driver"}}
+    (tmp_path / "memory.jsonl").write_text(json.dumps(look) + "\n")
+    assert read_memory(tmp_path).peak == {"driver": 7, "12": 5}
+
+
+def test_without_a_record_nothing_is_claimed(tmp_path: Path) -> None:
+    memory = read_memory(tmp_path)
+    assert (memory.curve, memory.peak, memory.oom_kills) == ([], {}, None)
+    assert memory.lines() == []

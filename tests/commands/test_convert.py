@@ -103,7 +103,7 @@ def _replace_convert(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         return DONE
 
     monkeypatch.setattr("milescli.conversion.convert.convert", convert)
-    monkeypatch.setattr("milescli.conversion.preview.preview", lambda *args, **options: PREVIEW)
+    monkeypatch.setattr("milescli.conversion.report.preview", lambda *args, **options: PREVIEW)
     return seen
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from milescli.web import browser, serve
+from milescli.web import serve
 from tests.commands.conftest import Miles
 
 
@@ -78,7 +78,7 @@ def test_the_server_does_not_wait_for_the_browser(
         returned.append(closed.wait(60.0))
         return True
 
-    monkeypatch.setattr(browser.webbrowser, "open", browse)
+    monkeypatch.setattr(serve.webbrowser, "open", browse)
     assert miles("ui", "--open").code == 0
     assert returned == [] and opened.wait(60.0)
     closed.set()

@@ -120,7 +120,7 @@ FAULTS = {
     ),
     "few open files": (
         "ulimit -Sn 300",
-        "from milescli.doctor.limits import check_limits; f = check_limits()",
+        "from milescli.doctor.settings import check_limits; f = check_limits()",
         "ulimit -n",
     ),
     "a small scratch folder": (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import MachineError
-from milescli.doctor import sandbox as module
+from milescli.doctor import run as module
 from milescli.doctor.finding import Status
-from milescli.doctor.sandbox import check_sandbox
+from milescli.doctor.run import check_sandbox
 from milescli.sandbox.choose import Choice
 from milescli.sandbox.local import LocalSandbox
 from tests.doctor.small_model import small_recipe

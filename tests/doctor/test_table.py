@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from milescli.console.output import Mode, Output
 from milescli.doctor.finding import Finding, Status, fail, ok, skip
-from milescli.doctor.table import fold, show_findings
+from milescli.doctor.run import fold, show_findings
 
 NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 

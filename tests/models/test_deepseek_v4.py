@@ -34,7 +34,7 @@ QUANTISED = (
 WITNESS = """
 import json, sys, torch
 from pathlib import Path
-from milescli.checkpoint.hf_folder import HfReader
+from milescli.checkpoint.hf_folder import (HfReader)
 from milescli.models import load_facts, table
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.profiling.samples import FORWARD, IDLE, RESULTS, SAMPLING, SCHEDULER, split
+from milescli.profiling.summary import FORWARD, IDLE, RESULTS, SAMPLING, SCHEDULER, split
 
 LOOP = "run_scheduler_process (scheduler.py);Scheduler.event_loop_normal (scheduler.py)"
 STACKS = f"""\

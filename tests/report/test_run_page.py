@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import open_run
-from milescli.report.figures import run_figures
+from milescli.report.make import run_figures
 from milescli.report.run_page import run_page
 from milescli.report.subject import read_subject
 from tests.insight.planted import Planted, line

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import special, stats
 
 from milescli.report.series import (
     FEWEST_STEPS,
@@ -15,7 +18,9 @@ from milescli.report.series import (
     paired,
     ratio_of_medians,
     reached,
+    t_quantile,
     trailing,
+    two_sided_p,
 )
 
 PAIRS = 400
@@ -126,3 +131,16 @@ def test_a_spike_is_forgotten_when_it_is_a_tenth_of_the_run_ago() -> None:
 def test_medians_are_compared_where_there_are_some() -> None:
     assert ratio_of_medians([2.0, 9.0, 4.0], [2.0]) == 2.0
     assert ratio_of_medians([], [1.0]) is None
+
+
+@given(t=st.floats(-50, 50), freedom=st.integers(1, 400))
+def test_chances_are_those_of_scipy(t: float, freedom: int) -> None:
+    # of the beta function: scipy's own `t.sf` is off by 1e-9 next to 0 with one degree of freedom
+    share = special.betaincc(0.5, freedom / 2, t * t / (freedom + t * t))
+    assert two_sided_p(t, freedom) == pytest.approx(share, abs=1e-12, rel=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 30, 250])
+@pytest.mark.parametrize("share", [0.6, 0.9, 0.975, 0.999])
+def test_quantiles_are_those_of_scipy(share: float, freedom: int) -> None:
+    assert t_quantile(share, freedom) == pytest.approx(stats.t.ppf(share, freedom), rel=1e-9)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from milescli.checkpoint.run_dir import read_jsonl
+from milescli.core.errors import MachineError
 from milescli.core.events import (
     MemorySeen,
     Notice,
@@ -24,7 +31,14 @@ from milescli.core.events import (
     to_record,
 )
 from milescli.core.metric_names import METRICS
-from milescli.trackers.prometheus import PHASES, Exposition, families, family_of
+from milescli.trackers.prometheus import (
+    PHASES,
+    Exposition,
+    MetricsServer,
+    families,
+    family_of,
+    require_free,
+)
 from tests.console.fake_run import events as whole_run
 from tests.console.fake_run import step_done
 from tests.trackers.running import events
@@ -167,3 +181,66 @@ def test_what_workers_hold_and_the_newest_verdict_are_shown() -> None:
     assert seen["miles_finding", (("finding", "reward-flat"),)] == 0.0
     unsure = VerdictGiven(step=3, headline="", is_learning=None)
     assert ("miles_learning", ()) not in told(flat, better, unsure)
+
+
+BOUND_S = 10.0
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    made = MetricsServer("127.0.0.1", 0, lambda: "miles_step 3.0\n")
+    yield made
+    made.close()
+
+
+def test_it_gives_figures_and_nothing_else(server: MetricsServer) -> None:
+    with urllib.request.urlopen(server.url, timeout=BOUND_S) as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert reply.read() == b"miles_step 3.0\n"
+    for request in (
+        server.url.replace("/metrics", "/"),
+        urllib.request.Request(server.url, data=b"x", method="POST"),
+    ):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(request, timeout=BOUND_S)
+
+
+def test_it_listens_on_this_machine_alone(server: MetricsServer) -> None:
+    ours = [
+        one.laddr
+        for one in psutil.Process(os.getpid()).net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and f":{one.laddr.port}/" in server.url
+    ]
+    assert [address.ip for address in ours] == ["127.0.0.1"]
+
+
+def test_who_goes_away_or_says_nothing_holds_up_nobody(server: MetricsServer) -> None:
+    port = int(server.url.split(":")[2].split("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.send(b"GET /metr")
+        with urllib.request.urlopen(server.url, timeout=BOUND_S) as reply:
+            assert reply.status == 200
+
+
+def test_a_port_in_use_is_refused_with_who_has_it(server: MetricsServer) -> None:
+    port = int(server.url.split(":")[2].split("/")[0])
+    with pytest.raises(MachineError, match=f"nobody can listen at 127.0.0.1:{port}") as refused:
+        require_free("127.0.0.1", port)
+    assert f"(process {os.getpid()}) does" in refused.value.why
+    assert refused.value.fixes[0] == f"--set run.metrics_address=127.0.0.1:{port + 1}"
+    with pytest.raises(MachineError, match="nobody can listen"):
+        MetricsServer("127.0.0.1", port, lambda: "")
+
+
+def test_a_port_is_free_again_when_it_is_closed() -> None:
+    made = MetricsServer("127.0.0.1", 0, lambda: "")
+    port = int(made.url.split(":")[2].split("/")[0])
+    with urllib.request.urlopen(made.url, timeout=BOUND_S):
+        pass
+    made.close()
+    require_free("127.0.0.1", port)
+
+
+def test_a_host_that_is_none_is_refused() -> None:
+    with pytest.raises(MachineError, match="no-such-host"):
+        require_free("no-such-host.invalid", 9464)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from milescli.web import find_samples, line_index, logs
+from milescli.web import files, logs, samples
 from tests.web.written import WrittenRun, client_of, site_of
 
 
@@ -34,6 +34,6 @@ def client(folder: Path) -> Iterator[TestClient]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No search ends for time because the machine is busy."""
-    monkeypatch.setattr(line_index, "COUNT_S", 120.0)
+    monkeypatch.setattr(files, "COUNT_S", 120.0)
     monkeypatch.setattr(logs, "SEARCH_S", 120.0)
-    monkeypatch.setattr(find_samples, "SEARCH_S", 120.0)
+    monkeypatch.setattr(samples, "SEARCH_S", 120.0)

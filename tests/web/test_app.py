@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ from starlette.testclient import TestClient
 
 from milescli.checkpoint.run_lock import lock
 from milescli.web import app, live
-from milescli.web.app import READS
-from milescli.web.page_files import STATIC
+from milescli.web.app import READS, Threads
+from milescli.web.files import STATIC
+from milescli.web.refusals import Busy
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
 
 MISSING = {"samples"}
@@ -150,3 +153,48 @@ def test_a_fault_of_ours_is_told_and_shows_no_key(
     assert told == [f"{path}: ZeroDivisionError: by nothing"]
     if not path.endswith("live"):
         assert response.status_code == 500 and "ZeroDivisionError" in response.json()["why"]
+
+
+def test_no_more_run_than_may() -> None:
+    running, most, lock, full = 0, 0, threading.Lock(), threading.Barrier(3)
+
+    def call() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        full.wait(60.0)
+        threading.Event().wait(0.02)  # time for one too many
+        with lock:
+            running -= 1
+
+    async def all_of_them() -> None:
+        threads = Threads(3, what="test")
+        await asyncio.gather(*(threads.run(call) for _ in range(12)))
+
+    asyncio.run(all_of_them())
+    assert most == 3
+
+
+def test_one_that_hangs_is_left_behind_and_counts_until_it_ends() -> None:
+    ends = threading.Event()
+
+    async def asked() -> None:
+        threads = Threads(1, what="read", wait_s=0.05)
+        with pytest.raises(Busy, match="did not reply"):
+            await threads.run(lambda: ends.wait(60.0), call_s=0.05)
+        with pytest.raises(Busy, match="its turn to read"):
+            await threads.run(lambda: None)
+        ends.set()
+        patient = Threads(1, what="read")
+        assert await patient.run(lambda: 7) == 7
+
+    asyncio.run(asked())
+
+
+def test_what_a_call_raises_is_raised() -> None:
+    async def asked() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await Threads(1, what="read").run(lambda: 1 // 0)
+
+    asyncio.run(asked())

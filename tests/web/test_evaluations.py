@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import ValidationDone
 from milescli.runtime.evaluation.results import SetResult, write_result
-from milescli.web import line_index
+from milescli.web import files
 from tests.console.fake_run import eval_done
 from tests.web.written import WrittenRun, row_step_done
 
@@ -85,7 +85,7 @@ def test_right_and_wrong_samples_of_an_evaluation(run: WrittenRun, client: TestC
 def test_a_file_that_was_not_counted_to_its_end_is_not_all(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch, only: str
 ) -> None:
-    monkeypatch.setattr(line_index, "COUNT_S", -1.0)
+    monkeypatch.setattr(files, "COUNT_S", -1.0)
     write_result(result(3, "gsm8k"), ROWS, folder=run.path)
     url = f"/api/runs/tiny-1/evaluation-samples?path=gsm8k/step_3.jsonl{only}"
     assert client.get(url).json()["is_all"] is False

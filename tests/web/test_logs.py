@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from milescli.web import line_index, logs
-from milescli.web.line_index import LineIndex
+from milescli.web import files, logs
+from milescli.web.files import LineIndex
 from tests.web.written import WrittenRun
 
 
@@ -26,8 +26,8 @@ def numbers(told: dict) -> list[int]:
 def counted_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the blocks that are read from now on."""
     read = list[int]()
-    forwards = line_index.LineIndex.blocks
-    backwards = line_index.LineIndex.blocks_backwards
+    forwards = files.LineIndex.blocks
+    backwards = files.LineIndex.blocks_backwards
 
     def blocks(index: LineIndex, first: int) -> Iterator[bytes]:
         for block in forwards(index, first):
@@ -39,8 +39,8 @@ def counted_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             read.append(len(block))
             yield number, block
 
-    monkeypatch.setattr(line_index.LineIndex, "blocks", blocks)
-    monkeypatch.setattr(line_index.LineIndex, "blocks_backwards", blocks_backwards)
+    monkeypatch.setattr(files.LineIndex, "blocks", blocks)
+    monkeypatch.setattr(files.LineIndex, "blocks_backwards", blocks_backwards)
     return read
 
 
@@ -73,7 +73,7 @@ def test_lines_by_number_and_from_the_end(run: WrittenRun, client: TestClient) -
 def test_a_search_knows_no_case(
     run: WrittenRun, client: TestClient, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_index, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     said = [f"step {n}: {'größer, Worse' if n % 7 == 0 else 'well'}" for n in range(1, 101)]
     run.attempt(engine_0="\n".join(said))
     expected = [n for n in range(1, 101) if n % 7 == 0]
@@ -90,7 +90,7 @@ def test_a_search_knows_no_case(
 def test_a_search_ends_for_time_and_says_so(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_index, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     monkeypatch.setattr(logs, "SEARCH_S", -1.0)
     run.attempt(engine_0="here\n" * 100)
     assert not lines(client, "latest/engine-0.log?q=here")["is_all"]
@@ -99,7 +99,7 @@ def test_a_search_ends_for_time_and_says_so(
 def test_a_huge_file_is_read_from_its_end_without_the_rest(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_index, "BLOCK_BYTES", 4096)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 4096)
     (run.attempt() / "huge.log").write_bytes((b"y" * 99 + b"\n") * 10_000 + b"the end")
     assert lines(client, "latest/huge.log?tail=1&limit=1")["lines"][0]["text"] == "the end"
     read = counted_blocks(monkeypatch)
@@ -111,7 +111,7 @@ def test_a_huge_file_is_read_from_its_end_without_the_rest(
 def test_a_search_ends_for_time_within_a_line_that_never_ends(
     run: WrittenRun, client: TestClient, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(line_index, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     monkeypatch.setattr(logs, "SEARCH_S", -1.0)
     (run.attempt() / "odd.log").write_bytes(b"y" * 6400)
     read = counted_blocks(monkeypatch)

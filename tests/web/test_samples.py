@@ -8,7 +8,7 @@ import math
 import pytest
 from starlette.testclient import TestClient
 
-from milescli.web import find_samples, samples
+from milescli.web import samples
 from tests.web.written import SAMPLE, WrittenRun
 
 HOSTILE = "</script><script>alert(1)</script>\u2028\x00\ud800'\"&<img src=x onerror=alert(1)>"
@@ -133,6 +133,6 @@ def test_a_search_ends_at_its_limit_and_for_time(
     told = client.get("/api/runs/tiny-1/find-samples?q=5&limit=3").json()
     assert [one["step"] for one in told["found"]] == [5, 5, 4]
     assert (told["searched_steps"], told["is_all"]) == (2, False)
-    monkeypatch.setattr(find_samples, "SEARCH_S", -1.0)
+    monkeypatch.setattr(samples, "SEARCH_S", -1.0)
     told = client.get("/api/runs/tiny-1/find-samples?q=5").json()
     assert told == {"found": [], "searched_steps": 0, "is_all": False}

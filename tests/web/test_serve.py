@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlparse
 
 import httpx
 import psutil
 import pytest
 
 from milescli.core.errors import ExitCode, MachineError
+from milescli.web import serve
 from milescli.web.gate import is_loopback
 from milescli.web.serve import open_door
 from tests.web.browser.chromium import url_of
@@ -101,7 +104,7 @@ def test_a_run_that_is_not_ours_to_read_is_refused(run: WrittenRun) -> None:
     # imported as root, as the interpreter may lie where only root reads
     script = (
         "import os, sys\n"
-        "import milescli.web.serve, milescli.web.browser, milescli.recipe.load, httpx\n"
+        "import milescli.web.serve, milescli.web.serve, milescli.recipe.load, httpx\n"
         "from milescli.commands.app import main\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "sys.exit(main(['ui', sys.argv[1]]))"
@@ -167,3 +170,24 @@ def test_each_door_has_its_own_key() -> None:
     for door in doors:
         door.listener.close()
         assert door.url.startswith(f"http://127.0.0.1:{door.gate.port}/?key=")
+
+
+def test_a_browser_is_led_by_a_file_that_only_its_owner_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = list[str]()
+    monkeypatch.setattr(serve.webbrowser, "open", lambda url: opened.append(url) or True)
+    serve.open_page("http://127.0.0.1:8/?key=secret&a=1", failed=pytest.fail)
+    [url] = opened
+    file = Path(urlparse(url).path)
+    assert "secret" not in url
+    assert 'content="0;url=http://127.0.0.1:8/?key=secret&amp;a=1"' in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_a_computer_without_a_browser_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.webbrowser, "open", lambda url: False)
+    told = list[str]()
+    serve.open_page("http://127.0.0.1:8/?key=secret", failed=told.append)
+    assert len(told) == 1 and "secret" not in told[0]

@@ -9,11 +9,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from milescli.backends.hub.home import cache_of
 from milescli.core.errors import CheckpointError, DataError, MilesError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoFile
+
+
+def cache_dir() -> Path:
+    """Where the client keeps what it fetched (HF_HOME, HF_HUB_CACHE)."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def cache_of(kind: str, name: str) -> Path:
+    """The part of the cache that one repository has. `kind`: model or dataset."""
+    return cache_dir() / f"{kind}s--{name.replace('/', '--')}"
+
+
+def saved_token() -> str | None:
+    """As the client finds it: HF_TOKEN, or the file that `hf auth login` writes."""
+    from huggingface_hub import get_token
+
+    return get_token()
+
 
 ASK_TIMEOUT_S = 20.0
 """Bound on one question to the hub; nothing is downloaded by it."""

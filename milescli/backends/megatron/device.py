@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from milescli.backends.megatron.importing import import_megatron
+from milescli.backends.megatron.cpu_compat import import_megatron
 from milescli.plan.types import Plan
 
 

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.utils import make_viewless_tensor
 
 from milescli.backends.megatron.layers import mamba
-from milescli.backends.megatron.layers.latent_experts import LatentExperts
+from milescli.backends.megatron.layers.experts import LatentExperts
 from milescli.backends.megatron.layers.norm import RmsNorm
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import layer_spec

@@ -32,8 +32,7 @@ from milescli.backends.megatron.layers import (
     mla,
     mtp,
 )
-from milescli.backends.megatron.layers.gemma import ScaledEmbeddings
-from milescli.backends.megatron.layers.heads import HiddenLayer, ScoreLayer
+from milescli.backends.megatron.layers.heads import HiddenLayer, ScaledEmbeddings, ScoreLayer
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.specs import engine_knows, final_norm, layer_spec
 from milescli.models.facts import ModelFacts

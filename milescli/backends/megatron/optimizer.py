@@ -3,8 +3,11 @@ are not finite."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
+from megatron.core import utils
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -14,18 +17,121 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.optimizer import (
     OptimizerConfig,
     ParamGroupOverride,
+    clip_grads,
     get_megatron_optimizer,
     get_standard_config_overrides,
 )
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
-from milescli.backends.megatron import clipping
-from milescli.backends.megatron.host_adam import move_to_host
-from milescli.backends.megatron.rules import take_rule
-from milescli.core.errors import NotFiniteError
+from milescli.backends.megatron.host_adam import HostAdamW, move_to_host
+from milescli.core.errors import NotFiniteError, RecipeError
 from milescli.recipe.train import Optimizer
-from milescli.train.optimizers import ADAMW, load_rule
+from milescli.train.optimizers import ADAMW, UpdateRule, load_rule
+
+
+class RuleOptimizer(torch.optim.AdamW):
+    """AdamW to who asks for its type and its states; each step is the rule's."""
+
+    rule: UpdateRule
+    settings: Optimizer
+
+    @torch.no_grad()
+    def step(self, closure: object = None) -> None:
+        """One weight after the other."""
+        assert closure is None, "Megatron gives none"
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    state = self._moments(weight)
+                    state["step"] += 1
+                    follow(self.rule, weight.data, weight.grad, state, group, self.settings)
+
+    def _moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(weight, dtype=torch.float32)
+        return state
+
+
+class HostRule(HostAdamW):
+    """The same in host memory."""
+
+    rule: UpdateRule
+    settings: Optimizer
+
+    def _update(
+        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: dict
+    ) -> None:
+        state["step"] += 1
+        follow(self.rule, weight, grad, state, group, self.settings)
+
+
+def follow(
+    rule: UpdateRule,
+    weight: torch.Tensor,
+    grad: torch.Tensor,
+    state: dict[str, torch.Tensor],
+    group: dict,
+    settings: Optimizer,
+) -> None:
+    """One step of one weight. `state` as torch's AdamW has it, its step counted already."""
+    rule(
+        weight=weight,
+        grad=grad,
+        first=state["exp_avg"],
+        second=state["exp_avg_sq"],
+        step=int(state["step"]),
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        settings=settings,
+    )
+
+
+def take_rule(inner: MegatronOptimizer, rule: UpdateRule, settings: Optimizer) -> None:
+    """Make one of Megatron's optimizers, just made, follow `rule`."""
+    kind = {torch.optim.AdamW: RuleOptimizer, HostAdamW: HostRule}.get(type(inner.optimizer))
+    if kind is None:
+        theirs = type(inner.optimizer).__name__
+        raise RecipeError(
+            f"the rule `{settings.rule}` cannot take the place of {theirs}",
+            why="Megatron-Core takes the optimizer of TransformerEngine or Apex where one is "
+            "installed, whose states are its own",
+            fix=["--set train.optimizer.rule=adamw", "pip uninstall transformer_engine apex"],
+        )
+    inner.optimizer.__class__ = kind
+    inner.optimizer.rule, inner.optimizer.settings = rule, settings
+
+
+Lists = Sequence[Sequence[torch.Tensor]]
+
+
+def install_clipping() -> None:
+    """In this process. TransformerEngine's and apex's are left where they are installed."""
+    if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
+        clip_grads.l2_norm_impl = norm_of_all
+        clip_grads.multi_tensor_scale_impl = scale_all
+
+
+def norm_of_all(
+    chunk_size: int, overflow: torch.Tensor, lists: Lists, per_tensor: bool
+) -> tuple[torch.Tensor, None]:
+    """([1] float32 L2 norm of all tensors of all lists together, no norms of single ones); what
+    apex's multi_tensor_l2norm takes and returns."""
+    tensors = [tensor for tensors in lists for tensor in tensors]
+    norms = torch._foreach_norm(tensors)
+    return torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float32).reshape(1), None
+
+
+def scale_all(chunk_size: int, overflow: torch.Tensor, lists: Lists, scale: float) -> None:
+    """The tensors of the first list times `scale` into those of the second, which may be the same;
+    what apex's multi_tensor_scale takes."""
+    source, target = lists
+    if any(one is not other for one, other in zip(source, target, strict=True)):
+        torch._foreach_copy_(target, source)
+    torch._foreach_mul_(target, scale)
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:
@@ -72,7 +178,7 @@ def make_optimizer(
                 take_rule(inner, rule, recipe)
     if next(model.parameters()).device.type != "cpu":
         fuse(optimizer)
-        clipping.install()
+        install_clipping()
     for group in optimizer.param_groups:
         # Megatron's own scheduler, which is not run, would multiply: 0 for gains, biases and all
         # else that has one dimension

@@ -12,8 +12,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 
 from milescli.backends.megatron.layers import experts, gated_delta, gemma4, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
-from milescli.backends.megatron.layers.block import sandwich
-from milescli.backends.megatron.layers.linear import with_bias
+from milescli.backends.megatron.layers.block import sandwich, with_bias
 from milescli.backends.megatron.layers.norm import RmsNorm
 from milescli.models.facts import Layer, ModelFacts, Rope
 

@@ -35,7 +35,7 @@ from milescli.weights.formats import formatted, load_format
 if TYPE_CHECKING:
     from milescli.backends.megatron.held import HeldModel
     from milescli.backends.megatron.learner import Learner
-    from milescli.backends.megatron.reference import Reference
+    from milescli.backends.megatron.snapshot import Reference
     from milescli.backends.megatron.trained import TrainedModel
 
 
@@ -102,10 +102,8 @@ class TrainerRank(Profiled):
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:
-        from milescli.backends.megatron.adapter_turns import AdapterTurns
-        from milescli.backends.megatron.rank_models import build_models
-        from milescli.backends.megatron.reference import Reference
-        from milescli.backends.megatron.snapshot import Snapshot
+        from milescli.backends.megatron.rank_models import AdapterTurns, build_models
+        from milescli.backends.megatron.snapshot import Reference, Snapshot
 
         models = build_models(
             policy=self.model_dir,

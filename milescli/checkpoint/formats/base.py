@@ -192,3 +192,27 @@ def dequantise_by_rows(
         whole = codec.dequantise(own, offset=(at % size if size else 0, offset[1]))
         out[first:end] = whole[:, columns[0] : columns[1]]
     return out
+
+
+BIAS = 127
+_SMALLEST_NORMAL = -126
+
+
+def smallest_power(value: Tensor) -> Tensor:
+    """The smallest power of two that is not below `value` (float32, positive), within the normal
+    numbers of float32."""
+    mantissa, exponent = torch.frexp(value)
+    exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
+    return torch.ldexp(torch.ones_like(value), exponent.clamp(_SMALLEST_NORMAL, BIAS))
+
+
+def to_e8m0(power: Tensor) -> Tensor:
+    """Powers of two, float32 -> uint8."""
+    return (torch.frexp(power)[1] - 1 + BIAS).to(torch.uint8)
+
+
+def from_e8m0(stored: Tensor) -> Tensor:
+    """uint8 or float8_e8m0fnu -> float32."""
+    exponent = stored.view(torch.uint8).to(torch.int32) - BIAS
+    power = torch.ldexp(torch.ones(stored.shape, device=stored.device), exponent)
+    return torch.where(exponent == 255 - BIAS, torch.full_like(power, torch.nan), power)

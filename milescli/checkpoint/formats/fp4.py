@@ -17,8 +17,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.formats.base import Codec, Parts, block_maxima, expand
-from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
+from milescli.checkpoint.formats.base import (
+    Codec,
+    Parts,
+    block_maxima,
+    expand,
+    from_e8m0,
+    smallest_power,
+    to_e8m0,
+)
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section

@@ -10,8 +10,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.formats.base import Codec, Parts, block_maxima, expand
-from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power
+from milescli.checkpoint.formats.base import (
+    Codec,
+    Parts,
+    block_maxima,
+    expand,
+    from_e8m0,
+    smallest_power,
+)
 
 LARGEST = 448.0
 """Of float8_e4m3fn."""

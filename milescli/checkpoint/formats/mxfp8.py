@@ -11,8 +11,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.formats.base import Codec, Parts, block_maxima, expand
-from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
+from milescli.checkpoint.formats.base import (
+    Codec,
+    Parts,
+    block_maxima,
+    expand,
+    from_e8m0,
+    smallest_power,
+    to_e8m0,
+)
 from milescli.checkpoint.formats.fp8_block import LARGEST, half_step_e4m3, to_e4m3
 
 BLOCK = (1, 32)

@@ -18,8 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from milescli.checkpoint.files import read_exactly, read_region
 from milescli.checkpoint.torch_dist.framing import READ_AHEAD, Frame, NotFramed, parse
-from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME
-from milescli.checkpoint.torch_dist.safe_pickle import read_metadata
+from milescli.checkpoint.torch_dist.metadata import CONFIG_NAME, read_metadata
 from milescli.core.errors import CheckpointError
 
 _OPEN_FILES = 64

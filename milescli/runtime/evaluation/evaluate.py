@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from milescli.agents.play import Game
+from milescli.agents.environment import Game
 from milescli.agents.replying import next_reply
 from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
@@ -104,7 +104,7 @@ def evaluate_run(
     `steps`: 20, or 0,20,40, or all; None: the newest. `ask`: what else than to
     measure the sets. One result for each step and set, in this order. Raises MilesError.
     """
-    from milescli.conversion.watching import store_of
+    from milescli.conversion.base import store_of
     from milescli.platform.torch_wheel import require_wheel
     from milescli.recipe.resolved import load_resolved
     from milescli.runtime.planning import plan_without_plugins

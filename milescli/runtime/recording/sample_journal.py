@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.base import MANIFEST_NAME
-from milescli.checkpoint.checked_records import (
+from milescli.checkpoint.journal import (
     Place,
     RecordWriter,
     keep_only,

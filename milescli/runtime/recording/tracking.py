@@ -19,8 +19,7 @@ from milescli.recipe.machine import RunSettings, metrics_address
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.background import BackgroundTracker
 from milescli.trackers.base import TrackedRun, load_trackers
-from milescli.trackers.metrics_server import MetricsServer, require_free
-from milescli.trackers.prometheus import Exposition
+from milescli.trackers.prometheus import Exposition, MetricsServer, require_free
 
 CLOSE_S = 20.0
 """For all trackers to take in what is left when the run has ended."""

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milescli.autopsy.write import WHAT_IT_TELLS, write_why
+from milescli.autopsy.why import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.run_dir import (
     RunDir,
     resume_command,
@@ -29,7 +29,7 @@ from milescli.checkpoint.run_dir import (
     step_saved,
     verdict_file,
 )
-from milescli.cluster.clean_up import wait_for_clean_up
+from milescli.cluster.watchdog import wait_for_clean_up
 from milescli.core import errors
 from milescli.core.driver_pipe import Said, heard, speak_into
 from milescli.core.errors import (
@@ -41,7 +41,7 @@ from milescli.core.errors import (
 )
 from milescli.core.events import RunEnded, stamped
 from milescli.core.silence import is_stopped_process
-from milescli.platform.oom import oom_kills
+from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
 from milescli.runtime.recording.side_files import LineFile
 from milescli.runtime.recovery.restarts import Restarts

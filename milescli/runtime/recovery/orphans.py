@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, verdict_file
 from milescli.checkpoint.run_lock import lock
-from milescli.cluster.clean_up import wait_for_clean_up, watchdog_on_duty
+from milescli.cluster.watchdog import wait_for_clean_up, watchdog_on_duty
 from milescli.core.run_processes import processes_of
 
 if TYPE_CHECKING:

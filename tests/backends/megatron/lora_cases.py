@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from milescli.export.adapter import write_adapter
-from milescli.export.trained_adapter import read_trained_adapter, write_merged
+from milescli.export.adapter import read_trained_adapter, write_adapter, write_merged
 from milescli.platform.ports import free_ports
 from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
 from tests.backends.megatron.layouts import layout_case

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from milescli.backends.megatron.layers.chunks import make_chunks
-from milescli.backends.megatron.layers.delta_rule import causal_conv, gated_delta_rule
+from milescli.backends.megatron.layers.gated_delta import causal_conv, gated_delta_rule
 
 LENGTHS = ([1], [5], [3, 1, 9, 2], [130], [64, 64], [7, 25, 1, 90, 40])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from milescli.backends.megatron.layers.ssd import convolve, scan
+from milescli.backends.megatron.layers.mamba import convolve, scan
 
 LENGTHS = ([1], [5], [3, 1, 9, 2], [30], [8, 8, 16], [7, 25, 1, 1, 40])
 

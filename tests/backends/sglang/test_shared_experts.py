@@ -13,8 +13,7 @@ from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.weights.channels import TensorChannel
 from milescli.core.errors import MismatchError
 from milescli.core.types import EngineAddress, WeightVersion
-from milescli.export.adapter import adapter_of, read_adapter, write_adapter
-from milescli.export.trained_adapter import write_merged
+from milescli.export.adapter import adapter_of, read_adapter, write_adapter, write_merged
 from milescli.models import load_facts, table
 from milescli.models.adapter import ALL_LINEAR, SOLE_ADAPTER, LoraShape, adapter_table
 from tests.backends.sglang.conftest import make_qwen3_moe

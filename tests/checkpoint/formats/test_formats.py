@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from milescli.checkpoint.formats import base, fp4, fp8_block, int4, mxfp8
-from milescli.checkpoint.formats.base import Codec, stored_shapes
-from milescli.checkpoint.formats.e8m0 import from_e8m0, smallest_power, to_e8m0
+from milescli.checkpoint.formats.base import (
+    Codec,
+    from_e8m0,
+    smallest_power,
+    stored_shapes,
+    to_e8m0,
+)
 
 CODECS = {
     "fp8": fp8_block.codec(),

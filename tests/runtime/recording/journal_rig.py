@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.checkpoint.checked_records import whole_records
+from milescli.checkpoint.journal import whole_records
 from milescli.core.types import Group, StopReason, VersionSpan, WeightVersion
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.rollout.collect.ahead import open_collector

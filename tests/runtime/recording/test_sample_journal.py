@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from milescli.checkpoint.checked_records import keep_only, whole_records
+from milescli.checkpoint.journal import keep_only, whole_records
 from milescli.runtime.recording.sample_journal import Identity
 from milescli.runtime.saving import version_of
 from tests.runtime.recording.journal_rig import (

@@ -14,10 +14,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.backends import cuda
 
-from milescli.backends.megatron.cpu.attention import ShortAttention, is_for
+from milescli.backends.megatron.cpu.kernels import ShortAttention, is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
-from milescli.backends.megatron.layers.cells import Cells
-from milescli.backends.megatron.layers.chunks import Chunks, make_chunks
+from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
 from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts

@@ -6,9 +6,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+
+@cache
+def with_bias(module: type, has_bias: bool) -> type:
+    """`module`, a class of Megatron's, whose instances have a bias or have none."""
+
+    class Linear(module):
+        def __init__(self, *args, bias: bool = False, **options) -> None:
+            super().__init__(*args, bias=has_bias, **options)
+
+    Linear.__name__ = Linear.__qualname__ = module.__name__
+    return Linear
 
 
 @dataclass

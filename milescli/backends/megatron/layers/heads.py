@@ -1,8 +1,10 @@
-"""What stands in the place of Megatron's output layer. Used by `model`."""
+"""What Megatron's GPTModel has before and behind its layers: scaled embeddings (Gemma), and what
+replaces the output layer. Used by `model`."""
 
 from __future__ import annotations
 
 import torch
+from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
@@ -10,6 +12,23 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import MegatronModule
+
+
+class ScaledEmbeddings(GPTModel):
+    """GPTModel whose embeddings are multiplied by a number, rounded to their dtype as Hugging Face
+    does it: where they lie, so under any layout."""
+
+    def __init__(self, *, scale: float, **options) -> None:
+        """`options`: of GPTModel."""
+        super().__init__(**options)
+        self.embedding_scale = scale
+        if self.pre_process:
+            self.embedding.register_forward_hook(self._scale)
+
+    def _scale(self, module, inputs, embeddings: torch.Tensor) -> torch.Tensor:
+        return embeddings * torch.tensor(
+            self.embedding_scale, dtype=embeddings.dtype, device=embeddings.device
+        )
 
 
 class HiddenLayer(ColumnParallelLinear):

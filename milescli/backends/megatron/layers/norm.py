@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from milescli.backends.megatron.cpu.norm import CpuRmsNorm
+from milescli.backends.megatron.cpu.kernels import CpuRmsNorm
 from milescli.platform import cpu_kernels
 
 

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from milescli.backends.megatron import cpu_compat
-from milescli.backends.megatron.cpu.attention import ShortAttention
+from milescli.backends.megatron.cpu.kernels import CpuRmsNorm, ShortAttention
 from milescli.backends.megatron.cpu.linear import differentiable
-from milescli.backends.megatron.cpu.norm import CpuRmsNorm
 
 if torch.cuda.is_available():
     pytest.skip("these layers are for machines without an accelerator", allow_module_level=True)

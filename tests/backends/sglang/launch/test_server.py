@@ -25,7 +25,7 @@ from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import PER_SECOND, EngineServer, Recorder
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
-from milescli.profiling.samples import LOOP, read_stacks, split
+from milescli.profiling.summary import LOOP, read_stacks, split
 from milescli.rollout.base import Completion, GenerateRequest
 from tests.backends.sglang.conftest import make_qwen3, start_service
 

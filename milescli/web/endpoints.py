@@ -1,0 +1,208 @@
+"""Endpoints of one run that only read: its summary, what happened, memory, timeline, and its
+recipe, plan and manifest. Plain functions: request in, JSON values out; called by `app`."""
+
+from __future__ import annotations
+
+import math
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.core.errors import RecipeError
+from milescli.insight.facts import RunFacts, read_facts
+from milescli.insight.history import Told
+from milescli.insight.memory import records
+from milescli.insight.summary import summarize
+from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
+from milescli.platform.memory_record import sizes_by_name
+from milescli.recipe import reader
+from milescli.web.asked import Asked, Json
+
+
+def summary(asked: Asked) -> Json:
+    """Of a run or an adapter, as of now."""
+    facts = read_facts(asked.run)
+    with asked.history() as history:
+        return asdict(summarize(asked.run, history, facts))
+
+
+MAX_LIMIT = 5000
+
+
+def told(asked: Asked) -> Json:
+    """Oldest first; `offset` counts those that fit the question."""
+    ask = asked.question
+    kind, level, text = ask.text("kind"), ask.text("level"), ask.text("q").lower()
+    offset, limit = ask.count("offset", 0), ask.count("limit", 200, high=MAX_LIMIT)
+    with asked.history() as history:
+        fitting = [one for one in history.told if _fits(one, kind=kind, level=level, text=text)]
+    shown = fitting[offset : offset + limit]
+    return {"total": len(fitting), "told": [asdict(one) for one in shown]}
+
+
+def _fits(one: Told, *, kind: str, level: str, text: str) -> bool:
+    return (
+        (not kind or one.kind == kind)
+        and (not level or one.level == level)
+        and (not text or text in one.text.lower() or text in one.kind.lower())
+    )
+
+
+MAX_POINTS = 2000
+"""Of main memory over time; then every second is left out."""
+PHASES = ("training", "rollout")
+
+
+def memory(asked: Asked) -> Json:
+    """Each part empty where nothing is known of it: a plan for a CPU forecasts nothing."""
+    forecast = read_facts(asked.with_logs).plan.get("forecast") or {}
+    with asked.history() as history:
+        measured = [dict(device) for device in history.memory.values()]
+    planned = [
+        {"phase": phase, "parts": forecast[phase]} for phase in PHASES if forecast.get(phase)
+    ]
+    return {
+        "device": forecast.get("device"),
+        "memory_bytes": forecast.get("memory_bytes"),
+        "planned": planned,
+        "measured": measured,
+        "over_time": _over_time(asked.with_logs),
+    }
+
+
+def _over_time(run: RunDir) -> list[Json]:
+    """Of all attempts."""
+    points = [
+        {"time_s": record["time"], "resident_bytes": sizes_by_name(record)}
+        for attempt in run.attempts()
+        for record in records(attempt)
+    ]
+    while len(points) > MAX_POINTS:
+        points = points[::2]
+    return points
+
+
+MAX_INTERVALS = 20_000
+"""The newest of them."""
+PROFILE = re.compile(r"profile (\d{1,6}) is in ")
+"""What `runtime.profiler` tells when one is done."""
+DEFAULT_STEPS = 50
+
+
+def timeline(asked: Asked) -> Json:
+    """Of the steps `first` to `last`; the last 50 where none are named. With the first step comes
+    what was before it, with the last one what came after."""
+    with asked.history() as history:
+        steps = history.columns.steps
+        newest = steps[-1] if steps else 0
+        last = asked.question.count("last", newest)
+        first = asked.question.count("first", max(1, last - DEFAULT_STEPS + 1))
+        intervals = of_steps(history, first=first, last=last)
+        begin_s = min((one.begin_s for one in intervals), default=math.nan)
+        end_s = max((one.end_s for one in intervals), default=math.nan)
+        notices = [one for one in history.told if one.kind == "Notice"]
+        begin_s = -math.inf if not steps or first <= steps[0] else begin_s
+        end_s = math.inf if last >= newest else end_s
+        beside = [*of_run(history), *beside_steps(history)]
+        intervals += [one for one in beside if _touches(one, begin_s=begin_s, end_s=end_s)]
+    intervals = sorted(intervals, key=lambda one: one.begin_s)[-MAX_INTERVALS:]
+    return {
+        "begin_s": min((one.begin_s for one in intervals), default=None),
+        "end_s": max((one.end_s for one in intervals), default=None),
+        "intervals": [asdict(one) for one in intervals],
+        "profiles": _profiles(asked, notices),
+    }
+
+
+def _profiles(asked: Asked, notices: Sequence[Told]) -> list[Json]:
+    """Those that the run told of: when each was done, and its traces."""
+    told = ((PROFILE.match(one.text), one.time_s) for one in notices)
+    folder = asked.with_logs.profiles_dir
+    return [
+        {"number": int(match[1]), "time_s": time_s, "files": _files(folder / match[1])}
+        for match, time_s in told
+        if match
+    ]
+
+
+def _files(folder: Path) -> list[Json]:
+    """Names and sizes; nothing of a folder that is gone or a link."""
+    try:
+        seen = [] if folder.is_symlink() else [(one.name, one.lstat()) for one in folder.iterdir()]
+    except OSError:
+        return []
+    return [
+        {"name": name, "size_bytes": seen_file.st_size}
+        for name, seen_file in sorted(seen)
+        if stat.S_ISREG(seen_file.st_mode) and not name.startswith(".")
+    ]
+
+
+def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:
+    """Whether it is known and within."""
+    return one.end_s >= begin_s and one.begin_s <= end_s  # not of NaN
+
+
+MAX_BYTES = 4 * 2**20
+"""Of a recipe that is read."""
+
+
+def recipe(asked: Asked) -> Json:
+    """Every key by its dotted name, its value, and who said so."""
+    return {"keys": _keys(asked.run) or _keys(asked.with_logs)}
+
+
+def plan(asked: Asked) -> Json:
+    """plan.json; the layouts that were weighed beside its own stand under `alternatives`."""
+    told = dict(_facts(asked).plan)
+    forecast = told.get("forecast") or {}
+    empty: Json = {"decisions": [], "slots": [], "trainer": {}, "engines": {}, "roles": []}
+    return {**empty, **told, "alternatives": forecast.get("alternatives", [])}
+
+
+def manifest(asked: Asked) -> Json:
+    """manifest.json; the recipe in it stands under `recipe`."""
+    return {name: value for name, value in _facts(asked).manifest.items() if name != "recipe"}
+
+
+def _facts(asked: Asked) -> RunFacts:
+    own = read_facts(asked.run)
+    return own if own.plan or own.manifest else read_facts(asked.with_logs)
+
+
+def _keys(run: RunDir) -> list[Json]:
+    try:
+        if run.recipe_file.stat().st_size > MAX_BYTES:
+            return []
+        text = run.recipe_file.read_text(encoding="utf-8", errors="replace")
+        root = reader.read(text, source=str(run.recipe_file))
+    except (OSError, RecipeError):
+        values = read_facts(run).recipe  # as the manifest has it, without origins
+        return [{"key": key, "value": value, "origin": ""} for key, value in values.items()]
+    return _flat(root)
+
+
+def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
+    """A mapping over several lines is a section; one on a line, `{a: 1}`, is a value."""
+    if not isinstance(node.value, dict):
+        return []
+    keys = list[Json]()
+    for name, child in node.value.items():
+        key = f"{above}{name}"
+        is_section = isinstance(child.value, dict) and not child.comment
+        if is_section and child.value:
+            keys += _flat(child, f"{key}.")
+        else:
+            keys.append({"key": key, "value": _plain(child), "origin": child.comment})
+    return keys
+
+
+def _plain(node: reader.YamlNode) -> object:
+    if isinstance(node.value, dict):
+        return {name: _plain(child) for name, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [_plain(child) for child in node.value]
+    return node.value
