@@ -33,7 +33,6 @@ class Lora(Section):
     experts: Literal["each", "shared_outer"] = "each"
     """each: a pair for each expert; shared_outer: one A for all experts of a layer where they read
     (gate, up), and one B where they write (down), the other matrix for each."""
-
     publish: Literal["auto", "adapter", "merged"] = "auto"
     """What engines are sent: the adapter, which they compute beside the frozen model, or the model
     with it merged in; auto: chosen by the plan."""
