@@ -17,11 +17,12 @@ PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tes
   tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/pictures tests/report \
   $(wildcard tests/test_*.py)
 # `make test` runs most whole runs, these with the runs over two nodes, and all the others at once:
-# each of the three takes equally long, and waits as often as it computes
+# each of the three waits as often as it computes
 RUNS := tests/end_to_end
 RUNS_TOO := tests/end_to_end/cluster
 RUNS_REAL := tests/end_to_end/real_models
-SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion
+SOME := $(PURE) $(PURE_TOO) tests/bench tests/families tests/conversion tests/agents tests/export \
+  tests/insight tests/jobs tests/listings tests/profiling tests/sandbox tests/web
 # of the image: cpu, cuda or rocm; for rocm GFX942 or GFX950
 KIND ?= cpu
 GFX ?= GFX942
