@@ -416,7 +416,7 @@ def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
     if recipe.train.lora.publish != "auto":
         why = "pinned by `train.lora.publish`"
     elif merged:
-        why = "on a CPU an engine computes the model alone sooner than with an adapter beside it"
+        why = "on a CPU an engine samples faster from one model than from a model and an adapter"
     else:
         why = "engines compute it beside the frozen model"
     log.note("adapter.publish", "merged" if merged else "adapter", why)
