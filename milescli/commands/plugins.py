@@ -55,11 +55,12 @@ def plugins(
     """List what you can bring, with its recipe key and signature; write one to begin with; or check
     that one bears its contract."""
     from milescli.commands.show_listings import show_checked_plugin, show_points, show_written
+    from milescli.core.plug_points import POINTS
     from milescli.listings import plugins as listing
 
     output: Output = context.obj
     if action is Action.LIST:
-        show_points(listing.POINTS, output=output)
+        show_points(POINTS, output=output)
     elif what is None:
         raise typer.BadParameter(f"say which: {EXAMPLES[1 + (action is Action.CHECK)]}")
     elif action is Action.NEW:
@@ -68,5 +69,5 @@ def plugins(
         show_written(point, files, output=output)
     else:
         point = listing.point_of(name) if name else listing.the_one_that_fits(what)
-        point.check(what)
+        listing.check(point, what)
         show_checked_plugin(point, what, output=output)

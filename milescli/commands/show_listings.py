@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from milescli.agents.foreign.install import Installed
     from milescli.agents.foreign.packages import Package
     from milescli.console.output import Output
+    from milescli.core.registry import PlugPoint
     from milescli.listings.algorithms import AlgorithmRow, Learned
     from milescli.listings.environments import Listed
     from milescli.listings.models import FamilyRow, ModelNumbers
-    from milescli.listings.plugins import PlugPoint
     from milescli.listings.recipes import RecipeRow
     from milescli.recipe.algorithms import Setting
     from milescli.recipe.keys import RecipeKey
@@ -173,7 +173,7 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
                     "key": point.key,
                     "about": point.about,
                     "signature": point.signature,
-                    "names": point.registry.names(),
+                    "names": point.names(),
                     "contract": point.contract,
                 }
                 for point in points
@@ -188,7 +188,7 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
                 point.key,
                 point.about,
                 point.signature,
-                ", ".join(point.registry.names()),
+                ", ".join(point.names()),
             )
             for point in points
         ],

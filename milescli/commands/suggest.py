@@ -6,17 +6,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-PLUGGED = (
-    *("rollout.agent", "rollout.generation", "rollout.reward", "rollout.filter"),
-    *("rollout.sample_filter", "rollout.selection", "rollout.shaping", "data.curriculum"),
-    *("train.objective", "train.advantage", "train.credit", "train.surrogate"),
-    *("train.correction.kind", "train.aggregation", "train.optimizer.schedule"),
-    *("train.optimizer.rule", "model.layer_spec", "eval.function", "eval.metrics"),
-    *("weights.channel", "weights.format", "rollout.tools", "data.prompts"),
-    *("rollout.environment.name", "run.trackers"),
-)
-"""Keys that take the name of something that ships, or an import path."""
-
 
 def recipes(incomplete: str) -> list[str]:
     """Names of the recipes that ship; a path is left to the shell."""
@@ -34,17 +23,16 @@ def algorithms(incomplete: str) -> list[tuple[str, str]]:
 
 def overrides(incomplete: str) -> list[tuple[str, str]]:
     """`train.steps=` with what it wants; after the equals sign, the choices."""
+    from milescli.core.plug_points import POINTS
     from milescli.recipe.keys import keys
 
     name, equals, value = incomplete.partition("=")
     if equals and name == "train.algorithm":
         return [(f"{name}={choice}", about) for choice, about in algorithms(value)]
-    if equals and name in PLUGGED:
-        from milescli.listings.plugins import POINTS
-
-        point = next(point for point in POINTS if point.key == name)
-        known = [point.setting(choice) for choice in point.registry.names()]
-        return [(choice, "") for choice in known if choice.startswith(incomplete)]
+    for point in POINTS if equals else ():
+        if point.key == name and point.builtin:
+            known = map(point.setting, point.names())
+            return [(choice, "") for choice in known if choice.startswith(incomplete)]
     if equals and name in keys():
         choices = keys()[name].choices or (
             ("true", "false") if keys()[name].wants.startswith("true") else ()

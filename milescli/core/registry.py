@@ -1,44 +1,67 @@
-"""Names to things, lazily: a built-in table, entry points of the group `miles.plugins`, or an
-import path. One resolver for all rooms."""
+"""Plug points: what a user can bring, and the one resolver from a name to a thing. A name is a
+built-in one, an entry point of the group `miles.plugins`, or an import path. The points themselves
+are the table in `plug_points`."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any, Literal
 
 from milescli.core import user_code
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
-from milescli.core.isolated import Isolated
 from milescli.core.user_code import bounded, failures_named, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"
 
 
-class Registry:
-    """A table of one kind of plug point, e.g. rewards. Values are import paths, so that nothing is
-    loaded before it is asked for."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlugPoint:
+    """One kind of plug-in, e.g. rewards. Built-in ones are import paths: nothing is imported before
+    a name is resolved."""
 
-    def __init__(
-        self,
-        kind: str,
-        builtin: Mapping[str, str],
-        *,
-        signature: tuple[str, ...] = (),
-        others: tuple[tuple[str, ...], ...] = (),
-        in_list: bool = False,
-    ) -> None:
-        """`kind` as the user knows it ("reward"); `signature`: names of the parameters that a
-        plug-in must accept; `others`: such as it may accept instead; `in_list`: the recipe's key
-        takes several."""
-        self.kind = kind
-        self.builtin = dict(builtin)
-        self.signature = signature
-        self.others = others
-        self.in_list = in_list
+    kind: str
+    """As the user calls it, and as entry points begin: `reward`."""
+    key: str
+    """The recipe key that names plug-ins of this kind."""
+    signature: str = ""
+    """`(*, group, settings) -> bool`: what a plug-in takes and what it returns."""
+    about: str = ""
+    contract: str = ""
+    """Import path of the test that a plug-in must pass."""
+    builtin: Mapping[str, str] = field(default_factory=dict)
+    """Short name -> import path."""
+    others: tuple[tuple[str, ...], ...] = ()
+    """Parameters that a plug-in may take in place of those of `signature`."""
+    runs_in: Literal["driver", "rank", "room"] = "driver"
+    """Who calls it: the driver, which calls the user's in a process of their own; a trainer's rank,
+    which calls them itself and bounds them; or the room of this point, in a way of its own."""
+    off: str | None = None
+    """The name that stands for no plug-in, where there is one."""
+    lane: str = "pieces"
+    """The process of the user's plug-ins that the driver calls: plug-ins of a lane share one."""
+    in_list: bool = False
+    """The recipe's key takes several."""
+    is_async: bool = False
+    prefix: str = ""
+    """What precedes a name in the recipe: `task:`."""
+    goes_with: str = ""
+    """`key=value` without which a run does not use what `key` names."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters that a plug-in must accept; empty where any will do."""
+        named = self.arguments.removeprefix("*, ")
+        return () if not named or set(named) & set("*:") else tuple(named.split(", "))
+
+    @property
+    def arguments(self) -> str:
+        """The signature between its parentheses."""
+        return self.signature.partition("(")[2].partition(") ->")[0]
 
     def names(self) -> list[str]:
         """Built-in names and those of installed plug-ins."""
@@ -53,18 +76,26 @@ class Registry:
             if point.name.startswith(prefix)
         }
 
-    def resolve(self, name: str, *, key: str) -> object:
-        """The object called `name`. `key` is the recipe key that named it, for the error.
+    def setting(self, path: str) -> str:
+        """`key=value` as `--set` takes it."""
+        return f"{self.key}=[{path}]" if self.in_list else f"{self.key}={self.prefix}{path}"
+
+    def command_part(self, path: str) -> str:
+        """What follows `--set` where a run is to use the plug-in at `path`."""
+        return f"{self.goes_with} --set " * bool(self.goes_with) + self.setting(path)
+
+    def resolve(self, name: str) -> Any:
+        """The object called `name`.
 
         Raises RecipeError where nothing has that name, the import fails, or the signature does not
         match.
         """
-        path = self.path_of(name, key=key)
-        plugin = imported(path, kind=self.kind, key=key)
-        self._check_signature(plugin, path=path, key=key)
+        path = self.path_of(name)
+        plugin = imported(path, kind=self.kind, key=self.key)
+        self._check_signature(plugin, path=path)
         return plugin
 
-    def path_of(self, name: str, *, key: str) -> str:
+    def path_of(self, name: str) -> str:
         """The import path of what is called `name`; nothing is imported. Raises RecipeError where
         nothing has that name."""
         path = (
@@ -76,30 +107,35 @@ class Registry:
             one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",
-                why=f"`{key}` must be {one_of}an import path like `mypkg.module:name`",
-                fix=f"--set '{key}=[{guess}]'" if self.in_list else f"--set {key}={guess}",
+                why=f"`{self.key}` must be {one_of}an import path like `mypkg.module:name`",
+                fix=f"--set '{self.key}=[{guess}]'"
+                if self.in_list
+                else f"--set {self.key}={guess}",
             )
         return path
 
-    def resolve_function(self, name: str, *, key: str) -> Callable[..., Any]:
-        """As `resolve`, to be called in this process, e.g. on a trainer's rank; what the function
-        raises, where it is the user's, becomes a RecipeError that names it. What it has beside its
-        call (`needs`, ...) is had of the result too."""
-        function = cast(Callable[..., Any], self.resolve(name, key=key))
-        return function if name in self.builtin else _Named(function, lambda: self.guarded(name))
+    def load(self, name: str | None, **options: Any) -> Any:
+        """What is called `name`, ready to be called where plug-ins of this kind run; None where the
+        name stands for none. What a function of the user's raises becomes a RecipeError that names
+        it, and its time is bounded. Its attributes (`needs`, ...) are those of the result too.
+        `options` are those of `Isolated`. Raises as `resolve`."""
+        if name is None or name == self.off:
+            return None
+        plugin = self.resolve(name)
+        if name in self.builtin:
+            return plugin
+        if self.runs_in == "rank":
+            return _Named(plugin, lambda: self.guarded(name))
+        if user_code.in_user_process:
+            return plugin
+        from milescli.core.isolated import Isolated
 
-    def resolve_isolated(self, name: str, *, key: str, **options: Any) -> Callable[..., Any]:
-        """As `resolve_function`, for the driver: the user's is called in a process of its own, see
-        `Isolated`, whose `options` these are."""
-        function = cast(Callable[..., Any], self.resolve(name, key=key))
-        if name in self.builtin or user_code.in_user_process:
-            return function
-        path = self.path_of(name, key=key)
-        return Isolated(path, what=f"the {self.kind} `{name}`", plugin=function, **options)
+        what = f"the {self.kind} `{name}`"
+        return Isolated(self.path_of(name), what=what, plugin=plugin, lane=self.lane, **options)
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:
-        """Around calls of the plug-in in this process: what one of the user's raises becomes a
+        """Guard calls of the plug-in in this process: what one of the user's raises becomes a
         RecipeError with its traceback, and its time is bounded. What a built-in one raises is our
         fault, and flies."""
         if name in self.builtin or user_code.in_user_process:
@@ -109,31 +145,31 @@ class Registry:
         with failures_named(what), bounded(what):
             yield
 
-    def _check_signature(self, plugin: object, *, path: str, key: str) -> None:
-        if not self.signature:
+    def _check_signature(self, plugin: Any, *, path: str) -> None:
+        if not self.parameters:
             return
         if not callable(plugin):
             raise RecipeError(
                 f"`{path}` is not callable",
-                why=f"`{key}` needs {_with_article(self.kind)}",
-                fix=f"point {key} at a function or class",
+                why=f"`{self.key}` needs {_with_article(self.kind)}",
+                fix=f"point {self.key} at a function or class",
             )
-        target = plugin.__init__ if inspect.isclass(plugin) else plugin  # type: ignore[misc]
+        target = plugin.__init__ if inspect.isclass(plugin) else plugin
         parameters = inspect.signature(target).parameters
         takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        missing = [name for name in self.signature if name not in parameters]
+        missing = [name for name in self.parameters if name not in parameters]
         fits_another = any(set(other) <= set(parameters) for other in self.others)
         if missing and not takes_any and not fits_another:
             raise RecipeError(
                 f"`{path}` cannot be {_with_article(self.kind)}",
                 why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} "
                 f"{', '.join(missing)}; it takes ({', '.join(parameters)})",
-                fix=f"def {path.rpartition(':')[2]}({', '.join(self.signature)}): ...",
+                fix=f"def {path.rpartition(':')[2]}({', '.join(self.parameters)}): ...",
             )
 
 
 class _Named:
-    """A function of the user's, or an object that can be called, and all that it has."""
+    """A function of the user's, or an object that can be called, with all of its attributes."""
 
     def __init__(self, plugin: Any, guarded: Callable[[], AbstractContextManager[None]]) -> None:
         self._plugin, self._guarded = plugin, guarded

@@ -13,29 +13,11 @@ from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.isolated import MAX_YIELDED
-from milescli.core.registry import Registry
+from milescli.core.plug_points import ROWS
 from milescli.core.user_code import mend
 
 TASK_PREFIX = "task:"
 Item = TypeVar("Item")
-ROWS = Registry(
-    "task",
-    {
-        "frozen_lake": "milescli.agents.frozen_lake:rows",
-        "frozen_lake-heldout": "milescli.agents.frozen_lake:heldout_rows",
-        "verifiers": "milescli.agents.verifiers:rows",
-        "verifiers-heldout": "milescli.agents.verifiers:rows",
-        "harbor": "milescli.agents.harbor:rows",
-        "harbor-heldout": "milescli.agents.harbor:rows",
-        "instructions": "milescli.data.short_instructions:rows",
-        "instructions-heldout": "milescli.data.short_instructions:heldout_rows",
-        "seeds": "milescli.data.tasks:seed_rows",
-        "seeds-heldout": "milescli.data.tasks:heldout_seed_rows",
-    },
-    signature=("seed",),
-)
-"""Functions `(*, seed) -> rows`: of environments, and of the user's; equal seeds give equal
-rows."""
 MAX_ROWS = MAX_YIELDED - 1
 """Most rows that one function may yield."""
 HELDOUT_MODULUS = 16
@@ -139,7 +121,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
     RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
-    rows = ROWS.resolve_isolated(path, key="data.prompts")(seed=seed)
+    rows = ROWS.load(path)(seed=seed)
     return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
-from milescli.core.registry import Registry
+from milescli.core.plug_points import ENVIRONMENTS, TOOLS
+from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
 from milescli.data.prompt_encoder import NoTokens
 from milescli.data.prompt_source import load_source
@@ -21,8 +22,7 @@ from milescli.data.tasks import is_task
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked
-from milescli.rollout.environments import ENVIRONMENTS, KEY, numbered, require
-from milescli.rollout.episode.agents import TOOLS
+from milescli.rollout.environments import numbered, require
 
 CHECK_TIMEOUT_S = 120.0
 
@@ -43,19 +43,19 @@ class Listed:
 
 def environments() -> list[Listed]:
     """All that have a name here."""
-    return [_listed(name, ENVIRONMENTS, KEY) for name in ENVIRONMENTS.names()]
+    return [_listed(name, ENVIRONMENTS) for name in ENVIRONMENTS.names()]
 
 
 def tools() -> list[Listed]:
     """All that have a name here."""
-    return [_listed(name, TOOLS, "rollout.tools") for name in TOOLS.names()]
+    return [_listed(name, TOOLS) for name in TOOLS.names()]
 
 
-def _listed(name: str, registry: Registry, key: str) -> Listed:
-    plugin: Any = imported(registry.path_of(name, key=key), kind=registry.kind, key=key)
+def _listed(name: str, point: PlugPoint) -> Listed:
+    plugin: Any = imported(point.path_of(name), kind=point.kind, key=point.key)
     lacks = fix = None
     try:
-        if registry is ENVIRONMENTS:
+        if point is ENVIRONMENTS:
             require(plugin, {})
         elif (asked := getattr(plugin, "require", None)) is not None:
             asked(Rollout(tools=[name]))
@@ -64,15 +64,15 @@ def _listed(name: str, registry: Registry, key: str) -> Listed:
     return Listed(
         name=name,
         about=_first_sentence(plugin),
-        takes=", ".join(_parameters(plugin, registry)),
+        takes=", ".join(_parameters(plugin, point)),
         lacks=lacks,
         mend=fix,
     )
 
 
-def _parameters(plugin: Any, registry: Registry) -> list[str]:
+def _parameters(plugin: Any, point: PlugPoint) -> list[str]:
     called = plugin
-    if registry is TOOLS and inspect.isclass(plugin):
+    if point is TOOLS and inspect.isclass(plugin):
         called = plugin.__call__
     parameters = inspect.signature(called).parameters.values()
     return [
@@ -106,7 +106,7 @@ def rows_of(data: str | None) -> list[Prompt]:
 def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:
     """What was seen of an environment. Raises MilesError where it cannot be had, or does
     not do what one must."""
-    plugin = ENVIRONMENTS.resolve(name, key=KEY)
+    plugin = ENVIRONMENTS.resolve(name)
     require(plugin, settings)
     rows = rows_of(data)
     there = Isolated(

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from milescli.core.metric_names import METRICS, Metric
-from milescli.core.registry import Registry
+from milescli.core.plug_points import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CORRECTIONS,
+    CREDITS,
+    POINTS,
+    REWARDS,
+    SURROGATES,
+)
+from milescli.core.registry import PlugPoint
 from milescli.listings.algorithms import AlgorithmRow, algorithm_rows
-from milescli.listings.plug_points import POINTS
 from milescli.recipe.algorithms import Setting
-from milescli.rollout.rewards import REWARDS
 from milescli.trackers.prometheus import PHASES, families, family_of
-from milescli.train.advantages import ADVANTAGES
-from milescli.train.aggregation import AGGREGATIONS
-from milescli.train.corrections import CORRECTIONS
-from milescli.train.credits import CREDITS
-from milescli.train.surrogates import SURROGATES
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 PIECES = (ADVANTAGES, CREDITS, SURROGATES, CORRECTIONS, AGGREGATIONS)
@@ -62,32 +64,31 @@ def _learned(row: AlgorithmRow) -> str:
 
 
 def _pieces() -> Iterator[str]:
-    for registry in PIECES:
-        key = "train.correction.kind" if registry is CORRECTIONS else f"train.{registry.kind}"
-        yield f"### `{key}`"
+    for point in PIECES:
+        yield f"### `{point.key}`"
         yield ""
-        for name in registry.builtin:
-            yield f"- `{name}`: {_definition(registry, name, key)}"
+        for name in point.builtin:
+            yield f"- `{name}`: {_definition(point, name)}"
         yield ""
 
 
-def _definition(registry: Registry, name: str, key: str) -> str:
-    """Of the docstring, in one line."""
-    piece: Any = registry.resolve(name, key=key)
+def _definition(point: PlugPoint, name: str) -> str:
+    """Return the docstring of a built-in plug-in, in one line."""
+    piece: Any = point.resolve(name)
     said = inspect.getdoc(piece if inspect.isroutine(piece) else type(piece)) or ""
     return " ".join(said.split())
 
 
 def _rewards() -> Iterator[str]:
     for name in REWARDS.builtin:
-        yield f"- `{name}`: {_definition(REWARDS, name, 'rollout.reward')}"
+        yield f"- `{name}`: {_definition(REWARDS, name)}"
 
 
 def _plug_points() -> Iterator[str]:
     yield "| kind | recipe key | what it does | signature | built in |"
     yield "|---|---|---|---|---|"
     for point in POINTS:
-        names = ", ".join(f"`{name}`" for name in point.registry.builtin)
+        names = ", ".join(f"`{name}`" for name in point.builtin)
         key = point.setting("mypkg.tasks:rows") if point.kind == "task" else point.key
         yield f"| {point.kind} | `{key}` | {point.about} | `{point.signature}` | {names} |"
 
@@ -98,11 +99,11 @@ def _places() -> Iterator[str]:
     yield "|---|---|---|"
     for point in POINTS:
         contract = point.contract.replace(":", ".")
-        yield f"| {point.kind} | {_home(point.registry)} | `{contract}` |"
+        yield f"| {point.kind} | {_home(point)} | `{contract}` |"
 
 
-def _home(registry: Registry) -> str:
-    modules = {path.partition(":")[0] for path in registry.builtin.values()}
+def _home(point: PlugPoint) -> str:
+    modules = {path.partition(":")[0] for path in point.builtin.values()}
     if not modules:
         return "none does: it is the user's"
     if len(modules) == 1:

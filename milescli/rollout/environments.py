@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
+from milescli.core.plug_points import ENVIRONMENTS
 from milescli.core.types import Prompt
 from milescli.core.user_code import name_of
 from milescli.recipe.agents import EnvironmentSettings
-
-KEY = "rollout.environment.name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +51,6 @@ class Environment(Protocol):
         ...
 
 
-ENVIRONMENTS = Registry(
-    "environment",
-    {
-        "frozen_lake": "milescli.agents.frozen_lake:FrozenLake",
-        "gymnasium": "milescli.agents.gymnasium:GymnasiumText",
-        "textarena": "milescli.agents.textarena:TextArenaGame",
-        "reasoning_gym": "milescli.agents.reasoning_gym:ReasoningGymTask",
-        "openenv": "milescli.agents.openenv:OpenEnvEnvironment",
-    },
-)
-"""Classes, or functions that make an Environment."""
-
-
 def seed_of(prompt: Prompt) -> int:
     """Of the episodes of a row."""
     label = prompt.label or ""
@@ -82,7 +67,7 @@ def numbered(count: int) -> list[Prompt]:
 def made(what: Any, settings: Mapping[str, Any]) -> Environment:
     """A new one, of a name, an import path or what makes it. Raises RecipeError where it cannot be
     had, or does not take the settings."""
-    factory: Any = ENVIRONMENTS.resolve(what, key=KEY) if isinstance(what, str) else what
+    factory: Any = ENVIRONMENTS.resolve(what) if isinstance(what, str) else what
     called = what if isinstance(what, str) else name_of(what)
     try:
         inspect.signature(factory).bind(**settings)
@@ -106,7 +91,7 @@ def made(what: Any, settings: Mapping[str, Any]) -> Environment:
 def require_environment(settings: EnvironmentSettings) -> None:
     """Raises MilesError where the one that is named cannot be had on this machine."""
     assert settings.name is not None, "the recipe's check asks for a name"
-    require(ENVIRONMENTS.resolve(settings.name, key=KEY), settings.settings)
+    require(ENVIRONMENTS.resolve(settings.name), settings.settings)
 
 
 def require(factory: Any, settings: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable, check_speculates
 from milescli.cluster.resources import NodeResources
 from milescli.core.errors import WorkerKilled
+from milescli.core.plug_points import CHANNELS
 from milescli.core.types import EVALUATION, ROLLOUT, EngineAddress
 from milescli.export.adapter import adapter_of, is_adapter, write_adapter
 from milescli.models import table
@@ -33,7 +34,6 @@ from milescli.runtime.planning import engine_spec
 from milescli.runtime.recovery.engines import EngineActors, Engines
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.spec import RunSpec
-from milescli.weights.channels import CHANNELS
 from milescli.weights.sharing import sharing_ranks
 
 TRAINER_TARGET = "milescli.backends.megatron.worker:TrainerRank"
@@ -99,9 +99,7 @@ class Builder:
                     str(folder) for folder in self.spec.inputs.teacher_dirs if with_teachers
                 ],
                 "adapters": {name: each.recipe for name, each in self.spec.adapters.items()},
-                "channel": CHANNELS.path_of(self.plan.channel, key="weights.channel")
-                if self.plan.engines.num
-                else None,
+                "channel": CHANNELS.path_of(self.plan.channel) if self.plan.engines.num else None,
             }
             ranks.append(
                 await self.cluster.spawn(

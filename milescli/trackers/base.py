@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
+from milescli.core.plug_points import TRACKERS
 from milescli.recipe.machine import RunSettings
 
 KEY = "run.trackers"
@@ -61,26 +61,12 @@ class TrackerFactory(Protocol):
         ...
 
 
-TRACKERS = Registry(
-    "run_tracker",
-    {
-        TENSORBOARD: "milescli.trackers.tensorboard:TensorBoard",
-        "wandb": "milescli.trackers.wandb:WeightsAndBiases",
-        "mlflow": "milescli.trackers.mlflow:MLflow",
-        "trackio": "milescli.trackers.trackio:Trackio",
-        "opentelemetry": "milescli.trackers.opentelemetry:OpenTelemetry",
-    },
-    signature=("run",),
-    in_list=True,
-)
-
-
 def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
     """Those that `run.trackers` names. Raises RecipeError where one cannot be had, its package is
     not installed, or it misses something in the environment."""
     made = {}
     for name in dict.fromkeys(settings.trackers):
-        factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name, key=KEY))
+        factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name))
         if (require := getattr(factory, "require", None)) is not None:
             require()
     return made

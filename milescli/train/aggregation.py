@@ -4,10 +4,9 @@ the divisor. The loss of an update is sum(weight * token loss) / sum(count)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
 
@@ -28,23 +27,6 @@ class Aggregation(Protocol):
     def __call__(self, *, num_tokens: int, settings: Train) -> LossShare:
         """`num_tokens`: trained tokens of one sample, over all its trajectories; at least 1."""
         ...
-
-
-AGGREGATIONS = Registry(
-    "aggregation",
-    {
-        "token_mean": "milescli.train.aggregation:token_mean",
-        "sequence_mean": "milescli.train.aggregation:sequence_mean",
-        "sequence_sum": "milescli.train.aggregation:sequence_sum",
-        "constant": "milescli.train.aggregation:constant",
-    },
-    signature=("num_tokens", "settings"),
-)
-
-
-def load_aggregation(name: str) -> Aggregation:
-    """Raises RecipeError where `train.aggregation` names nothing that fits."""
-    return cast(Aggregation, AGGREGATIONS.resolve_isolated(name, key="train.aggregation"))
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:

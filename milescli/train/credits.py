@@ -3,9 +3,8 @@ one: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from milescli.core.registry import Registry
 from milescli.recipe.train import Train
 from milescli.train.streams import Stream
 
@@ -31,22 +30,6 @@ class Credit(Protocol):
         it; `penalty` [S]: what each token costs (the KL term, with `train.kl_in: reward`; else
         0)."""
         ...
-
-
-CREDITS = Registry(
-    "credit",
-    {
-        "sample": "milescli.train.credits:sample",
-        "to_go": "milescli.train.credits:to_go",
-        "gae": "milescli.train.credits:gae",
-    },
-    signature=("advantages", "penalty", "tokens", "settings"),
-)
-
-
-def load_credit(name: str) -> Credit:
-    """Raises RecipeError where `train.credit` names nothing that fits."""
-    return cast(Credit, CREDITS.resolve_function(name, key="train.credit"))
 
 
 def sample(

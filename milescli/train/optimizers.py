@@ -6,10 +6,10 @@ element."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
+from milescli.core.plug_points import SCHEDULES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
@@ -43,25 +43,6 @@ class UpdateRule(Protocol):
         ...
 
 
-RULES = Registry(
-    "optimizer",
-    {
-        ADAMW: "milescli.train.update_rules:adamw",
-        "lion": "milescli.train.update_rules:lion",
-        "sgd": "milescli.train.update_rules:sgd",
-    },
-    signature=(
-        *("weight", "grad", "first", "second", "step"),
-        *("lr", "weight_decay", "settings"),
-    ),
-)
-
-
-def load_rule(name: str) -> UpdateRule:
-    """Raises RecipeError where `train.optimizer.rule` names nothing that fits."""
-    return cast(UpdateRule, RULES.resolve_function(name, key="train.optimizer.rule"))
-
-
 LONG_FALL_STEPS = 100
 """From here on, start and end of a step of the warm-up's fall differ by less than 1 % of `lr`. The
 start is kept there since runs of 400 steps are on record, and are to be repeated bit for bit."""
@@ -76,23 +57,6 @@ class Schedule(Protocol):
         ...
 
 
-SCHEDULES = Registry(
-    "schedule",
-    {
-        "constant": "milescli.train.optimizers:constant",
-        "linear": "milescli.train.optimizers:linear",
-        "cosine": "milescli.train.optimizers:cosine",
-    },
-    signature=("progress", "settings"),
-)
-_KEY = "train.optimizer.schedule"
-
-
-def load_schedule(name: str) -> Schedule:
-    """Raises RecipeError where `train.optimizer.schedule` names nothing that fits."""
-    return cast(Schedule, SCHEDULES.resolve_isolated(name, key=_KEY))
-
-
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
     """Learning rate of step `step` (the first is 0) of `total_steps`.
 
@@ -103,7 +67,7 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
     last = max(total_steps - 1 - optimizer.warmup_steps, 1)
     progress = min((step - optimizer.warmup_steps) / last, 1.0)
-    rate = load_schedule(optimizer.schedule)(progress=progress, settings=optimizer)
+    rate = SCHEDULES.load(optimizer.schedule)(progress=progress, settings=optimizer)
     if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
         return float(rate)
     raise RecipeError(

@@ -1,19 +1,9 @@
-"""Weight channels by name. `weights.channel` names one: built in here, an entry point, or an import
-path to a class; `auto` lets the plan choose."""
+"""The contract of weight channels, classes that `weights.channel` names."""
 
 from __future__ import annotations
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 
-AUTO = "auto"
-_BUILT_IN = "milescli.backends.sglang.weights.channels"
-CHANNELS = Registry(
-    "channel",
-    {"tensor": f"{_BUILT_IN}:TensorChannel", "distributed": f"{_BUILT_IN}:DistributedChannel"},
-    signature=("backend", "host", "timeout_s"),
-)
-"""Classes of `milescli.weights.base.WeightChannel`."""
 _METHODS = ("open", "send", "verify", "close")
 
 

@@ -4,10 +4,9 @@ here, an entry point, or an import path. Runs inside trainer ranks."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 
 if TYPE_CHECKING:
@@ -26,14 +25,6 @@ class WeightFormat(Protocol):
         another dtype, a tensor and its scales. Called on every rank for every tensor of each
         publish; equal input gives equal output."""
         ...
-
-
-FORMATS = Registry("format", {HF: "milescli.weights.formats:hf"}, signature=("name", "tensor"))
-
-
-def load_format(name: str) -> WeightFormat:
-    """Raises RecipeError where `weights.format` names nothing that fits."""
-    return cast(WeightFormat, FORMATS.resolve_function(name, key="weights.format"))
 
 
 def hf(*, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.registry import Registry
+from milescli.core.registry import PlugPoint
 
-REWARDS = Registry(
-    "reward",
-    {"basename": "os.path:basename", "lazy": "module_that_is_not_there:f"},
-    signature=("prompt", "response", "label"),
+REWARDS = PlugPoint(
+    kind="reward",
+    key="rollout.reward",
+    builtin={"basename": "os.path:basename", "lazy": "module_that_is_not_there:f"},
+    signature="(prompt, response, label) -> float",
 )
-PLAIN = Registry("thing", {"basename": "os.path:basename"})
+PLAIN = PlugPoint(kind="thing", key="x.y", builtin={"basename": "os.path:basename"})
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_built_in_name_is_found() -> None:
     import os.path
 
-    assert PLAIN.resolve("basename", key="x.y") is os.path.basename
+    assert PLAIN.resolve("basename") is os.path.basename
 
 
 def test_nothing_is_imported_before_it_is_asked_for() -> None:
@@ -46,7 +47,7 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize("name", ["strict", "takes_any", "Judge"])
 def test_an_import_path_with_the_right_signature_is_taken(plugin: str, name: str) -> None:
-    assert REWARDS.resolve(f"{plugin}:{name}", key="rollout.reward").__name__ == name  # type: ignore[attr-defined]
+    assert REWARDS.resolve(f"{plugin}:{name}").__name__ == name
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
     plugin: str, name: str, what: str, fix: str
 ) -> None:
     with pytest.raises(RecipeError) as refusal:
-        REWARDS.resolve(name, key="rollout.reward")
+        REWARDS.resolve(name)
     assert what in refusal.value.what
     assert fix in refusal.value.fixes[0]
     assert refusal.value.why
@@ -77,7 +78,7 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(
 
 def test_a_broken_module_is_told_with_its_own_error(plugin: str) -> None:
     with pytest.raises(RecipeError, match="ZeroDivisionError"):
-        REWARDS.resolve("my_broken:f", key="rollout.reward")
+        REWARDS.resolve("my_broken:f")
 
 
 def test_a_module_beside_the_user_is_found_after_the_printed_command(
@@ -86,11 +87,11 @@ def test_a_module_beside_the_user_is_found_after_the_printed_command(
     (tmp_path / "my_beside.py").write_text("import package_of_nobody\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError) as refusal:
-        REWARDS.resolve("my_beside:f", key="rollout.reward")
+        REWARDS.resolve("my_beside:f")
     assert refusal.value.fixes[0].startswith('export PYTHONPATH="$PWD')
     monkeypatch.syspath_prepend(tmp_path)  # what the command does
     with pytest.raises(RecipeError, match=r"my_beside\.py:1") as refusal:
-        REWARDS.resolve("my_beside:f", key="rollout.reward")
+        REWARDS.resolve("my_beside:f")
     assert "pip install package_of_nobody" in refusal.value.fixes[0]
 
 

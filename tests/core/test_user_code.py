@@ -12,9 +12,17 @@ import pytest
 
 from milescli.core import user_code
 from milescli.core.errors import DataError, RecipeError
-from milescli.core.registry import Registry
+from milescli.core.registry import PlugPoint
 
 HERE = "tests.core.test_user_code"
+ON_RANKS = PlugPoint(
+    kind="piece",
+    key="train.piece",
+    builtin={"ours": f"{HERE}:breaks"},
+    signature="(*, number) -> int",
+    runs_in="rank",
+)
+IN_DRIVER = PlugPoint(kind="piece", key="train.piece")
 
 
 def breaks(*, number: int) -> int:
@@ -30,9 +38,7 @@ def doubles(*, number: int) -> int:
 
 
 def test_a_function_of_the_users_that_raises_is_named_from_its_first_line_on() -> None:
-    piece = Registry("piece", {}, signature=("number",)).resolve_function(
-        f"{HERE}:breaks", key="train.piece"
-    )
+    piece = ON_RANKS.load(f"{HERE}:breaks")
     with pytest.raises(RecipeError, match=f"the piece `{HERE}:breaks` failed") as failed:
         piece(number=1)
     assert "return number // 0" in failed.value.why and "ZeroDivisionError" in failed.value.why
@@ -41,13 +47,12 @@ def test_a_function_of_the_users_that_raises_is_named_from_its_first_line_on() -
 
 
 def test_what_a_built_in_one_raises_is_our_fault() -> None:
-    registry = Registry("piece", {"ours": f"{HERE}:breaks"}, signature=("number",))
     with pytest.raises(ZeroDivisionError):
-        registry.resolve_function("ours", key="train.piece")(number=1)
+        ON_RANKS.load("ours")(number=1)
 
 
 def test_values_and_explained_errors_pass() -> None:
-    piece = Registry("piece", {}).resolve_function(f"{HERE}:doubles", key="train.piece")
+    piece = ON_RANKS.load(f"{HERE}:doubles")
     assert piece(number=2) == 4
     with pytest.raises(DataError):
         piece(number=-1)
@@ -115,8 +120,8 @@ class Piece:
         (f"{HERE}:breaks", f"{HERE}:breaks", "def breaks"),
         (doubles, "doubles", "def doubles"),
         (Piece(), "Piece", "class Piece"),
-        (Registry("piece", {}).resolve_function(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
-        (Registry("piece", {}).resolve_isolated(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
+        (ON_RANKS.load(f"{HERE}:doubles"), "doubles", "def dou"),
+        (IN_DRIVER.load(f"{HERE}:doubles"), "doubles", "def dou"),
         ("no_such_module:fn", "no_such_module:fn", ""),
         ("none", "none", ""),
     ],

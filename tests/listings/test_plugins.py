@@ -10,7 +10,9 @@ import pytest
 
 from milescli.commands import suggest
 from milescli.core.errors import MilesError, RecipeError
-from milescli.listings.plugins import POINTS, PlugPoint, point_of, the_one_that_fits, written
+from milescli.core.plug_points import POINTS
+from milescli.core.registry import PlugPoint
+from milescli.listings.plugins import check, point_of, the_one_that_fits, written
 from milescli.recipe.keys import keys
 from tests.listings import bad_plugins
 from tests.rollout.rewards import bad_rewards
@@ -22,12 +24,11 @@ KINDS = [point.kind for point in POINTS]
 def test_a_plug_point_is_a_key_whose_default_ships(point: PlugPoint) -> None:
     default = keys()[point.key].default
     chosen = default if isinstance(default, list) else [default]
-    assert {*chosen} <= {*point.registry.builtin, "none", "auto", None}
+    assert {*chosen} <= {*point.builtin, "none", "auto", None}
     assert point.arguments
 
 
 def test_tab_offers_what_ships() -> None:
-    assert set(suggest.PLUGGED) == {point.key for point in POINTS if point.registry.builtin}
     offered = [value for value, _ in suggest.overrides("train.surrogate=d")]
     assert offered == ["train.surrogate=dppo_kl", "train.surrogate=dppo_tv"]
 
@@ -45,9 +46,9 @@ tests of their own."""
 
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
 def test_what_ships_bears_its_contract(point: PlugPoint) -> None:
-    for name, path in point.registry.builtin.items():
+    for name, path in point.builtin.items():
         if name not in OF_ITS_OWN:
-            point.check(path)
+            check(point, path)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_a_new_one_works_and_its_test_passes(point: PlugPoint, shelf: Path) -> N
     name = f"fresh_{point.kind}"
     source, test = written(point, name, shelf)
     assert f"--set {point.setting(f'{name}:{name}')}" in source.read_text()
-    point.check(f"{name}:{name}")
+    check(point, f"{name}:{name}")
     namespace: dict[str, object] = {}
     exec(compile(test.read_text(), test, "exec"), namespace)
     namespace["test_it_bears_its_contract"]()  # type: ignore[operator]
@@ -101,11 +102,11 @@ def test_what_bears_no_contract_is_named_with_the_reason(name: str, said: str) -
     path = f"{bad_plugins.__name__}:{name}"
     fitting = [point for point in POINTS if name.startswith(f"{point.kind}_")]
     with pytest.raises(MilesError) as refused:
-        max(fitting, key=lambda point: len(point.kind)).check(path)
+        check(max(fitting, key=lambda point: len(point.kind)), path)
     assert said in f"{refused.value.what} {refused.value.why}"
 
 
 def test_a_reward_that_leaves_does_not_take_the_check_along() -> None:
     with pytest.raises(MilesError) as refused:
-        point_of("reward").check(f"{bad_rewards.__name__}:leaving")
+        check(point_of("reward"), f"{bad_rewards.__name__}:leaving")
     assert "its process ended with exit code 1" in refused.value.why

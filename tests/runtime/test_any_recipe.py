@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from milescli.core.errors import MilesError
-from milescli.listings.plug_points import POINTS
+from milescli.core.plug_points import POINTS
 from milescli.recipe.algorithms import ALGORITHMS
 from milescli.recipe.keys import RecipeKey, keys
 from milescli.recipe.load import load
@@ -26,7 +26,7 @@ ELSEWHERE = (
 """Keys whose values are names of something."""
 WHOLE = (0, 1, 2, 3, 4, 8, 16, 64, 256, -1, 100_000)
 NUMBERS = (0, 1e-6, 0.05, 0.1, 0.2, 0.5, 0.9, 0.99, 1.0, 1.5, 2, 3, 10, 100, -1, 1e30, "nan", "inf")
-SHIPPED = {point.key: point.registry.names() for point in POINTS if point.registry.builtin}
+SHIPPED = {point.key: point.names() for point in POINTS if point.builtin}
 
 
 def _value(key: RecipeKey, rng: random.Random) -> object:

@@ -7,8 +7,9 @@ import sys
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import TRACKERS
 from milescli.recipe.machine import RunSettings
-from milescli.trackers.base import KEY, TRACKERS, load_trackers
+from milescli.trackers.base import load_trackers
 from milescli.trackers.mlflow import VARIABLE
 
 
@@ -22,7 +23,7 @@ def refusal(*names: str) -> RecipeError:
 def test_a_package_that_is_not_there_is_asked_for(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    TRACKERS.resolve(name, key=KEY)  # our own module, before nothing can be found any more
+    TRACKERS.resolve(name)  # our own module, before nothing can be found any more
     monkeypatch.setattr(sys, "meta_path", [])
     for module in [one for one in sys.modules if one.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import AGGREGATIONS
 from milescli.recipe.train import Train
-from milescli.train.aggregation import LossShare, load_aggregation, share_of
+from milescli.train.aggregation import LossShare, share_of
 
 
 def _share(name: str, num_tokens: int) -> LossShare:
-    return load_aggregation(name)(num_tokens=num_tokens, settings=Train())
+    return AGGREGATIONS.load(name)(num_tokens=num_tokens, settings=Train())
 
 
 def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None:
@@ -20,7 +21,7 @@ def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None
 
 def test_an_unknown_aggregation_is_refused_by_its_key() -> None:
     with pytest.raises(RecipeError, match="no aggregation is called `token_men`") as caught:
-        load_aggregation("token_men")
+        AGGREGATIONS.load("token_men")
     assert caught.value.fixes == ["--set train.aggregation=token_mean"]
 
 

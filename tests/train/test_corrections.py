@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import CORRECTIONS
 from milescli.recipe.train import CorrectionSettings, Train
-from milescli.train.corrections import Correction, corrected, load_correction
+from milescli.train.corrections import Correction, corrected
 from milescli.train.packed_tokens import PackedTokens
 from tests.train.tokens import ragged
 
@@ -23,7 +24,7 @@ def _case(seed: int) -> tuple[PackedTokens, torch.Tensor]:
 
 def _made(tokens: PackedTokens, log_ratio: torch.Tensor, **rule: object) -> np.ndarray:
     settings = Train(correction=CorrectionSettings(kind="importance", **rule))
-    correction = load_correction("importance")
+    correction = CORRECTIONS.load("importance")
     assert correction is not None
     made = corrected(correction, log_ratio=log_ratio, tokens=tokens, settings=settings)
     return made.weights[tokens.loss_mask].numpy()

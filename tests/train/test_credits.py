@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milescli.core.plug_points import CREDITS
 from milescli.recipe.train import Train
-from milescli.train.credits import discounted_sum, load_credit
+from milescli.train.credits import discounted_sum
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 from tests.train.tokens import ragged
@@ -67,11 +68,11 @@ def test_tokens_that_nobody_sampled_are_no_steps(
         tokens.streams[Stream.TURN_REWARD] = torch.from_numpy(rewards.astype(np.float32))
     settings = Train(gamma=gamma, lam=lam)
     given_all = {"advantages": advantages, "penalty": penalty, "tokens": tokens}
-    gae = load_credit("gae")(**given_all, settings=settings)
+    gae = CREDITS.load("gae")(**given_all, settings=settings)
     assert gae == pytest.approx(
         _naive(tokens, advantages, penalty, values, gamma, lam), rel=1e-5, abs=1e-5
     )
-    to_go = load_credit("to_go")(**given_all, settings=settings)
+    to_go = CREDITS.load("to_go")(**given_all, settings=settings)
     nothing = torch.zeros(count)
     assert to_go == pytest.approx(
         _naive(tokens, advantages, penalty, nothing, gamma, 1.0), rel=1e-5, abs=1e-5
@@ -82,5 +83,5 @@ def test_a_sequence_without_a_trained_token_gets_nothing() -> None:
     tokens = ragged(np.random.default_rng(0))
     tokens.loss_mask = torch.zeros_like(tokens.loss_mask)
     ones = torch.ones(len(tokens.loss_mask))
-    made = load_credit("to_go")(advantages=ones, penalty=ones, tokens=tokens, settings=Train())
+    made = CREDITS.load("to_go")(advantages=ones, penalty=ones, tokens=tokens, settings=Train())
     assert not made.any()

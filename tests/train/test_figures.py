@@ -7,13 +7,9 @@ from typing import Any
 import pytest
 
 from milescli.core.metric_names import by_name
-from milescli.core.registry import Registry
+from milescli.core.plug_points import CORRECTIONS, OBJECTIVES, SURROGATES
+from milescli.core.registry import PlugPoint
 from milescli.train.contract import check_correction, check_objective, check_surrogate
-from milescli.train.corrections import CORRECTIONS
-from milescli.train.objectives import OBJECTIVES
-from milescli.train.surrogates import SURROGATES
-
-KEY = "train.surrogate"
 
 
 class Noted:
@@ -41,14 +37,14 @@ def unknown(names: set[str]) -> list[str]:
     return [name for name in names if f"train/{name}" not in by_name()]
 
 
-def built_in(registry: Registry) -> list[str]:
-    return list(registry.builtin)
+def built_in(point: PlugPoint) -> list[str]:
+    return list(point.builtin)
 
 
 @pytest.mark.parametrize("name", built_in(SURROGATES))
 def test_those_of_a_surrogate_are_described(name: str) -> None:
     names = set[str]()
-    check_surrogate(Noted(SURROGATES.resolve(name, key=KEY), names))
+    check_surrogate(Noted(SURROGATES.resolve(name), names))
     assert names or name == "reinforce", "it told no figures at all"
     assert not unknown(names)
 
@@ -56,13 +52,13 @@ def test_those_of_a_surrogate_are_described(name: str) -> None:
 @pytest.mark.parametrize("name", built_in(CORRECTIONS))
 def test_those_of_a_correction_are_described(name: str) -> None:
     names = set[str]()
-    check_correction(Noted(CORRECTIONS.resolve(name, key=KEY), names))
+    check_correction(Noted(CORRECTIONS.resolve(name), names))
     assert names and not unknown(names)
 
 
 @pytest.mark.parametrize("name", built_in(OBJECTIVES))
 def test_those_of_an_objective_are_described(name: str) -> None:
     names = set[str]()
-    factory: Any = OBJECTIVES.resolve(name, key=KEY)
+    factory: Any = OBJECTIVES.resolve(name)
     check_objective(lambda *, recipe: Noted(factory(recipe=recipe), names))
     assert names and not unknown(names)

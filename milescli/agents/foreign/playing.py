@@ -9,12 +9,13 @@ from typing import Any
 
 from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
+from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
 from milescli.core.user_process import CallFailed
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.episode.agents import AGENTS, is_built_in, made
+from milescli.rollout.episode.agents import is_built_in, made
 
 MODEL = "policy"
 """As the package calls the model; the session serves one alone."""
@@ -77,7 +78,7 @@ def require_environment_there(rollout: Rollout) -> None:
     is not installed."""
     if rollout.agent not in FOREIGN or not is_built_in(rollout):
         return
-    agent: Any = made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
+    agent: Any = made(AGENTS.path_of(rollout.agent), rollout)
     host: ForeignHost = agent.host
     try:
         host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)

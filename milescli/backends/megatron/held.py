@@ -9,9 +9,10 @@ import torch
 
 from milescli.backends.megatron import model, replay, weights
 from milescli.backends.megatron.forward import Passes
-from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
+from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
+from milescli.core.plug_points import LAYER_SPECS
 from milescli.models import load_facts, table
 from milescli.models.mtp import with_mtp
 from milescli.recipe.speculative import Mtp
@@ -51,7 +52,7 @@ class HeldModel:
             routing_replay=replays_routing,
             engine=engine,
         )
-        change = load_layer_spec(layer_spec)
+        change = LAYER_SPECS.load(layer_spec)
         gpt = model.build_model(
             config,
             self.facts,

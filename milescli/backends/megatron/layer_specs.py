@@ -7,23 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 
 DEFAULT = "default"
-LAYER_SPECS = Registry(
-    "layer_spec",
-    {DEFAULT: "milescli.backends.megatron.layer_specs:unchanged"},
-    signature=("spec", "config", "facts", "layer"),
-)
-"""Functions (*, spec, config, facts, layer) -> spec: Megatron's ModuleSpec of layer `layer` (from
-0), its TransformerConfig, and the model's milescli.models.ModelFacts. Parameters keep their names
-and shapes, by which they are loaded, saved and sent."""
-
-
-def load_layer_spec(name: str) -> Callable[..., Any]:
-    """Raises RecipeError where `model.layer_spec` names nothing that fits."""
-    return LAYER_SPECS.resolve_function(name, key="model.layer_spec")
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:

@@ -21,13 +21,13 @@ from milescli.backends.megatron.saving import release_state
 from milescli.backends.megatron.shard import RankShard
 from milescli.backends.megatron.snapshot import Reference
 from milescli.backends.megatron.trained import TrainedModel
+from milescli.core.plug_points import BEFORE_LOG_PROBS, OBJECTIVES
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective, Stepped, TrainShard
-from milescli.train.objectives import OBJECTIVES, load_objective
+from milescli.train.objectives import load_objective
 from milescli.train.objectives.reward_model import Value
 from milescli.train.objectives.supervised import Supervised
-from milescli.train.rank_hooks import load_before_log_probs
 from milescli.train.streams import FROM_RANKS, Stream
 
 LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
@@ -50,7 +50,7 @@ class Learner:
     _before_log_probs: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self._before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
+        self._before_log_probs = BEFORE_LOG_PROBS.load(self.recipe.train.before_log_probs)
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
         """One optimizer update per entry of `shard.updates`, then as many of the critic, where

@@ -26,8 +26,9 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 
 from milescli.backends.megatron.host_adam import HostAdamW, move_to_host
 from milescli.core.errors import NotFiniteError, RecipeError
+from milescli.core.plug_points import RULES
 from milescli.recipe.train import Optimizer
-from milescli.train.optimizers import ADAMW, UpdateRule, load_rule
+from milescli.train.optimizers import ADAMW, UpdateRule
 
 
 class RuleOptimizer(torch.optim.AdamW):
@@ -172,7 +173,7 @@ def make_optimizer(
         if inner.optimizer is not None:
             move_to_host(inner)
     if recipe.rule != ADAMW:
-        rule = load_rule(recipe.rule)
+        rule = RULES.load(recipe.rule)
         for inner in inner_optimizers(optimizer):
             if inner.optimizer is not None:
                 take_rule(inner, rule, recipe)

@@ -15,9 +15,9 @@ from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.microbatch import Microbatch
 from milescli.backends.megatron.shard import RankShard
 from milescli.core.errors import NotFiniteError, RecipeError
+from milescli.core.plug_points import OBJECTIVES
 from milescli.core.types import StepReport
 from milescli.train.base import Objective, Reduce, TokenLoss
-from milescli.train.objectives import OBJECTIVES
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 

@@ -21,6 +21,7 @@ from milescli.backends.megatron.device import take_device
 from milescli.backends.megatron.profiled import Profiled
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
+from milescli.core.plug_points import FORMATS
 from milescli.core.silence import sounds_like_lost_peer
 from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.models import load_facts
@@ -30,7 +31,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Stepped, TrainShard
 from milescli.weights.base import Bucket, DraftChannel, WeightChannel
-from milescli.weights.formats import formatted, load_format
+from milescli.weights.formats import formatted
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.held import HeldModel
@@ -98,7 +99,7 @@ class TrainerRank(Profiled):
         self._build()
         self.channels: dict[str, WeightChannel] = {}
         self._silenced: dict[str, torch.Tensor] = {}
-        self.format = load_format(self.recipe.weights.format)
+        self.format = FORMATS.load(self.recipe.weights.format)
         return {"join_s": joined - started, "build_s": time.monotonic() - joined}
 
     def _build(self) -> None:

@@ -19,16 +19,17 @@ from typing import Any
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
+from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
-from milescli.rollout.collect.curriculum import NONE, Tried, chosen, load_curriculum, remember
-from milescli.rollout.collect.filters import FILTERS, is_kept, load_filter
+from milescli.rollout.collect.curriculum import NONE, Tried, chosen, remember
+from milescli.rollout.collect.filters import is_kept
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
-from milescli.rollout.collect.sample_filters import load_sample_filter, sifted
-from milescli.rollout.collect.selection import FIRST, load_selection, selected
-from milescli.rollout.collect.shaping import load_shaping, shaped
+from milescli.rollout.collect.sample_filters import sifted
+from milescli.rollout.collect.selection import FIRST, selected
+from milescli.rollout.collect.shaping import shaped
 from milescli.rollout.episode.episode import Episodes
 
 SeedOf = Callable[[int, int, int], int]
@@ -80,11 +81,11 @@ class Collector:
         self._episodes = episodes
         self._recipe = recipe
         self._seed_of = seed_of or sampling_seed
-        self._keep = load_filter(recipe.rollout.filter)
-        self._sample_filter = load_sample_filter(recipe.rollout.sample_filter)
-        self._shaping = load_shaping(recipe.rollout.shaping)
-        self._selection = load_selection(recipe.rollout.selection)
-        self._curriculum = load_curriculum(recipe.data.curriculum)
+        self._keep = FILTERS.load(recipe.rollout.filter)
+        self._sample_filter = SAMPLE_FILTERS.load(recipe.rollout.sample_filter)
+        self._shaping = SHAPINGS.load(recipe.rollout.shaping)
+        self._selection = SELECTIONS.load(recipe.rollout.selection)
+        self._curriculum = CURRICULA.load(recipe.data.curriculum)
         self._with_greedy = with_greedy
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []

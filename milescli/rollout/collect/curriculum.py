@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Protocol, cast
+from typing import Protocol
 
-from milescli.core.registry import Registry
 from milescli.core.types import Group, Prompt
 from milescli.recipe.data import Data
 from milescli.rollout.collect.selection import places_of
@@ -42,21 +41,6 @@ class Curriculum(Protocol):
         epoch, `data.curriculum_pool` times as many; `history`: by `Prompt.index`, of those tried
         before."""
         ...
-
-
-CURRICULA = Registry(
-    "curriculum",
-    {
-        NONE: "milescli.rollout.collect.curriculum:in_order",
-        "learnable": "milescli.rollout.collect.curriculum:learnable",
-    },
-    signature=("candidates", "history", "count", "settings"),
-)
-
-
-def load_curriculum(name: str) -> Curriculum:
-    """Raises RecipeError where `data.curriculum` names nothing that fits."""
-    return cast(Curriculum, CURRICULA.resolve_isolated(name, key="data.curriculum"))
 
 
 def chosen(

@@ -4,10 +4,9 @@ point, or an import path; the collector replaces the groups that it rejects."""
 from __future__ import annotations
 
 from statistics import fmean
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group
 from milescli.core.user_code import mend
@@ -20,22 +19,6 @@ class GroupFilter(Protocol):
     def __call__(self, *, group: Group, settings: Rollout) -> bool:
         """True: keep the group. Called once a group, when all of its samples are scored."""
         ...
-
-
-FILTERS = Registry(
-    "filter",
-    {
-        "none": "milescli.rollout.collect.filters:keep_all",
-        "zero_variance": "milescli.rollout.collect.filters:zero_variance",
-        "pass_rate": "milescli.rollout.collect.filters:pass_rate",
-    },
-    signature=("group", "settings"),
-)
-
-
-def load_filter(name: str) -> GroupFilter:
-    """Raises RecipeError where `rollout.filter` names nothing that fits."""
-    return cast(GroupFilter, FILTERS.resolve_isolated(name, key="rollout.filter"))
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:

@@ -5,9 +5,8 @@ statistics."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
-from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.collect.filters import yes_or_no
@@ -19,21 +18,6 @@ class SampleFilter(Protocol):
     def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
         """True: learn from the sample's tokens. Called once a sample, when its group is kept."""
         ...
-
-
-SAMPLE_FILTERS = Registry(
-    "sample_filter",
-    {
-        "none": "milescli.rollout.collect.sample_filters:keep_all",
-        "truncated": "milescli.rollout.collect.sample_filters:truncated",
-    },
-    signature=("sample", "settings"),
-)
-
-
-def load_sample_filter(name: str) -> SampleFilter:
-    """Raises RecipeError where `rollout.sample_filter` names nothing that fits."""
-    return cast(SampleFilter, SAMPLE_FILTERS.resolve_isolated(name, key="rollout.sample_filter"))
 
 
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import pvariance
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
@@ -24,21 +23,6 @@ class Selection(Protocol):
         """Places of the `count` groups to train on. `groups`: those that the filter kept, more than
         `count`, in the order of their prompts."""
         ...
-
-
-SELECTIONS = Registry(
-    "selection",
-    {
-        FIRST: "milescli.rollout.collect.selection:first",
-        "variance": "milescli.rollout.collect.selection:variance",
-    },
-    signature=("groups", "count", "settings"),
-)
-
-
-def load_selection(name: str) -> Selection:
-    """Raises RecipeError where `rollout.selection` names nothing that fits."""
-    return cast(Selection, SELECTIONS.resolve_isolated(name, key="rollout.selection"))
 
 
 def selected(

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.scoring import finite_reward
-
-NONE = "none"
 
 
 class Shaping(Protocol):
@@ -24,21 +21,6 @@ class Shaping(Protocol):
     def __call__(self, *, group: Group, settings: Rollout) -> Sequence[float]:
         """[samples] the rewards of a group's samples, in their order."""
         ...
-
-
-SHAPINGS = Registry(
-    "shaping",
-    {
-        NONE: "milescli.rollout.collect.shaping:unchanged",
-        "overlong": "milescli.rollout.collect.shaping:overlong",
-    },
-    signature=("group", "settings"),
-)
-
-
-def load_shaping(name: str) -> Shaping:
-    """Raises RecipeError where `rollout.shaping` names nothing that fits."""
-    return cast(Shaping, SHAPINGS.resolve_isolated(name, key="rollout.shaping"))
 
 
 def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:

@@ -8,37 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from milescli.core.imports import imported
-from milescli.core.registry import Registry
+from milescli.core.plug_points import AGENTS, GENERATIONS, TOOLS
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Agent
-from milescli.rollout.episode.generations import GENERATIONS
 from milescli.rollout.tool_schema import schema_of
-
-AGENTS = Registry(
-    "agent",
-    {
-        "single_turn": "milescli.agents.single_turn:single_turn",
-        "tools": "milescli.agents.tools:ToolAgent",
-        "environment": "milescli.agents.environment:EnvironmentAgent",
-        "multi_agent": "milescli.agents.multi_agent:MultiAgent",
-        "chat": "milescli.agents.chat:Chat",
-        "verifiers": "milescli.agents.verifiers:VerifiersAgent",
-        "harbor": "milescli.agents.harbor:HarborAgent",
-    },
-    signature=("prompt", "session"),
-    others=(("settings",),),
-)
-TOOLS = Registry(
-    "tool",
-    {
-        "calculator": "milescli.agents.calculator:calculator",
-        "python": "milescli.agents.python:Python",
-        "search": "milescli.agents.search:Search",
-    },
-    in_list=True,
-)
-"""Functions, or classes of which each episode has one of its own."""
-
 
 _MADE: dict[tuple[str, str], Agent] = {}
 
@@ -78,7 +51,7 @@ def require_agent(rollout: Rollout) -> None:
         if require := getattr(tool, "require", None):
             require(rollout)
     if is_built_in(rollout):
-        made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
+        made(AGENTS.path_of(rollout.agent), rollout)
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:
@@ -86,6 +59,6 @@ def named_tools(rollout: Rollout) -> dict[str, Any]:
     function. Raises RecipeError where one cannot be had."""
     found = {}
     for name in rollout.tools:
-        tool = TOOLS.resolve(name, key="rollout.tools")
+        tool = TOOLS.resolve(name)
         found[name.rpartition(":")[2]] = tool
     return found

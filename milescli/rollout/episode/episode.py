@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from milescli.core.errors import AgentError, MilesError
+from milescli.core.plug_points import AGENTS, GENERATIONS
 from milescli.core.types import Prompt, Sample, StopReason, Trajectory
 from milescli.core.user_code import mend, user_traceback
 from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.episode.agent_process import AgentProcess
-from milescli.rollout.episode.agents import AGENTS, is_built_in, made
-from milescli.rollout.episode.generations import GENERATIONS
+from milescli.rollout.episode.agents import is_built_in, made
 from milescli.rollout.episode.session import ChatForm, Decode, RecordingSession, turn_seed
 from milescli.rollout.rewards.role_rewards import (
     score_roles_alone,
@@ -52,15 +52,15 @@ def load_agent(rollout: Rollout) -> Agent:
     """The agent that `rollout.agent` names, whose responses `rollout.generation` makes; where
     either is the user's, both run in a process of their own. Raises RecipeError where one cannot be
     had."""
-    AGENTS.resolve(rollout.agent, key="rollout.agent")
-    GENERATIONS.resolve(rollout.generation, key="rollout.generation")
+    AGENTS.resolve(rollout.agent)
+    GENERATIONS.resolve(rollout.generation)
     is_plain = rollout.generation in GENERATIONS.builtin
-    path = AGENTS.path_of(rollout.agent, key="rollout.agent")
+    path = AGENTS.path_of(rollout.agent)
     if is_built_in(rollout) and is_plain:
         return made(path, rollout)
     generation = None
     if not is_plain:
-        generation = GENERATIONS.path_of(rollout.generation, key="rollout.generation")
+        generation = GENERATIONS.path_of(rollout.generation)
     key = (path, generation, rollout.model_dump_json(include=_OF_AGENTS))
     apart = _PROCESSES.get(key) or AgentProcess(path, generation, rollout)
     _PROCESSES[key] = apart

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from milescli.core.errors import AgentError
-from milescli.core.registry import Registry
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Reply, Session, Turn
 from milescli.rollout.episode.served_session import Served
@@ -38,13 +37,6 @@ class Generation(Protocol):
         between calls are not trained on; all that a call sampled is, also where the response leaves
         it out."""
         ...
-
-
-GENERATIONS = Registry(
-    "generation",
-    {"once": "milescli.rollout.episode.generations:once"},
-    signature=("token_ids", "generate", "settings"),
-)
 
 
 async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollout) -> Turn:

@@ -10,7 +10,7 @@ from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
-from milescli.core.registry import Registry
+from milescli.core.plug_points import EVALUATIONS
 from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import mend
 from milescli.core.user_process import CallFailed
@@ -39,13 +39,6 @@ class EvaluationFn(Protocol):
         ...
 
 
-EVALUATIONS = Registry(
-    "evaluation",
-    {ALL: "milescli.rollout.evaluation.functions:all_prompts"},
-    signature=("prompts", "play", "settings"),
-)
-
-
 async def all_prompts(
     *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
 ) -> Sequence[Sequence[Sample]]:
@@ -59,10 +52,10 @@ async def all_prompts(
 
 def load_evaluation(settings: Evaluation) -> EvaluationFn:
     """Raises RecipeError where `eval.function` names nothing that fits."""
-    function = EVALUATIONS.resolve(settings.function, key="eval.function")
+    function = EVALUATIONS.resolve(settings.function)
     if settings.function in EVALUATIONS.builtin:
         return cast(EvaluationFn, function)
-    return EvaluationProcess(EVALUATIONS.path_of(settings.function, key="eval.function"))
+    return EvaluationProcess(EVALUATIONS.path_of(settings.function))
 
 
 async def played(

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Protocol, cast
+from typing import Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
@@ -22,21 +21,6 @@ class Metrics(Protocol):
     def __call__(self, *, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
         """Name -> number, of the samples of each held-out prompt."""
         ...
-
-
-METRICS = Registry(
-    "metrics",
-    {
-        "none": "milescli.rollout.evaluation.metrics:nothing",
-        "pass_at_k": "milescli.rollout.evaluation.metrics:pass_at_k",
-    },
-    signature=("groups", "settings"),
-)
-
-
-def load_metrics(name: str) -> Metrics:
-    """Raises RecipeError where `eval.metrics` names nothing that fits."""
-    return cast(Metrics, METRICS.resolve_isolated(name, key="eval.metrics"))
 
 
 def measured(

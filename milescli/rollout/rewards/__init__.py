@@ -7,46 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.isolated import Isolated
-from milescli.core.registry import Registry
+from milescli.core.plug_points import REWARDS
 from milescli.rollout.base import BoundedReward, RewardFn
-from milescli.rollout.rewards.forms import Form, form_of
+from milescli.rollout.rewards.forms import form_of
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
 
 if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
     from milescli.recipe.schema import Rollout
     from milescli.rollout.rewards.served.reward_model import ScoreServer
-
-_ROOM = "milescli.rollout.rewards"
-KEY = "rollout.reward"
-
-REWARDS = Registry(
-    "reward",
-    {
-        "math": f"{_ROOM}.math.reward:math",
-        "gsm8k": f"{_ROOM}.math.gsm8k:gsm8k",
-        "multiple_choice": f"{_ROOM}.text.multiple_choice:multiple_choice",
-        "exact_match": f"{_ROOM}.text.short_answers:exact_match",
-        "f1": f"{_ROOM}.text.short_answers:f1",
-        "instructions": f"{_ROOM}.text.instructions:instructions",
-        "reasoning_gym": f"{_ROOM}.reasoning_gym_tasks:reasoning_gym",
-        "code": f"{_ROOM}.code.reward:code",
-        "judge": f"{_ROOM}.served.judge:judge",
-        "remote": f"{_ROOM}.served.remote:remote",
-        "reward_model": f"{_ROOM}.served.reward_model:reward_model",
-        "format": f"{_ROOM}.text.unlabelled:format",
-        "length": f"{_ROOM}.text.unlabelled:length",
-        "none": f"{_ROOM}.text.unlabelled:none",
-    },
-    signature=Form.SINGLE.value,
-    others=(Form.GROUP.value, Form.BATCH.value),
-)
-"""A built-in one may have more than a RewardFn: `needs_label: bool`; `takes_num_tokens: bool`,
-where it is told `num_tokens`; `takes_token_ids: bool`, where it is told `token_ids`, prompt and
-response as the policy saw and made them; `made_for(rollout)`, the same reward with the recipe's
-settings, which raises RecipeError where they will not do; `served_by(server)`, the same with the
-run's ScoreServer; `runs_apart: bool`, where it is called in processes of its own, as one of the
-user's is."""
 
 
 def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
@@ -61,7 +30,7 @@ def load_all_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
 
 
 def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
-    reward: Any = REWARDS.resolve(name, key=KEY)
+    reward: Any = REWARDS.resolve(name)
     if name in REWARDS.builtin and hasattr(reward, "made_for"):
         reward = reward.made_for(rollout)
     within = getattr(reward, "within", None)
@@ -71,11 +40,11 @@ def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
 def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
     """One of the user's in worker processes, as a run calls it; None for a built-in one that needs
     none."""
-    reward: Any = REWARDS.resolve(name, key=KEY)
+    reward: Any = REWARDS.resolve(name)
     if not _runs_apart(name):
         return None
     return ProcessReward(
-        REWARDS.path_of(name, key=KEY),
+        REWARDS.path_of(name),
         form=form_of(reward),
         is_async=is_async(reward),
         memory_bytes=int(rollout.reward_memory_gib * 1024**3),
@@ -126,13 +95,13 @@ def _served(reward: RewardFn | BoundedReward, server: ScoreServer | None) -> Any
 
 
 def _runs_apart(name: str) -> bool:
-    reward = REWARDS.resolve(name, key=KEY)
+    reward = REWARDS.resolve(name)
     return name not in REWARDS.builtin or getattr(reward, "runs_apart", False)
 
 
 def _apart(name: str) -> Isolated:
-    plugin = REWARDS.resolve(name, key=KEY)
-    return Isolated(REWARDS.path_of(name, key=KEY), what=f"the reward `{name}`", plugin=plugin)
+    plugin = REWARDS.resolve(name)
+    return Isolated(REWARDS.path_of(name), what=f"the reward `{name}`", plugin=plugin)
 
 
 def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:

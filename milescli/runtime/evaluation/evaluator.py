@@ -22,12 +22,13 @@ from milescli.console.transfer import Transfer
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
+from milescli.core.plug_points import METRICS
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.collect.rollout_stats import mean_figures, mean_parts
 from milescli.rollout.episode.episode import Plays
 from milescli.rollout.evaluation.functions import EvaluationFn, load_evaluation, played
-from milescli.rollout.evaluation.metrics import load_metrics, measured
+from milescli.rollout.evaluation.metrics import measured
 from milescli.rollout.evaluation.scores import scores_of
 from milescli.rollout.rewards import answer_of
 from milescli.runtime.devices import Devices
@@ -82,7 +83,7 @@ class Evaluator:
         path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
             write_lines(path, groups)
-        metrics = load_metrics(settings.metrics)
+        metrics = METRICS.load(settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
+from milescli.core.plug_points import AGENTS
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.data import MixSource
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout import rewards
-from milescli.rollout.episode.agents import AGENTS
 from milescli.rollout.episode.session import ChatForm
 from milescli.rollout.rewards.role_rewards import ByRole
 from milescli.rollout.rewards.scoring import BySource, Scoring

@@ -1,82 +1,69 @@
-"""The plug-ins that a recipe names, resolved and checked before a device is taken."""
+"""The plug-ins that a recipe names, resolved and checked before a device is taken. What ships is
+known to fit, so that only its name is looked up, unless it depends on other settings."""
 
 from __future__ import annotations
 
-from milescli.agents.mcp_tools import require_package
-from milescli.backends.megatron.layer_specs import LAYER_SPECS
-from milescli.backends.sglang.client.parsers import check_parsers
+import inspect
+from collections.abc import Iterator
+from operator import attrgetter
+
 from milescli.core.errors import RecipeError
-from milescli.recipe.schema import Recipe
-from milescli.rollout.collect.curriculum import load_curriculum
-from milescli.rollout.collect.filters import load_filter
-from milescli.rollout.collect.sample_filters import load_sample_filter
-from milescli.rollout.collect.selection import load_selection
-from milescli.rollout.collect.shaping import load_shaping
-from milescli.rollout.episode.agents import tool_schemas
-from milescli.rollout.episode.episode import load_agent
-from milescli.rollout.evaluation.functions import load_evaluation
-from milescli.rollout.evaluation.metrics import load_metrics
-from milescli.rollout.rewards import load_all_rewards
-from milescli.runtime.recording.user_hooks import UserHooks
-from milescli.train.advantages import ADVANTAGES
-from milescli.train.aggregation import AGGREGATIONS
-from milescli.train.corrections import CORRECTIONS, NONE
-from milescli.train.credits import CREDITS
-from milescli.train.objectives import OBJECTIVES, load_objective
-from milescli.train.optimizers import RULES, SCHEDULES
-from milescli.train.rank_hooks import load_before_log_probs
-from milescli.train.streams import Stream
-from milescli.train.surrogates import SURROGATES
-from milescli.weights.channels import AUTO, CHANNELS
-from milescli.weights.formats import FORMATS
+from milescli.core.plug_points import (
+    AGENTS,
+    BEFORE_LOG_PROBS,
+    EVALUATIONS,
+    GENERATIONS,
+    POINTS,
+    ROWS,
+)
+from milescli.core.registry import PlugPoint
+from milescli.recipe.schema import Recipe, Rollout
+
+_OF_TRAINER = tuple(
+    point for point in POINTS if point.runs_in == "rank" or point.key.startswith("train.")
+)
+"""Their modules import torch."""
+_OF_DRIVER = tuple(
+    point
+    for point in POINTS
+    if point is EVALUATIONS
+    or (point.runs_in == "driver" and point not in _OF_TRAINER and point is not ROWS)
+)
+_ON_RANKS_ALWAYS = ("weights", "model", "train.optimizer.rule")
+"""Keys of plug-ins that ranks call whatever the objective."""
 
 
 def load_plugins(recipe: Recipe) -> None:
-    """Load the recipe's plug-ins. Raises RecipeError where one cannot be had, does not have the
-    signature of its kind, or needs a model that the run does not keep."""
+    """Load the recipe's plug-ins; those of the trainer only where one of them is the user's, or may
+    need what the recipe does not keep. Raises RecipeError where one cannot be had, does not have
+    the signature of its kind, or needs a model that the run does not keep."""
     check_at_once(recipe)
-    load_train_plugins(recipe)
+    has_own = any(name not in point.builtin for point, name in _named(recipe, _OF_TRAINER))
+    if has_own or recipe.train.reference is False:
+        load_train_plugins(recipe)
 
 
 def check_at_once(recipe: Recipe) -> None:
     """Check what takes no time: the plug-ins of the driver, and whether those of the trainer's
     ranks have a name that is known. Raises as `load_plugins`."""
-    load_all_rewards(recipe.rollout)
-    load_agent(recipe.rollout)
-    tool_schemas(recipe.rollout)
-    require_package(recipe.rollout)
-    check_parsers(recipe.rollout)
-    load_filter(recipe.rollout.filter)
-    load_sample_filter(recipe.rollout.sample_filter)
-    load_shaping(recipe.rollout.shaping)
-    load_selection(recipe.rollout.selection)
-    load_curriculum(recipe.data.curriculum)
-    load_metrics(recipe.eval.metrics)
-    load_evaluation(recipe.eval)
-    UserHooks(recipe)
-    for registry in (OBJECTIVES, ADVANTAGES, CREDITS, SURROGATES, AGGREGATIONS):
-        registry.path_of(getattr(recipe.train, registry.kind), key=f"train.{registry.kind}")
-    RULES.path_of(recipe.train.optimizer.rule, key="train.optimizer.rule")
-    FORMATS.path_of(recipe.weights.format, key="weights.format")
-    LAYER_SPECS.path_of(recipe.model.layer_spec, key="model.layer_spec")
-    load_before_log_probs(recipe.train.before_log_probs)
-    SCHEDULES.path_of(recipe.train.optimizer.schedule, key="train.optimizer.schedule")
-    if recipe.weights.channel != AUTO:
-        CHANNELS.path_of(recipe.weights.channel, key="weights.channel")
-    if recipe.train.correction.kind != NONE:
-        CORRECTIONS.path_of(recipe.train.correction.kind, key="train.correction.kind")
+    _check_rollout(recipe.rollout)
+    for point, name in _named(recipe, _OF_DRIVER):
+        if name not in point.builtin:
+            point.resolve(name)
+    for point, name in _named(recipe, _OF_TRAINER):
+        if point is BEFORE_LOG_PROBS:
+            point.resolve(name)
+        point.path_of(name)
 
 
 def load_train_plugins(recipe: Recipe) -> None:
     """Load the plug-ins of the trainer's ranks; imports torch for them."""
-    for registry, key, name in (
-        (CHANNELS, "weights.channel", recipe.weights.channel),
-        (FORMATS, "weights.format", recipe.weights.format),
-        (LAYER_SPECS, "model.layer_spec", recipe.model.layer_spec),
-        (RULES, "train.optimizer.rule", recipe.train.optimizer.rule),
-    ):
-        if ":" in name:
-            registry.resolve(name, key=key)
+    from milescli.train.objectives import load_objective
+    from milescli.train.streams import Stream
+
+    for point, name in _named(recipe, _OF_TRAINER):
+        if point.key.startswith(_ON_RANKS_ALWAYS) and name not in point.builtin:
+            point.resolve(name)
     name = recipe.train.objective
     objective = load_objective(name, recipe)
     if Stream.REFERENCE in objective.needs and not recipe.keeps_reference:
@@ -85,3 +72,34 @@ def load_train_plugins(recipe: Recipe) -> None:
             why="the recipe keeps none: `train.kl_coef` is 0 and `train.reference` is not set",
             fix="--set train.reference=true",
         )
+
+
+def _named(recipe: Recipe, points: tuple[PlugPoint, ...]) -> Iterator[tuple[PlugPoint, str]]:
+    """The points of which the recipe names a plug-in, and its name."""
+    for point in points:
+        name = attrgetter(point.key)(recipe)
+        if name is not None and name != point.off:
+            yield point, name
+
+
+def _check_rollout(rollout: Rollout) -> None:
+    from milescli.rollout.rewards import load_all_rewards
+
+    load_all_rewards(rollout)
+    GENERATIONS.path_of(rollout.generation)
+    has_settings = inspect.isclass(AGENTS.resolve(rollout.agent))
+    has_own = rollout.agent not in AGENTS.builtin or rollout.generation not in GENERATIONS.builtin
+    if has_settings or has_own or rollout.tools:
+        from milescli.rollout.episode.agents import tool_schemas
+        from milescli.rollout.episode.episode import load_agent
+
+        load_agent(rollout)
+        tool_schemas(rollout)
+    if rollout.mcp:
+        from milescli.agents.mcp_tools import require_package
+
+        require_package(rollout)
+    if {rollout.tool_parser, rollout.reasoning_parser} - {"auto", "none"}:
+        from milescli.backends.sglang.client.parsers import check_parsers
+
+        check_parsers(rollout)

@@ -12,24 +12,10 @@ from typing import Any
 from milescli.core.concurrency import in_thread
 from milescli.core.events import Event
 from milescli.core.examples import example_groups
-from milescli.core.registry import Registry
+from milescli.core.plug_points import HOOKS
 from milescli.core.scalars import scalars_of
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
-
-LANE = "hooks"
-"""What a hook waits for does not hold up a filter."""
-HOOKS: dict[str, Registry] = {
-    "all_samples": Registry("all_samples", {}, signature=("step", "groups", "refused")),
-    "before_step": Registry("before_step", {}, signature=("step", "groups")),
-    "after_step": Registry("after_step", {}, signature=("step", "report", "groups")),
-    "after_save": Registry("after_save", {}, signature=("step", "folder")),
-    "tracker": Registry("tracker", {}, signature=("step", "scalars")),
-}
-"""By the name of the key. all_samples: the groups that a step will be trained on, and those that
-its filter refused; before_step: the groups of a step, before they are trained on;
-after_step: its StepReport and its groups, when the engines have the weights; after_save: the folder
-of a complete checkpoint; tracker: the scalars of a step, a warm-up step or an evaluation."""
 
 
 class UserHooks:
@@ -39,12 +25,10 @@ class UserHooks:
         """Raises RecipeError where one cannot be had or does not take what it is given."""
         settings = recipe.run.hooks
         self._calls: dict[str, Callable[..., Any]] = {}
-        for name, registry in HOOKS.items():
-            if (path := getattr(settings, name)) is not None:
-                self._calls[name] = registry.resolve_isolated(
+        for point in HOOKS:
+            if (path := getattr(settings, point.kind)) is not None:
+                self._calls[point.kind] = point.load(
                     path,
-                    key=f"run.hooks.{name}",
-                    lane=LANE,
                     bound_s=settings.timeout_s,
                     longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",
                 )

@@ -4,10 +4,9 @@ or an import path."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Union, cast
+from typing import TYPE_CHECKING, Protocol, Union
 
 from milescli.core.errors import RecipeError
-from milescli.core.registry import Registry
 from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group, Sample
 from milescli.core.user_code import mend, name_of
@@ -30,31 +29,6 @@ class AdvantageEstimator(Protocol):
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
         """Of all groups of a step, before they are split into updates."""
         ...
-
-
-_HERE = "milescli.train.advantages.builtin"
-ADVANTAGES = Registry(
-    "advantage",
-    {
-        "grpo": f"{_HERE}:grpo",
-        "rloo": f"{_HERE}:rloo",
-        "reinforce": f"{_HERE}:reinforce",
-        "remax": f"{_HERE}:remax",
-        "opo": f"{_HERE}:opo",
-        "gpg": f"{_HERE}:gpg",
-        "gigpo": f"{_HERE}:gigpo",
-        "turns": f"{_HERE}:turns",
-        "pass_at_k": f"{_HERE}:pass_at_k",
-        "best_of_n": f"{_HERE}:best_of_n",
-        "max_rl": f"{_HERE}:max_rl",
-    },
-    signature=("groups", "settings"),
-)
-
-
-def load_advantage(name: str) -> AdvantageEstimator:
-    """Raises RecipeError where `train.advantage` names nothing that fits."""
-    return cast(AdvantageEstimator, ADVANTAGES.resolve_isolated(name, key="train.advantage"))
 
 
 def estimate(

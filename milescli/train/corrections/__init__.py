@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from milescli.core.registry import Registry
 from milescli.recipe.train import Train
 from milescli.train.positions import require_each
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from milescli.train.packed_tokens import PackedTokens
-
-NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,21 +34,6 @@ class CorrectionFn(Protocol):
     ) -> Correction:
         """`log_ratio` [S]: log pi_old of the trainer - log pi of the engine that sampled."""
         ...
-
-
-CORRECTIONS = Registry(
-    "correction",
-    {"importance": "milescli.train.corrections.importance:importance"},
-    signature=("log_ratio", "tokens", "settings"),
-)
-
-
-def load_correction(name: str) -> CorrectionFn | None:
-    """None where there is none. Raises RecipeError where `train.correction.kind` names nothing that
-    fits."""
-    if name == NONE:
-        return None
-    return cast(CorrectionFn, CORRECTIONS.resolve_function(name, key="train.correction.kind"))
 
 
 def corrected(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.errors import RecipeError
 from milescli.core.isolated import Isolated
-from milescli.core.registry import Registry
+from milescli.core.plug_points import OBJECTIVES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
 from milescli.train.streams import FROM_RANKS
@@ -17,23 +17,11 @@ from milescli.train.streams import FROM_RANKS
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence
 
-OBJECTIVES = Registry(
-    "objective",
-    {
-        "policy": "milescli.train.objectives.policy:Policy",
-        "supervised": "milescli.train.objectives.supervised:Supervised",
-        "preference": "milescli.train.objectives.preference:objective",
-        "distillation": "milescli.train.objectives.supervised:Distillation",
-        "reward_model": "milescli.train.objectives.reward_model:RewardModel",
-    },
-    signature=("recipe",),
-)
-
 
 def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
     """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
     of it, cannot be had or is none."""
-    factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name, key="train.objective"))
+    factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name))
     with OBJECTIVES.guarded(name):
         objective = factory(recipe=recipe)
     lacking = [
@@ -61,7 +49,7 @@ def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
     if name in OBJECTIVES.builtin:
         return objective
     apart = Isolated(
-        OBJECTIVES.path_of(name, key="train.objective"),
+        OBJECTIVES.path_of(name),
         what=f"the objective `{name}`",
         plugin=objective,
         made_with={"recipe": recipe},

@@ -10,20 +10,21 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
 from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.distill import teachers_by_source
 from milescli.recipe.schema import Recipe
 from milescli.recipe.train import Train
-from milescli.train.advantages import Advantage, AdvantageEstimator, estimate, load_advantage
-from milescli.train.aggregation import Aggregation, load_aggregation, share_of
+from milescli.train.advantages import Advantage, AdvantageEstimator, estimate
+from milescli.train.aggregation import Aggregation, share_of
 from milescli.train.base import Figure, Reduce, TokenLoss, TrainSequence, sequence_of
-from milescli.train.corrections import CorrectionFn, corrected, load_correction
-from milescli.train.credits import Credit, load_credit
+from milescli.train.corrections import CorrectionFn, corrected
+from milescli.train.credits import Credit
 from milescli.train.kl import MAX_LOG_RATIO, kl_estimate, log_ratio_at
 from milescli.train.objectives.supervised import divergence, needs_of, streams_of
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
-from milescli.train.surrogates import Surrogate, load_surrogate, terms_of
+from milescli.train.surrogates import Surrogate, terms_of
 
 
 class EntropyControl:
@@ -87,11 +88,11 @@ class Policy:
     ) -> None:
         """Pieces that are not given are those that the recipe names."""
         self.settings = train = _filled_in(recipe)
-        self.advantage = advantage or load_advantage(train.advantage)
-        self.credit = credit or load_credit(train.credit)
-        self.surrogate = surrogate or load_surrogate(train.surrogate)
-        self.correction = correction or load_correction(train.correction.kind)
-        self.aggregation = aggregation or load_aggregation(train.aggregation)
+        self.advantage = advantage or ADVANTAGES.load(train.advantage)
+        self.credit = credit or CREDITS.load(train.credit)
+        self.surrogate = surrogate or SURROGATES.load(train.surrogate)
+        self.correction = correction or CORRECTIONS.load(train.correction.kind)
+        self.aggregation = aggregation or AGGREGATIONS.load(train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
         self.teacher_of = {} if train.distill.is_served else teachers_by_source(train.distill)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
-from milescli.core.registry import Registry
 from milescli.recipe.train import Train
 from milescli.train.positions import require_each
 
@@ -42,30 +41,6 @@ class Surrogate(Protocol):
         """`log_ratio` [S]: log pi - log pi_old, with gradient; `advantages` [S]; `tokens`: for
         sums over sequences."""
         ...
-
-
-_HERE = "milescli.train.surrogates.builtin"
-SURROGATES = Registry(
-    "surrogate",
-    {
-        "clip": f"{_HERE}:clip",
-        "reinforce": f"{_HERE}:reinforce",
-        "cispo": f"{_HERE}:cispo",
-        "topr": f"{_HERE}:topr",
-        "gmpo": f"{_HERE}:gmpo",
-        "sapo": f"{_HERE}:sapo",
-        "dppo_tv": f"{_HERE}:dppo_tv",
-        "dppo_kl": f"{_HERE}:dppo_kl",
-        "clip_cov": f"{_HERE}:clip_cov",
-        "kl_cov": f"{_HERE}:kl_cov",
-    },
-    signature=("log_ratio", "advantages", "tokens", "settings"),
-)
-
-
-def load_surrogate(name: str) -> Surrogate:
-    """Raises RecipeError where `train.surrogate` names nothing that fits."""
-    return cast(Surrogate, SURROGATES.resolve_function(name, key="train.surrogate"))
 
 
 def terms_of(

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from milescli.core.plug_points import CREDITS
 from milescli.plan.types import TrainerLayout
 from milescli.recipe.algorithms import ALGORITHMS, settings_of
 from milescli.recipe.schema import Recipe
 from milescli.train.base import Objective
-from milescli.train.credits import load_credit
 from milescli.train.objectives.policy import Policy
 from milescli.train.packing import pack
 from milescli.train.streams import Stream
@@ -75,7 +75,7 @@ def recipe_of(settings: dict[str, Any]) -> Recipe:
 
 def objective_of(name: str) -> Objective[Any]:
     """The variant's."""
-    credit = load_credit("gae") if name == "gae" else None
+    credit = CREDITS.load("gae") if name == "gae" else None
     return Policy(recipe=recipe_of(VARIANTS[name]), credit=credit)
 
 

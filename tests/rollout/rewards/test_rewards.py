@@ -9,10 +9,11 @@ from importlib.util import find_spec
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import REWARDS
 from milescli.recipe.rewards import MatchSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.contract import check_reward
-from milescli.rollout.rewards import REWARDS, load_rewards, needs_label
+from milescli.rollout.rewards import load_rewards, needs_label
 from milescli.rollout.rewards.text.instruction_checks import CHECKS
 
 KWARGS = {

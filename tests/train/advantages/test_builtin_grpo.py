@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import ADVANTAGES
 from milescli.recipe.train import Train
-from milescli.train.advantages import estimate, load_advantage
+from milescli.train.advantages import estimate
 from milescli.train.advantages.builtin import grpo
 from tests.samples import rewarded
 
@@ -51,7 +52,7 @@ def test_equal_rewards_teach_nothing(normalize_std: str) -> None:
 
 def test_an_unknown_estimator_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="grpi") as caught:
-        load_advantage("grpi")
+        ADVANTAGES.load("grpi")
     assert caught.value.fixes == ["--set train.advantage=grpo"]
 
 

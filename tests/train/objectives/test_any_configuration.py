@@ -12,18 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CREDITS, SURROGATES
 from milescli.core.types import Group
 from milescli.recipe.keys import keys
 from milescli.recipe.schema import Recipe
 from milescli.recipe.section import refuse
 from milescli.recipe.train import algorithm_rules
-from milescli.train.advantages import ADVANTAGES
-from milescli.train.aggregation import AGGREGATIONS
 from milescli.train.contract import as_microbatch, packed
-from milescli.train.credits import CREDITS
 from milescli.train.objectives.policy import Policy
 from milescli.train.streams import FROM_RANKS
-from milescli.train.surrogates import SURROGATES
 from tests.samples import make_group, make_sample, make_trajectory
 
 NUMBERS = st.sampled_from([0.0, 0.3, 0.9, 1.0, 2.5])

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.plug_points import OBJECTIVES
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainSequence
-from milescli.train.objectives import OBJECTIVES, load_objective, sequences_from
+from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.streams import Stream
 
 GOOD = TrainSequence(

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milescli.core.plug_points import SURROGATES
 from milescli.recipe.train import Train
-from milescli.train.surrogates import SurrogateTerms, load_surrogate
+from milescli.train.surrogates import SurrogateTerms
 from tests.train.tokens import one_sequence
 
 logprob = st.floats(-8, 0, allow_nan=False)
@@ -18,7 +19,7 @@ advantage = st.floats(-3, 3, allow_nan=False)
 
 
 def _clip(new: torch.Tensor, old: torch.Tensor, values: torch.Tensor, **settings) -> SurrogateTerms:
-    return load_surrogate("clip")(
+    return SURROGATES.load("clip")(
         log_ratio=new - old,
         advantages=values,
         tokens=one_sequence(new),

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milescli.core.plug_points import SURROGATES
 from milescli.recipe.train import SoftClip, Train
-from milescli.train.surrogates import load_surrogate
 from tests.train.tokens import ragged
 
 SETTINGS = Train(clip_low=0.2, clip_high=0.3, soft_clip=SoftClip(positive=1.0, negative=1.5))
@@ -78,7 +78,7 @@ def test_losses_and_gradients_are_those_of_the_formulas(
     old = old.clamp(max=-1e-3)
     values = torch.from_numpy(rng.normal(size=count).astype(np.float32))
     log_ratio = tokens.logprobs - old
-    made = load_surrogate(name)(
+    made = SURROGATES.load(name)(
         log_ratio=log_ratio, advantages=values, tokens=tokens, settings=SETTINGS
     )
     torch.where(tokens.loss_mask, made.loss, 0.0).sum().backward()
@@ -99,7 +99,7 @@ def test_gmpo_is_the_geometric_mean_of_ratios_clipped_on_one_side(seed: int) -> 
     old = tokens.logprobs.detach() + torch.from_numpy(rng.normal(size=count) * 0.4).float()
     by_sequence = torch.from_numpy(rng.normal(size=tokens.num_sequences).astype(np.float32))
     values = tokens.spread(by_sequence)
-    made = load_surrogate("gmpo")(
+    made = SURROGATES.load("gmpo")(
         log_ratio=tokens.logprobs - old, advantages=values, tokens=tokens, settings=SETTINGS
     )
     for sequence in range(tokens.num_sequences):
@@ -119,7 +119,7 @@ def test_a_soft_gate_begins_as_the_ratio_does(seed: int) -> None:
     assert tokens.logprobs is not None
     values = torch.ones(len(tokens.loss_mask))
     log_ratio = tokens.logprobs - tokens.logprobs.detach()
-    made = load_surrogate("sapo")(
+    made = SURROGATES.load("sapo")(
         log_ratio=log_ratio, advantages=values, tokens=tokens, settings=SETTINGS
     )
     made.loss.sum().backward()
