@@ -11,7 +11,7 @@ from milescli.jobs.script import Form, notes, script
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
-from milescli.runtime.inputs.run_inputs import planned_facts
+from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_only, refuse_unproven
 
 

@@ -134,7 +134,7 @@ def check_checkpoints(
 ) -> list[Finding]:
     """Space for `checkpoint.keep` checkpoints and the one that is written before the oldest goes,
     and how long one takes to write."""
-    from milescli.runtime.inputs.run_inputs import planned_facts
+    from milescli.runtime.inputs.model_facts import planned_facts
 
     numbers = table(planned_facts(recipe)).num_parameters
     if (critic := critic_facts(recipe)) is not None:
@@ -180,7 +180,7 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
     bfloat16 weights: what most releases are."""
     from milescli.backends.hub.repo import cache_dir
     from milescli.doctor.hub_access import is_cached, wanted_repos
-    from milescli.runtime.inputs.run_inputs import facts_of_recipe
+    from milescli.runtime.inputs.model_facts import facts_of_recipe
 
     cache = cache_dir()
     lacking = {

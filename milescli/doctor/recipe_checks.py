@@ -100,7 +100,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
     """Its family can be trained and served here. Raises what a launch would raise."""
     from milescli.backends.sglang.launch.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
-    from milescli.runtime.inputs.run_inputs import planned_facts
+    from milescli.runtime.inputs.model_facts import planned_facts
     from milescli.runtime.planning import refuse_unproven, refuse_unrecorded
 
     facts = planned_facts(recipe)

@@ -14,7 +14,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models import costs
 from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
 from milescli.recipe.model import Model
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 CONTEXT = 32_768
 """Tokens of the sequence whose cache and FLOPs are shown."""

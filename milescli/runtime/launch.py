@@ -21,7 +21,7 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
-from milescli.runtime.inputs.run_inputs import planned_facts
+from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray

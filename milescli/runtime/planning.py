@@ -31,8 +31,8 @@ from milescli.runtime.inputs.given_models import (
     reward_facts,
     teacher_facts,
 )
+from milescli.runtime.inputs.model_facts import config_of_recipe, planned_facts
 from milescli.runtime.inputs.plugins import load_plugins
-from milescli.runtime.inputs.run_inputs import config_of_recipe, planned_facts
 
 
 def plan_only(

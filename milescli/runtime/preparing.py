@@ -19,8 +19,9 @@ from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
 from milescli.runtime.inputs.data_files import require_files
 from milescli.runtime.inputs.environment_nodes import require_environments
+from milescli.runtime.inputs.model_facts import require_model
 from milescli.runtime.inputs.plugins import check_at_once, load_train_plugins
-from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare, require_model
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from milescli.runtime.planning import as_fetched
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recording.tracking import require_tracking

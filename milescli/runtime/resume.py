@@ -22,8 +22,9 @@ from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import override
 from milescli.recipe.resolved import load_resolved
 from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.inputs.plugins import load_plugins
-from milescli.runtime.inputs.run_inputs import RunInputs, planned_facts
+from milescli.runtime.inputs.run_inputs import RunInputs
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.preparing import ITSELF, Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray

@@ -11,7 +11,8 @@ from milescli.conversion.unpack import unpack
 from milescli.core.errors import CheckpointError
 from milescli.models import load_facts
 from milescli.recipe.model import Model
-from milescli.runtime.inputs.run_inputs import facts_of_recipe, model_dir_of
+from milescli.runtime.inputs.model_facts import facts_of_recipe
+from milescli.runtime.inputs.run_inputs import model_dir_of
 from tests.conversion.making import interrupted_after, make, nothing_but, same_bytes, to_megatron
 
 

@@ -8,7 +8,7 @@ from milescli.jobs.job import Job
 from milescli.plan.make import make_plan
 from milescli.platform.machine import read_machine
 from milescli.recipe.load import load
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 
 def job(

@@ -14,7 +14,7 @@ from milescli.models import FAMILIES, parse_facts, table
 from milescli.recipe.load import load
 from milescli.recipe.model import Model
 from milescli.recipe.templates import MODELS_FILE, template_names, templates_dir
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 from tests.recipe.measure_models import shapes
 
 CONFIGS = Path(
@@ -44,7 +44,7 @@ def test_every_recipe_is_planned_without_the_hub_by_the_shape_that_ships(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "milescli.runtime.inputs.run_inputs.fetch_config",
+        "milescli.runtime.inputs.model_facts.fetch_config",
         lambda *a, **k: pytest.fail("the hub was asked"),
     )
     known = json.loads((templates_dir() / MODELS_FILE).read_text())["models"]
@@ -63,7 +63,7 @@ def test_another_revision_is_asked_for_on_the_hub(monkeypatch: pytest.MonkeyPatc
         asked.append((name, revision))
         raise CheckpointError("no hub", why="a test", fix="-")
 
-    monkeypatch.setattr("milescli.runtime.inputs.run_inputs.fetch_config", refuse)
+    monkeypatch.setattr("milescli.runtime.inputs.model_facts.fetch_config", refuse)
     for model in (Model(path="Qwen/Qwen3-8B", revision="abc"), Model(path="Qwen/Unknown-8B")):
         with pytest.raises(CheckpointError):
             facts_of_recipe(model)

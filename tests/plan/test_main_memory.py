@@ -16,7 +16,7 @@ from milescli.plan.make import make_plan
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 
 def _plan(name: str, *sets: str, memory_gib: float, free_gib: float | None = None) -> Plan:

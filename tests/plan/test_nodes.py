@@ -12,7 +12,7 @@ from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.schema import Recipe
 from milescli.runtime.evaluation.evaluate import engines_only
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 
 def _plan(nodes: int, **sections: dict[str, object]) -> Plan:

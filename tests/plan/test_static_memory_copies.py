@@ -15,7 +15,7 @@ from milescli.plan.static_memory import HELD, copies_bytes
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 
 COPIES = "fault.copy_every=5"
 

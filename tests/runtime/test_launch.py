@@ -15,7 +15,7 @@ from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.launch import launch, with_absolute_paths
 from milescli.runtime.planning import as_fetched, dry_run, refuse_unproven
 

@@ -12,7 +12,7 @@ from milescli.core.errors import MachineError, RecipeError
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.templates import template_names
-from milescli.runtime.inputs.run_inputs import planned_facts
+from milescli.runtime.inputs.model_facts import planned_facts
 from milescli.runtime.planning import plan_only
 from tests.families.cases import ALL
 

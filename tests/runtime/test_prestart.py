@@ -15,7 +15,7 @@ from milescli.core.run_processes import processes_of
 from milescli.platform.probe import probe
 from milescli.recipe.load import load
 from milescli.recipe.model import Model
-from milescli.runtime.inputs.run_inputs import facts_of_recipe
+from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.prestart import Prestarted, prestart_engines, prestart_ray
 from tests.plans import PLAN
 

@@ -53,10 +53,9 @@ from milescli.runtime.inputs.given_models import (
     without_policies,
     without_speculation,
 )
+from milescli.runtime.inputs.model_facts import facts_of_recipe, planned_facts
 from milescli.runtime.inputs.run_inputs import (
-    facts_of_recipe,
     inputs_of_model,
-    planned_facts,
     prepare,
     with_policies,
     with_reward_model,

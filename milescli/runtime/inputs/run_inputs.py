@@ -12,11 +12,10 @@ from typing import Any
 from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
-from milescli.backends.hub.models import fetch_config, fetch_model
+from milescli.backends.hub.models import fetch_model
 from milescli.checkpoint.mtp_layer import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
-from milescli.checkpoint.weight_files import require_weights
 from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
@@ -27,14 +26,11 @@ from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.models import ModelFacts, load_facts, parse_facts, scratch
-from milescli.models.base import CONFIG_NAME, read_config
-from milescli.models.mtp import with_mtp
-from milescli.models.score_head import with_score_head
+from milescli.models import ModelFacts, load_facts, scratch
+from milescli.models.base import CONFIG_NAME
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
-from milescli.recipe.templates import shipped_shape
 from milescli.rollout.environments import require_environment
 from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
@@ -111,43 +107,6 @@ class RunInputs:
     def as_manifest(self) -> dict[str, object]:
         """Return the inputs for manifest.json."""
         return {name: asdict(report) for name, report in self.reports.items()}
-
-
-def facts_of_recipe(model: Model) -> ModelFacts:
-    """Return the facts of the recipe's model, by `config_of_recipe`. `prepare` reads what was
-    fetched in the end."""
-    return parse_facts(config_of_recipe(model))
-
-
-def config_of_recipe(model: Model) -> dict[str, object]:
-    """Return the config.json of the recipe's model without making or loading it: of a name on the
-    hub, the shape that ships with the recipes, else that file alone."""
-    if model.scratch is not None:
-        return scratch.config_of(model.scratch)
-    assert model.path is not None, "recipe.check lets no recipe without a model pass"
-    folder = Path(model.path).expanduser()
-    if folder.is_dir():
-        return read_config(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
-    if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
-        return shape
-    return read_config(fetch_config(model.path, revision=model.revision))
-
-
-def require_model(model: Model) -> None:
-    """Raises CheckpointError where a folder of this computer has no usable weights; takes no time,
-    as headers alone are read."""
-    folder = Path(model.path or "").expanduser()
-    if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
-        require_weights(folder)
-
-
-def planned_facts(recipe: Recipe) -> ModelFacts:
-    """Same as `facts_of_recipe`, for the model that is trained: with a score head where the
-    objective wants one, with its MTP layer where that is trained."""
-    facts = facts_of_recipe(recipe.model)
-    if recipe.train.mtp.is_on:
-        return with_mtp(facts)
-    return with_score_head(facts) if recipe.trains_scores else facts
 
 
 def _require_what_rollout_asks(recipe: Recipe) -> None:

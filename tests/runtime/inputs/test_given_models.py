@@ -39,13 +39,8 @@ from milescli.runtime.inputs.given_models import (
     teacher_facts,
     without_policies,
 )
-from milescli.runtime.inputs.run_inputs import (
-    RunInputs,
-    facts_of_recipe,
-    model_dir_of,
-    prepare,
-    require_model,
-)
+from milescli.runtime.inputs.model_facts import facts_of_recipe, require_model
+from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from tests.backends.megatron.harness import plan_of
 from tests.backends.megatron.tiny_models import DENSE, MODELS
 from tests.checkpoint.making import add_checkpoint, make_run

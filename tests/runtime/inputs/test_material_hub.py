@@ -9,7 +9,8 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.run_inputs import facts_of_recipe, prepare
+from milescli.runtime.inputs.model_facts import facts_of_recipe
+from milescli.runtime.inputs.run_inputs import prepare
 from tests.backends.hub.conftest import parquet_of
 from tests.loopback_hub import COMMIT, client_of, loopback_hub
 
