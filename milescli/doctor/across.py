@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from milescli.core.units import format_bytes
@@ -43,9 +42,8 @@ def judge_versions(
                 f"ssh {node}   # ray stop; install the same there; ray start "
                 f"--address={address} from that environment"
             )
-            findings += at(
-                node, fail("versions", "runs other software than the driver", why=why, fix=fix)
-            )
+            what = "runs other software than the driver"
+            findings += fail("versions", what, why=why, fix=fix, node=node)
     listed = ", ".join(f"{name} {version}" for name, version in mine.items())
     return findings or ok("versions", f"alike on {len(theirs)} nodes: {listed}")
 
@@ -69,7 +67,8 @@ def judge_interfaces(
                 f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that the "
                 "node itself has"
             )
-            findings += at(node, fail("interfaces", f"no interface holds {node}", why=why, fix=fix))
+            what = f"no interface holds {node}"
+            findings += fail("interfaces", what, why=why, fix=fix, node=node)
             continue
         for name, choose in ((NCCL_VARIABLE, nccl_choice), (GLOO_VARIABLE, gloo_choice)):
             value = variables[node].get(name) or environ.get(name)
@@ -79,12 +78,8 @@ def judge_interfaces(
                     f"export {name}={own}   # before `ray start` there, or before miles",
                     f"unset {name}",
                 ]
-                findings += at(
-                    node,
-                    warn(
-                        "interfaces", f"{name}={value} chooses another network", why=why, fix=fixes
-                    ),
-                )
+                what = f"{name}={value} chooses another network"
+                findings += warn("interfaces", what, why=why, fix=fixes, node=node)
     return findings or ok(
         "interfaces", ", ".join(f"{node} {held[node]}" for node, held in interfaces.items())
     )
@@ -97,9 +92,8 @@ def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str
         findings: list[Finding] = []
         for a, b, why in unreachable:
             fixes = [f"ssh {a} ping -c 1 {b}", f"ssh {b} iptables -L INPUT -n   # what is let in"]
-            findings += at(
-                a, fail("reach", f"{b} cannot be reached", why=f"{why}; {SETTLE}", fix=fixes)
-            )
+            what, why = f"{b} cannot be reached", f"{why}; {SETTLE}"
+            findings += fail("reach", what, why=why, fix=fixes, node=a)
         return (
             findings
             + skip("group", "see `reach`, which comes first")
@@ -139,20 +133,15 @@ def judge_clocks(names: Sequence[str], report: Report) -> list[Finding]:
                 "tickets and certificates are refused by then, and logs of the run cannot be put "
                 "in order"
             )
-            findings += at(node, fail("clocks", what, why=why, fix=fix))
+            findings += fail("clocks", what, why=why, fix=fix, node=node)
         elif surely_s > CLOCK_WARN_S:
             why = (
                 "events and logs of the run are put in order by their time stamps, and will be "
                 "in the wrong one"
             )
-            findings += at(node, warn("clocks", what, why=why, fix=fix))
+            findings += warn("clocks", what, why=why, fix=fix, node=node)
     worst = max((abs(offset) + error for offset, error in report.offsets.values()), default=0.0)
     return findings or ok("clocks", f"within {worst * 1000:.2g} ms of {names[0]}")
-
-
-def at(node: str, findings: list[Finding]) -> list[Finding]:
-    """The findings, as those of that node."""
-    return [replace(finding, node=node) for finding in findings]
 
 
 def _group(reports: Sequence[Report], broken: Report | None, backend: str) -> list[Finding]:

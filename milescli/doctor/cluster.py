@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,9 @@ from milescli.backends.ray.nodes import free_resources, lost_nodes
 from milescli.cluster.nodes import RunNode, who_sees
 from milescli.cluster.report import NODE_REPORT, NodeReport, node_report
 from milescli.core.errors import MilesError
-from milescli.doctor.across import at, judge_interfaces, judge_nodes, judge_versions
+from milescli.doctor.across import judge_interfaces, judge_nodes, judge_versions
 from milescli.doctor.collective import PLACE_VARIABLE, Place, Report
-from milescli.doctor.finding import Finding, Status, fail, ok, run_checks, skip, warn
+from milescli.doctor.finding import Finding, Status, fail, failed, ok, run_checks, skip, warn
 from milescli.doctor.fixes import nearest_folder
 from milescli.doctor.network import list_interfaces
 from milescli.doctor.node import heavy_at_once, node_checks, this_machine, trial_checks
@@ -38,7 +38,7 @@ def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) 
         with joined(address):
             return _all_findings(address, runs_dir.absolute(), with_trials)
     except MilesError as error:
-        return fail("cluster", error.what, why=error.why, fix=error.fixes)
+        return failed("cluster", error)
 
 
 def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Finding]:
@@ -82,7 +82,8 @@ def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Findi
     arguments = {"runs_dir": str(runs_dir), "nodes": list(alike), "with_trials": with_trials}
     examined = each_node(address, EXAMINE, arguments, timeout_s=EXAMINE_S, only=_ids(alike))
     for answer in examined:
-        findings += at(answer.node.address, answer.result or [])
+        address_of_node = answer.node.address
+        findings += [replace(finding, node=address_of_node) for finding in answer.result or []]
     return [*findings, *_silent("node", examined), *_between(address, alike, runs_dir)]
 
 
@@ -110,7 +111,8 @@ def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     for lost in lost_nodes():
         why = "Ray had it once and has it no more; a run would do without"
         fix = f"ssh {lost.address} ray start --address={address}   # where it should be there"
-        findings += at(lost.address, warn("cluster", f"{lost} was lost", why=why, fix=fix))
+        what = f"{lost} was lost"
+        findings += warn("cluster", what, why=why, fix=fix, node=lost.address)
     if free < gpus:
         why = "a run waits for them, or takes fewer"
         findings += warn(
@@ -127,10 +129,8 @@ def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
     return [
         finding
         for answer in answers
-        if (error := answer.error) is not None
-        for finding in at(
-            answer.node.address, fail(check, error.what, why=error.why, fix=error.fixes)
-        )
+        if answer.error is not None
+        for finding in failed(check, answer.error, node=answer.node.address)
     ]
 
 
@@ -154,10 +154,8 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
                 "--set run.dir=FOLDER   # on a file system that all nodes share",
                 f"ssh {answer.node.address} mount SHARE {folder}",
             ]
-            findings += at(
-                answer.node.address,
-                fail("shared disk", f"{folder} is another folder there", why=why, fix=fixes),
-            )
+            what = f"{folder} is another folder there"
+            findings += fail("shared disk", what, why=why, fix=fixes, node=answer.node.address)
     return findings or ok("shared disk", f"{folder} is the same on {len(answers)} nodes")
 
 

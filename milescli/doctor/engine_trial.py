@@ -17,7 +17,7 @@ import numpy as np
 
 from milescli.core.errors import MilesError
 from milescli.core.types import EngineAddress, WeightVersion
-from milescli.doctor.finding import REPORT, Finding, fail, ok
+from milescli.doctor.finding import REPORT, Finding, fail, failed, ok
 from milescli.doctor.tiny_trainer import publish_exactly, score, start_trainer, take_step
 from milescli.recipe.model import ScratchModel
 from milescli.rollout.base import Completion, GenerateRequest, RolloutEngine
@@ -123,12 +123,12 @@ async def exercise(
             "trainer", f"Megatron-Core took a step: {await asyncio.to_thread(take_step, trainer)}"
         )
     except MilesError as error:
-        findings += fail("trainer", error.what, why=error.why, fix=error.fixes)
+        findings += failed("trainer", error)
     await engine.pause()
     try:
         await asyncio.to_thread(publish_exactly, trainer, url)
     except MilesError as error:
-        return findings + fail("weights", error.what, why=error.why, fix=error.fixes)
+        return findings + failed("weights", error)
     await engine.resume(WeightVersion(1))
     later = await engine.generate(REQUEST)
     if later.response_ids == completion.response_ids and later.logprobs == completion.logprobs:

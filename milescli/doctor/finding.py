@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from milescli.core.errors import MilesError
@@ -63,21 +63,21 @@ def ok(check: str, what: str) -> list[Finding]:
     return [Finding(check=check, status=Status.OK, what=what)]
 
 
-def warn(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
+def warn(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
     """It works, with a drawback."""
-    return _problem(Status.WARN, check, what, why, fix)
-
-
-def fail(check: str, what: str, *, why: str, fix: str | list[str]) -> list[Finding]:
-    """It does not work."""
-    return _problem(Status.FAIL, check, what, why, fix)
-
-
-def _problem(
-    status: Status, check: str, what: str, why: str, fix: str | list[str]
-) -> list[Finding]:
     fixes = [fix] if isinstance(fix, str) else fix
-    return [Finding(check=check, status=status, what=what, why=why, fix=fixes)]
+    return [Finding(check=check, status=Status.WARN, what=what, why=why, fix=fixes, node=node)]
+
+
+def fail(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
+    """It does not work."""
+    [finding] = warn(check, what, why=why, fix=fix, node=node)
+    return [replace(finding, status=Status.FAIL)]
+
+
+def failed(check: str, error: MilesError, *, node: str = "") -> list[Finding]:
+    """It does not work, as the error explains."""
+    return fail(check, error.what, why=error.why, fix=error.fixes, node=node)
 
 
 def skip(check: str, why: str) -> list[Finding]:
@@ -110,14 +110,14 @@ class _RunningCheck:
         self.deadline = float("inf")
 
     def run(self, before: Sequence[_RunningCheck], places: threading.Semaphore) -> None:
-        failed = [
+        broken = [
             task.check.name
             for task in before
             if any(finding.status is Status.FAIL for finding in task.result())
         ]
-        if failed:
+        if broken:
             self._begin()
-            self._end(skip(self.check.name, f"see `{failed[0]}`, which comes first"))
+            self._end(skip(self.check.name, f"see `{broken[0]}`, which comes first"))
             return
         if not self.check.is_heavy:
             self._begin()
@@ -157,7 +157,7 @@ def _findings(check: Check) -> list[Finding]:
     try:
         return check.run()
     except MilesError as error:
-        return fail(check.name, error.what, why=error.why, fix=error.fixes)
+        return failed(check.name, error)
     # a check that breaks has found something too; a module of the user's may even call sys.exit
     except BaseException as error:
         return fail(

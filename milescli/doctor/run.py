@@ -20,7 +20,7 @@ from milescli.backends.hub.repo import saved_token
 from milescli.console.output import Output
 from milescli.core.errors import ExitCode, MachineError, MilesError
 from milescli.doctor.cluster import cluster_findings
-from milescli.doctor.finding import Check, Finding, Status, fail, ok, run_checks, skip, warn
+from milescli.doctor.finding import Check, Finding, Status, failed, ok, run_checks, skip, warn
 from milescli.doctor.fixes import DoctorOptions
 from milescli.doctor.hub_access import check_hub
 from milescli.doctor.node import Once, heavy_at_once, node_checks, this_machine, trial_checks
@@ -96,7 +96,7 @@ def check_sandbox(recipe: Recipe | None) -> list[Finding]:
         choice = choose(packages=packages)
     except MachineError as error:
         if runs_code:
-            return fail("sandbox", error.what, why=error.why, fix=error.fixes)
+            return failed("sandbox", error)
         return skip("sandbox", f"no code of a model is run; it could not be here: {error.why}")
     what = choice.reason.partition(";")[0]
     if runs_code and choice.fixes:
@@ -250,7 +250,7 @@ def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
             home=Path.home(),
         ), []
     except MilesError as error:
-        return None, fail("recipe", error.what, why=error.why, fix=error.fixes)
+        return None, failed("recipe", error)
 
 
 def _whole_machine(loaded: LoadedRecipe | None) -> Machine:

@@ -4,22 +4,13 @@ For `trials`; made of the parts of a run."""
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from milescli.core.errors import MachineError
-from milescli.core.types import (
-    EngineAddress,
-    Group,
-    Prompt,
-    Sample,
-    StopReason,
-    Trajectory,
-    WeightVersion,
-)
+from milescli.core.examples import example_groups
+from milescli.core.types import EngineAddress, Group, Trajectory, WeightVersion
 from milescli.data.trajectories import demonstration
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
@@ -27,7 +18,7 @@ from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
     from milescli.backends.megatron.worker import TrainerRank
-    from milescli.train.base import TrainBatch, TrainShard
+    from milescli.train.base import TrainBatch
 
 LEARNING_RATE = 1e-2
 """Large enough that a step shows in log-probs."""
@@ -61,14 +52,14 @@ def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
 
 
 def start_trainer(model_dir: Path, kind: Literal["cuda", "rocm", "cpu"]) -> TrainerRank:
-    """Set up, with the model loaded, to publish to an engine; the caller closes it."""
+    """Start a rank that holds the model and can publish to an engine; the caller closes it."""
     return start_rank(tiny_plan(kind), model_dir, channel=CHANNEL)
 
 
 def start_rank(
     plan: Plan, model_dir: Path, *, channel: str | None = None, recipe: Recipe | None = None
 ) -> TrainerRank:
-    """The only rank of a plan, in this process, set up; the caller closes it. `channel`: as
+    """Start the only rank of a plan in this process; the caller closes it. `channel`: as
     `TrainerRank` takes it; `recipe`: None for all defaults."""
     from milescli.backends.megatron.worker import TrainerRank
     from milescli.platform.ports import free_ports
@@ -88,10 +79,11 @@ def start_rank(
 
 
 def take_step(trainer: TrainerRank) -> str:
-    """One optimizer step that must change every weight that learns. Returns what it reached, for
-    people; raises MachineError."""
+    """Take one optimizer step, which must change every weight that learns. Returns what it reached,
+    for people; raises MachineError."""
     before = trainer.parameter_checksums()
-    report = trainer.step(tiny_shard(), LEARNING_RATE)
+    (shard,) = _pack(example_groups()[:1], objective="policy").shards
+    report = trainer.step(shard, LEARNING_RATE)
     changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
     if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
         raise MachineError(
@@ -126,28 +118,6 @@ def score(
     scored = trainer.score(shard, rounded_otherwise)
     assert scored is not None, "one rank speaks for all tokens"
     return scored[0][len(prompt_ids) :].tolist()
-
-
-def tiny_shard() -> TrainShard:
-    """Four samples of unequal length of one prompt, two good and two bad."""
-    prompt_ids = list(range(10, 26))
-    samples = []
-    for index in range(4):
-        response_ids = [(7 * index + place) % 200 for place in range(5 + index)]
-        trajectory = demonstration(prompt_ids, response_ids)
-        sampled = replace(trajectory, logprobs=array("f", [-5.0] * trajectory.num_tokens))
-        samples.append(
-            Sample(
-                sample_index=index,
-                seed=index,
-                trajectories=[sampled],
-                text="",
-                stop_reason=StopReason.STOP,
-                reward=float(index % 2),
-            )
-        )
-    group = Group(prompt=Prompt(index=0, token_ids=prompt_ids, text=""), samples=samples)
-    return _pack([group], objective="policy").shards[0]
 
 
 def _pack(items: Sequence[Group] | Sequence[Trajectory], *, objective: str) -> TrainBatch:

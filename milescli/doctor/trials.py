@@ -19,7 +19,7 @@ from typing import Literal, cast
 from milescli.core.errors import MilesError
 from milescli.doctor.collective import PLACE_VARIABLE, Place, read_report, take_part, write_report
 from milescli.doctor.engine_trial import try_engine
-from milescli.doctor.finding import Finding, fail, ok
+from milescli.doctor.finding import Finding, failed, ok
 from milescli.doctor.links import judge_collective
 from milescli.doctor.tiny_trainer import tiny_plan
 from milescli.doctor.torch_build import describe_torch
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> None:
     try:
         findings = TRIALS[name](Path(folder), cast(Kind, kind))
     except MilesError as error:
-        findings = fail(name, error.what, why=error.why, fix=error.fixes)
+        findings = failed(name, error)
     for finding in findings:
         print(json.dumps(asdict(finding)), file=reply, flush=True)
 

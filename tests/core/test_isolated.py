@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_a_process_that_ended_between_two_calls_is_not_replaced_in_silence() -> 
 
 
 def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
-    slow = PIECES.load(f"{ROOM}:sleeping", lane="slow")
+    slow = replace(PIECES, lane="slow").load(f"{ROOM}:sleeping")
     with concurrent.futures.ThreadPoolExecutor() as threads:
         waiting = threads.submit(lambda: slow(number=1))
         try:
