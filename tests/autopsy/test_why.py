@@ -20,7 +20,7 @@ from milescli.core.events import (
     WorkerReplaced,
     to_record,
 )
-from tests.console.fake_run import step_done
+from tests.fake_run import step_done
 
 LOST = "engine {} died: its scheduler"
 

@@ -14,7 +14,7 @@ from milescli.checkpoint.run_lock import lock, state_of
 from milescli.core.errors import MilesError
 from milescli.core.events import RunEnded
 from milescli.insight.reader import read_history
-from tests.web.written import WrittenRun
+from tests.fake_run import WrittenRun
 
 
 def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

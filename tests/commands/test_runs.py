@@ -10,7 +10,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import lock
 from milescli.core.events import RunEnded, to_record
 from tests.commands.conftest import Miles
-from tests.console.fake_run import eval_done, step_done
+from tests.fake_run import eval_done, step_done
 
 
 def make_run(

@@ -14,7 +14,7 @@ from milescli.console.live import LiveRun
 from milescli.console.output import Mode, Output
 from milescli.core.events import Notice
 from tests.console.conftest import said
-from tests.console.fake_run import events, step_done
+from tests.fake_run import events, step_done
 
 Speak = Callable[..., Output]
 

@@ -15,7 +15,7 @@ from milescli.console.columns import COLUMNS, that_fit
 from milescli.console.live import milestone, step_line
 from milescli.console.panel import RunProgress, frame
 from milescli.core.events import OfAdapter, PhaseStarted, VerdictGiven
-from tests.console.fake_run import eval_done, events, step_done
+from tests.fake_run import eval_done, events, step_done
 
 GOLDEN = Path(__file__).parent / "golden"
 ANY = st.floats(allow_nan=True, allow_infinity=True)

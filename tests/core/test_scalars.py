@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from milescli.core.events import OfAdapter, PhaseStarted, RowStepDone, to_record
 from milescli.core.scalars import scalars_in, scalars_of
-from tests.console.fake_run import report, step_done
+from tests.fake_run import report, step_done
 
 
 def test_the_parts_of_a_reward_are_scalars_of_their_own() -> None:

@@ -16,8 +16,8 @@ from milescli.export.story import Story, read_story
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe, Rollout
-from tests.console.fake_run import events
 from tests.export.models import QWEN3_MOE, make_base, table_of
+from tests.fake_run import events
 
 MEASURED = Measured(
     num_plain=12,

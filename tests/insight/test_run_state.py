@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from milescli.core.events import Notice
 from milescli.insight import run_state
 from milescli.insight.run_state import RunState, RunStates
-from tests.console.fake_run import eval_done
-from tests.web.written import WrittenRun, row_step_done, step_done
+from tests.fake_run import WrittenRun, eval_done, row_step_done, step_done
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 from milescli.core.events import CheckpointSaved, Event, PhaseStarted, WorkerReplaced, to_record
 from milescli.core.scalars import scalars_in
 from milescli.trackers.base import TrackedRun, Tracker
-from tests.console.fake_run import eval_done, step_done
+from tests.fake_run import eval_done, step_done
 
 BEGAN_S = 1.8e9
 """Unix time of the first event; each takes ten seconds."""

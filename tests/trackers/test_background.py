@@ -11,7 +11,7 @@ import pytest
 
 from milescli.core.events import to_record
 from milescli.trackers.background import BackgroundTracker
-from tests.console.fake_run import step_done
+from tests.fake_run import step_done
 
 BOUND_S = 20.0
 """On every wait of this file."""

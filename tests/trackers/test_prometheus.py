@@ -39,8 +39,8 @@ from milescli.trackers.prometheus import (
     family_of,
     require_free,
 )
-from tests.console.fake_run import events as whole_run
-from tests.console.fake_run import step_done
+from tests.fake_run import events as whole_run
+from tests.fake_run import step_done
 from tests.trackers.running import events
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -9,7 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from milescli.web import files, logs, samples
-from tests.web.written import WrittenRun, client_of, site_of
+from tests.fake_run import WrittenRun
+from tests.web.serving import client_of, site_of
 
 
 @pytest.fixture

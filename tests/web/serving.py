@@ -1,4 +1,5 @@
-"""A page's server of a real socket in a thread of the tests, ended as Ctrl-C ends it."""
+"""A page's server in the tests: the app alone, or behind a real socket in a thread, ended as Ctrl-C
+ends it."""
 
 from __future__ import annotations
 
@@ -6,15 +7,49 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
+from starlette.testclient import TestClient
 
+from milescli.web.app import Site, make_app
+from milescli.web.gate import Gate
 from milescli.web.serve import Door, PageServer, open_door
-from tests.web.written import site_of
+from milescli.web.shown import ShownRuns
 
 WAIT_S = 60.0
+KEY = "a-key-of-the-tests"
+
+
+def site_of(folder: Path | None, *named: Path) -> Site:
+    """Of a runs folder, or of some runs."""
+
+    def fault(told: str) -> None:
+        raise AssertionError(f"a fault of the server: {told}")
+
+    return Site(shown=ShownRuns(folder=folder, named=named), fault=fault)
+
+
+GATE = Gate(key=KEY, host="127.0.0.1", port=8000)
+
+
+@contextmanager
+def client_of(site: Site, gate: Gate = GATE, *, has_key: bool = True) -> Iterator[TestClient]:
+    """That has been let in."""
+    headers = {"authorization": f"Bearer {KEY}"} if has_key else {}
+    with TestClient(
+        make_app(site, gate),
+        base_url="http://127.0.0.1:8000",
+        headers=headers,
+        follow_redirects=False,
+    ) as client:
+        yield client
+
+
+def with_host(host: str) -> Gate:
+    """That was told to listen there."""
+    return replace(GATE, host=host)
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,8 @@ from milescli.web import app, live
 from milescli.web.app import READS, Threads
 from milescli.web.files import STATIC
 from milescli.web.refusals import Busy
-from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
+from tests.fake_run import WrittenRun, step_done
+from tests.web.serving import KEY, client_of, site_of
 
 MISSING = {"samples"}
 """Of a run that has none, not found."""
@@ -70,7 +71,7 @@ def test_an_adapter_runs_as_long_as_its_run(run: WrittenRun, client: TestClient)
     WrittenRun(path=run.run.adapters_dir / "sums").steps(1, 20)
     with lock(run.run):
         told = client.get("/api/runs/tiny-1:sums/summary").json()
-    assert told["state"] == "running" and told["left"]["mean_s"] == pytest.approx(160.0)
+    assert told["state"] == "running" and told["left"]["mean_s"] == pytest.approx(62.0)
 
 
 def test_what_the_browser_has_is_not_sent_again(run: WrittenRun, client: TestClient) -> None:

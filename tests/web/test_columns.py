@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from milescli.core.events import OfAdapter, to_record
 from milescli.web.columns import thinned
-from tests.web.written import WrittenRun, row_step_done, step_done
+from tests.fake_run import WrittenRun, row_step_done, step_done
 
 FIGURES = st.lists(
     st.floats(allow_nan=True, allow_infinity=True, width=32), min_size=1, max_size=400
@@ -27,7 +27,7 @@ def columns(client: TestClient, query: str, run: str = "tiny-1") -> dict:
 
 
 def test_columns_have_a_figure_or_null_for_every_step(run: WrittenRun, client: TestClient) -> None:
-    run.steps(1, 3)
+    run.steps(1, 3, reward_parts={"exact": 0.5})
     told = columns(client, "name=rollout/reward_mean&name=reward/exact&name=not/there")
     assert told["steps"] == [1, 2, 3] and (told["first"], told["last"]) == (1, 3)
     assert told["columns"]["rollout/reward_mean"] == [0.5] * 3
@@ -37,7 +37,7 @@ def test_columns_have_a_figure_or_null_for_every_step(run: WrittenRun, client: T
 
 
 def test_names_are_those_of_the_metrics(run: WrittenRun, client: TestClient) -> None:
-    run.steps(1, 1)
+    run.steps(1, 1, figures={"turns": 1.0})
     listed = client.get("/api/runs/tiny-1/names").json()["columns"]
     by_name = {one["name"]: one for one in listed}
     assert {"train/loss", "train/entropy", "agent/turns", "time/step_s"} <= set(by_name)
@@ -54,7 +54,7 @@ def test_a_range_of_steps(run: WrittenRun, client: TestClient) -> None:
 
 def test_a_loss_that_is_no_number_is_null(run: WrittenRun, client: TestClient) -> None:
     run.tell(step_done(1), step_done(2, loss=math.nan), step_done(3, loss=math.inf))
-    assert columns(client, "name=train/loss")["columns"]["train/loss"] == [0.1, None, None]
+    assert columns(client, "name=train/loss")["columns"]["train/loss"] == [0.01, None, None]
 
 
 def test_a_line_that_is_torn_is_read_when_it_is_whole(run: WrittenRun, client: TestClient) -> None:
@@ -84,7 +84,7 @@ def test_events_of_an_older_miles_are_read(run: WrittenRun, client: TestClient) 
         del record["rollout"][name]
     run.run.events_file.write_text(json.dumps(record) + "\n" + '{"event": "OfTomorrow"}\n')
     told = columns(client, "name=train/loss&name=flow/idle_s")
-    assert told["columns"] == {"train/loss": [0.1], "flow/idle_s": [None]}
+    assert told["columns"] == {"train/loss": [0.01], "flow/idle_s": [None]}
     assert told["times"] == [None]
 
 

@@ -17,8 +17,7 @@ from milescli.recipe.load import load, value_at
 from milescli.recipe.resolved import resolved_yaml
 from milescli.web import endpoints
 from tests.commands.test_verbs import PLAN
-from tests.console.fake_run import eval_done
-from tests.web.written import WrittenRun
+from tests.fake_run import WrittenRun, eval_done
 
 FORECAST = Forecast(
     device="H100",
@@ -100,7 +99,7 @@ def test_phases_of_the_last_steps(run: WrittenRun, client: TestClient) -> None:
     assert steps == set(range(51, 101))
     first = [one for one in told["intervals"] if one["step"] == 51]
     assert [one["what"] for one in first] == ["rollout", "pack", "train", "publish"]
-    assert first[0]["end_s"] - first[0]["begin_s"] == pytest.approx(4.0)
+    assert first[0]["end_s"] - first[0]["begin_s"] == pytest.approx(0.66 * 3.1)
     assert told["begin_s"] == first[0]["begin_s"] < told["end_s"]
 
 

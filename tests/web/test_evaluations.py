@@ -10,8 +10,7 @@ from starlette.testclient import TestClient
 from milescli.core.events import ValidationDone
 from milescli.runtime.evaluation.results import SetResult, write_result
 from milescli.web import files
-from tests.console.fake_run import eval_done
-from tests.web.written import WrittenRun, row_step_done
+from tests.fake_run import WrittenRun, eval_done, row_step_done
 
 
 def result(step: int, name: str) -> SetResult:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.web.gate import Gate, new_key
-from tests.web.written import GATE, KEY, WrittenRun, client_of, site_of, with_host
+from tests.fake_run import WrittenRun
+from tests.web.serving import GATE, KEY, client_of, site_of, with_host
 
 PAGES = ("/", "/static/index.html", "/api/runs", "/api/runs/tiny-1/columns", "/nowhere")
 

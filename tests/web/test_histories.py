@@ -11,7 +11,7 @@ from milescli.insight import reader
 from milescli.web import histories
 from milescli.web.histories import Histories
 from milescli.web.refusals import Busy
-from tests.web.written import WrittenRun
+from tests.fake_run import WrittenRun
 
 
 def test_what_was_read_is_not_read_again(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_many_at_once_read_one_history(run: WrittenRun) -> None:
     def read() -> None:
         with held.reading(run.run) as history:
             seen.append(history)
-            assert list(history.columns["train/loss"]) == [0.1] * 200
+            assert list(history.columns["train/loss"]) == [0.01] * 200
 
     threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
     for thread in threads:

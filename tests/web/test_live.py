@@ -28,9 +28,8 @@ from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Seen, changes
 from milescli.web.refusals import Busy
 from milescli.web.shown import ShownRun
-from tests.console.fake_run import eval_done
+from tests.fake_run import WrittenRun, eval_done, step_done
 from tests.web.serving import Serving, serving
-from tests.web.written import WrittenRun, step_done
 
 WAIT_S = 60.0
 

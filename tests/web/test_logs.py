@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from milescli.web import files, logs
 from milescli.web.files import LineIndex
-from tests.web.written import WrittenRun
+from tests.fake_run import WrittenRun
 
 
 def lines(client: TestClient, path: str) -> dict:

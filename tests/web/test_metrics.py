@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from milescli.core.events import Notice
-from tests.web.written import WrittenRun, row_step_done
+from tests.fake_run import WrittenRun, row_step_done
 
 
 def scraped(client: TestClient) -> dict[str, dict[tuple[str, ...], float]]:
@@ -48,19 +48,19 @@ def test_no_name_of_a_run_tears_the_others_apart(
 def test_a_scrape_goes_on_where_the_last_ended(run: WrittenRun, client: TestClient) -> None:
     run.steps(1, 2)
     for _ in range(2):
-        assert scraped(client)["miles_rollout_tokens_total"] == {("tiny-1",): 640.0}
+        assert scraped(client)["miles_rollout_tokens_total"] == {("tiny-1",): 18_800.0}
     run.steps(3, 3)
     run.tell(Notice(text="look", level="warning"))
     attempt = run.attempt()
     line = {"time": 1.0, "resident_bytes": {"1": 5, "2": 6}, "names": {"1": "rank", "2": "rank"}}
     (attempt / "memory.jsonl").write_text(json.dumps(line) + "\n")
     told = scraped(client)
-    assert told["miles_rollout_tokens_total"] == {("tiny-1",): 960.0}
+    assert told["miles_rollout_tokens_total"] == {("tiny-1",): 28_200.0}
     assert told["miles_warnings_total"] == {("tiny-1",): 1.0}
     assert told["miles_process_resident_bytes"] == {("rank", "tiny-1"): 11.0}
     run.run.events_file.unlink()
     run.steps(1, 1)
-    assert scraped(client)["miles_rollout_tokens_total"] == {("tiny-1",): 320.0}
+    assert scraped(client)["miles_rollout_tokens_total"] == {("tiny-1",): 9_400.0}
 
 
 def test_a_run_that_ended_long_ago_is_left_out(run: WrittenRun, client: TestClient) -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from milescli.web import samples
-from tests.web.written import SAMPLE, WrittenRun
+from tests.fake_run import SAMPLE, WrittenRun
 
 HOSTILE = "</script><script>alert(1)</script>\u2028\x00\ud800'\"&<img src=x onerror=alert(1)>"
 

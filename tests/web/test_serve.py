@@ -21,8 +21,8 @@ from milescli.core.errors import ExitCode, MachineError
 from milescli.web import serve
 from milescli.web.gate import is_loopback
 from milescli.web.serve import open_door
+from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import url_of
-from tests.web.written import WrittenRun
 
 MILES = Path(sys.executable).with_name("miles")
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import pytest
 from milescli.core.errors import ExitCode, MachineError
 from milescli.web.refusals import NotFound
 from milescli.web.shown import ShownRuns, shown_runs
-from tests.web.written import WrittenRun
+from tests.fake_run import WrittenRun
 
 
 def test_runs_of_one_name_have_different_ids(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from milescli.runtime.recording import tracking
 from milescli.runtime.recording.tracking import require_tracking, tracked, tracked_run
 from milescli.runtime.spec import RunSpec
 from milescli.trackers.base import TrackedRun
-from tests.console.fake_run import step_done
+from tests.fake_run import step_done
 
 pytestmark = pytest.mark.timeout(300)
 TOLD: dict[str, list[Any]] = {}

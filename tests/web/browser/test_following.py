@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_lock import lock
 from milescli.core.events import PhaseStarted, RunEnded
+from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
-from tests.web.written import WrittenRun
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.events import EvalDone
+from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
-from tests.web.written import WrittenRun
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,9 +10,9 @@ import pytest
 
 from milescli.checkpoint.run_lock import lock
 from milescli.platform.ports import free_ports
+from tests.fake_run import WrittenRun
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
-from tests.web.written import WrittenRun
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

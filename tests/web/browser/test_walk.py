@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from milescli.core.events import OfAdapter
+from tests.fake_run import WrittenRun, step_done
 from tests.web.browser.chromium import served
 from tests.web.browser.conftest import Opener
-from tests.web.written import WrittenRun, step_done
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -1,17 +1,20 @@
-"""A run that never was: events as a real one would send them. For tests, and to look at the screen.
-
-`python -m tests.console.fake_run`.
-"""
+"""Runs that never were: events as a real run would send them, and directories as it would write
+them. For tests, and to look at the screen: `python -m tests.fake_run`."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from milescli.checkpoint.run_dir import RunDir
 from milescli.console.live import LiveRun
 from milescli.console.output import Mode, Output
 from milescli.core.events import (
@@ -23,9 +26,11 @@ from milescli.core.events import (
     PhaseSeconds,
     PhaseStarted,
     RolloutStats,
+    RowStepDone,
     RunEnded,
     StepDone,
     WarmupStepDone,
+    to_record,
 )
 from milescli.core.types import StepReport
 
@@ -57,15 +62,16 @@ def report(
 
 def step_done(
     step: int,
-    num_steps: int,
+    num_steps: int = 40,
     *,
-    reward: float,
+    reward: float = 0.5,
     loss: float = 0.01,
     step_s: float = 3.1,
     diff: float = 2.4e-6,
+    **rollout: Any,
 ) -> StepDone:
-    """One RL step."""
-    rollout = RolloutStats(
+    """One RL step. `rollout`: more of its RolloutStats."""
+    stats = RolloutStats(
         num_groups=32,
         num_samples=256,
         reward_mean=reward,
@@ -79,6 +85,7 @@ def step_done(
         staleness_max=0,
         dropped_groups=0,
         generated_tokens=9_400,
+        **rollout,
     )
     seconds = PhaseSeconds(
         rollout_s=step_s * 0.66,
@@ -92,11 +99,26 @@ def step_done(
         step=step,
         num_steps=num_steps,
         report=report(loss=loss, entropy=0.9 - reward / 2, diff=diff),
-        rollout=rollout,
+        rollout=stats,
         seconds=seconds,
         version=step,
         rollout_tokens_per_s=4_600.0,
         train_tokens_per_s=14_800.0,
+    )
+
+
+def row_step_done(step: int, *, num_steps: int = 40, loss: float = 2.0) -> RowStepDone:
+    """Over rows."""
+    return RowStepDone(
+        step=step,
+        num_steps=num_steps,
+        epoch=step / 10,
+        report=report(loss=loss),
+        pack_s=0.1,
+        train_s=1.0,
+        save_s=0.0,
+        step_s=1.1,
+        tokens_per_s=900.0,
     )
 
 
@@ -160,6 +182,75 @@ def events(*, num_warmup: int = 60, num_steps: int = 40, fails: bool = False) ->
             yield RunEnded(outcome="failed", step=step, seconds=91.0)
             return
     yield RunEnded(outcome="done", step=num_steps, seconds=186.0)
+
+
+BEGAN_S = 1_764_000_000.0
+RECIPE = """\
+name: "tiny"  # recipe tiny.yaml
+train:
+  steps: 40  # --set train.steps=40
+  optimizer:
+    lr: 1e-06  # default
+rollout:
+  stop: ["a", "b"]  # default
+"""
+
+
+@dataclass(kw_only=True)
+class WrittenRun:
+    """A run's directory, which grows as its test says."""
+
+    path: Path
+    at_s: float = BEGAN_S
+    """When the next event happens, seconds since 1970."""
+    attempts: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.run.recipe_file.write_text(RECIPE, encoding="utf-8")
+
+    @property
+    def run(self) -> RunDir:
+        """As the server has it."""
+        return RunDir(self.path)
+
+    def tell(self, *events: Event, every_s: float = 8.0) -> None:
+        """Append events, one every few seconds."""
+        with self.run.events_file.open("a", encoding="utf-8") as file:
+            for event in events:
+                self.at_s += every_s
+                time = datetime.fromtimestamp(self.at_s, UTC).isoformat()
+                file.write(json.dumps({"time": time, **to_record(event)}) + "\n")
+
+    def steps(self, first: int, last: int, **what: Any) -> None:
+        """Steps of RL."""
+        self.tell(*(step_done(step, **what) for step in range(first, last + 1)))
+
+    def attempt(self, **logs: str) -> Path:
+        """A new attempt with logs: `engine_0="text"` is engine-0.log."""
+        folder = self.run.new_attempt()
+        for name, text in logs.items():
+            (folder / f"{name.replace('_', '-')}.log").write_text(text, encoding="utf-8")
+        return folder
+
+    def keep(self, step: int, *samples: Mapping[str, object]) -> None:
+        """Samples of a step; what is not said is as always."""
+        self.run.rollouts_dir.mkdir(exist_ok=True)
+        lines = [json.dumps({**SAMPLE, **sample}) for sample in samples]
+        file = self.run.rollouts_dir / f"step_{step}.jsonl"
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+SAMPLE: Mapping[str, object] = {
+    "prompt": "What is 2 + 3?",
+    "response": "#### 5",
+    "reward": 1.0,
+    "stop_reason": "stop",
+    "versions": [1],
+    "seed": 7,
+    "prompt_index": 0,
+    "response_ids": [1, 2],
+}
 
 
 if __name__ == "__main__":
