@@ -64,7 +64,7 @@ class MilesError(Exception):
         return f"{self.what} (why: {self.why}; fix: {' or '.join(self.fixes)})"
 
     def as_dict(self) -> dict[str, object]:
-        """The JSON form that `--json` prints on stderr."""
+        """Return the JSON form that `--json` prints on stderr."""
         return {
             "error": self.what,
             "why": self.why,
@@ -193,6 +193,6 @@ class Terminated(MilesError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` was probably meant to be, or None."""
+    """Return the known name that `name` was probably meant to be, or None."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None

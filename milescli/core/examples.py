@@ -21,8 +21,9 @@ _REWARDS = ([0.0, 1.0, 0.25, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0])
 
 
 def example_groups() -> list[Group]:
-    """Three prompts of four samples: unequal rewards, equal ones, a sample of two trajectories, one
-    that was cut off, one without a token of the policy; lengths uneven, some tokens of tools."""
+    """Make three prompts of four samples: unequal rewards, equal ones, a sample of two
+    trajectories, one that was cut off, one without a token of the policy; lengths uneven, some
+    tokens of tools."""
     rng, groups = random.Random(0), []
     for index, rewards in enumerate(_REWARDS):
         samples = [
@@ -45,7 +46,7 @@ def example_groups() -> list[Group]:
 
 
 def example_pairs() -> list[Pair]:
-    """Six, of uneven lengths."""
+    """Make six pairs of uneven lengths."""
     rng = random.Random(1)
     return [
         Pair(
@@ -60,12 +61,12 @@ def example_pairs() -> list[Pair]:
 
 
 def example_chats() -> list[Trajectory]:
-    """Twelve, of uneven lengths."""
+    """Make twelve trajectories of uneven lengths."""
     return [side for pair in example_pairs() for side in pair.sides]
 
 
 def _trajectory(rng: random.Random, *, share: float) -> Trajectory:
-    """Two tokens of a prompt, and a response of which the policy sampled about `share`."""
+    """Make two tokens of a prompt, and a response of which the policy sampled about `share`."""
     length = rng.randint(3, 14)
     mask = [False, False, *(rng.random() < share for _ in range(length))]
     return Trajectory(

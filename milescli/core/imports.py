@@ -16,7 +16,8 @@ from milescli.core.user_code import IMPORT_BOUND_S, bounded
 
 @contextmanager
 def without_garbage_search() -> Iterator[None]:
-    """For imports: modules are no garbage, and to look for some takes a quarter of their time."""
+    """Turn the garbage collector off during imports: modules are no garbage, and to look for some
+    takes a quarter of their time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -28,8 +29,8 @@ def without_garbage_search() -> Iterator[None]:
 
 @contextmanager
 def without_packages(*names: str) -> Iterator[None]:
-    """For imports of what would import these, too, where they are installed, and does without
-    where they are not. Those that are imported already stay."""
+    """Hide packages during imports of what would import them, where they are installed, and does
+    without where they are not. Those that are imported already stay."""
     absent = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
     try:
@@ -40,8 +41,8 @@ def without_packages(*names: str) -> Iterator[None]:
 
 
 def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> object:
-    """What an import path `module:name` names. `kind` and `key`: what it is for, in errors. Raises
-    RecipeError where it cannot be had."""
+    """Return what an import path `module:name` names. `kind` and `key`: what it is for, in errors.
+    Raises RecipeError where it cannot be imported."""
     if ":" not in path:
         raise RecipeError(
             f"`{path}` is no import path",

@@ -185,12 +185,13 @@ METRICS: tuple[Metric, ...] = (
 
 @cache
 def by_name() -> Mapping[str, Metric]:
-    """Every row by its name."""
+    """Return every row by its name."""
     return {metric.name: metric for metric in METRICS}
 
 
 def metric_of(name: str) -> Metric | None:
-    """The row of a scalar: its own, or that for names which others choose; None: it has none."""
+    """Return the row of a scalar: its own, or that for names which others choose; None where it has
+    none."""
     rows = by_name()
     parts = name.split("/")
     wide = ["/".join([*parts[:depth], ANY]) for depth in range(len(parts) - 1, 0, -1)]

@@ -54,17 +54,18 @@ class PlugPoint:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters that a plug-in must accept; empty where any will do."""
+        """Return the names of the parameters that a plug-in must accept; empty where any will
+        do."""
         named = self.arguments.removeprefix("*, ")
         return () if not named or set(named) & set("*:") else tuple(named.split(", "))
 
     @property
     def arguments(self) -> str:
-        """The signature between its parentheses."""
+        """Return the signature between its parentheses."""
         return self.signature.partition("(")[2].partition(") ->")[0]
 
     def names(self) -> list[str]:
-        """Built-in names and those of installed plug-ins."""
+        """List built-in names and those of installed plug-ins."""
         return sorted({*self.builtin, *self._plugins()})
 
     def _plugins(self) -> dict[str, str]:
@@ -77,15 +78,15 @@ class PlugPoint:
         }
 
     def setting(self, path: str) -> str:
-        """`key=value` as `--set` takes it."""
+        """Return `key=value` as `--set` takes it."""
         return f"{self.key}=[{path}]" if self.in_list else f"{self.key}={self.prefix}{path}"
 
     def command_part(self, path: str) -> str:
-        """What follows `--set` where a run is to use the plug-in at `path`."""
+        """Return what follows `--set` where a run is to use the plug-in at `path`."""
         return f"{self.goes_with} --set " * bool(self.goes_with) + self.setting(path)
 
     def resolve(self, name: str) -> Any:
-        """The object called `name`.
+        """Import and return the object called `name`.
 
         Raises RecipeError where nothing has that name, the import fails, or the signature does not
         match.
@@ -96,8 +97,8 @@ class PlugPoint:
         return plugin
 
     def path_of(self, name: str) -> str:
-        """The import path of what is called `name`; nothing is imported. Raises RecipeError where
-        nothing has that name."""
+        """Return the import path of what is called `name`; nothing is imported. Raises RecipeError
+        where nothing has that name."""
         path = (
             self.builtin.get(name) or self._plugins().get(name) or (name if ":" in name else None)
         )
@@ -115,10 +116,10 @@ class PlugPoint:
         return path
 
     def load(self, name: str | None, **options: Any) -> Any:
-        """What is called `name`, ready to be called where plug-ins of this kind run; None where the
-        name stands for none. What a function of the user's raises becomes a RecipeError that names
-        it, and its time is bounded. Its attributes (`needs`, ...) are those of the result too.
-        `options` are those of `Isolated`. Raises as `resolve`."""
+        """Return what is called `name`, ready to be called where plug-ins of this kind run; None
+        where the name stands for none. What a function of the user's raises becomes a RecipeError
+        that names it, and its time is bounded. Its attributes (`needs`, ...) are those of the
+        result too. `options` are those of `Isolated`. Raises as `resolve`."""
         if name is None or name == self.off:
             return None
         plugin = self.resolve(name)

@@ -37,7 +37,7 @@ in_user_process = False
 
 
 def user_traceback(error: BaseException) -> str:
-    """The frames from the user's first one on, and the error."""
+    """Return the frames from the user's first one on, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = list(dropwhile(lambda frame: frame.filename.startswith(_OURS), frames))
     last = "".join(traceback.format_exception_only(error)).strip()
@@ -47,25 +47,26 @@ def user_traceback(error: BaseException) -> str:
 
 
 def name_of(plugin: object) -> str:
-    """As errors call a function, or an object that can be called."""
+    """Return the name by which errors call a function, or an object that can be called."""
     return getattr(plugin, "__name__", type(plugin).__name__)
 
 
 def path_of(plugin: object) -> str:
-    """As a recipe would name it, where it is a function or class of a module."""
+    """Return the import path by which a recipe would name it, where it is a function or class of a
+    module."""
     module, name = getattr(plugin, "__module__", None), getattr(plugin, "__qualname__", None)
     return f"{module}:{name}" if module and name else name_of(plugin)
 
 
 def mend(plugin: object, how: str = "") -> str:
-    """What an error tells to do about a plug-in, itself or its import path: "mend `mine:strict`
-    (/home/me/mine.py:12): ..."."""
+    """Return what an error tells to do about a plug-in, itself or its import path: "mend
+    `mine:strict` (/home/me/mine.py:12): ..."."""
     name = plugin if isinstance(plugin, str) else name_of(plugin)
     return f"mend `{name}`{place_of(plugin)}" + (f": {how}" if how else ", then go on")
 
 
 def place_of(plugin: object) -> str:
-    """` (file:line)` of its definition; empty where that is not to be had."""
+    """Return ` (file:line)` of its definition; empty where it cannot be found."""
     if isinstance(plugin, str):
         module, _, name = plugin.partition(":")
         plugin = getattr(sys.modules.get(module), name, None)
@@ -82,7 +83,7 @@ def place_of(plugin: object) -> str:
 
 @contextlib.contextmanager
 def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
-    """Around code of the user's in a process that must not hang with it, nor end without a word: a
+    """Bound code of the user's in a process that must not hang with it, nor end without a word: a
     trainer's rank. Where it has not returned after `bound_s` (None: `BOUND_S`), the process says
     where it was, and ends; where it ends the process, that is said. Calls within calls share the
     bound of the outermost; a process of the user's own is bounded by who began it."""
@@ -123,7 +124,7 @@ def bounded(what: str, bound_s: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def failures_named(what: str) -> Iterator[None]:
-    """Around code of the user's: what it raises becomes a RecipeError with its traceback."""
+    """Turn what code of the user's raises into a RecipeError with its traceback."""
     try:
         yield
     except MilesError:

@@ -32,8 +32,8 @@ FREE_PORTS = "milescli.platform.ports:free_ports"
 
 
 def cluster_findings(address: str, *, runs_dir: Path, with_trials: bool = True) -> list[Finding]:
-    """Of the cluster at `address`, which this process joins and leaves again. `with_trials`: start
-    real engines there, too."""
+    """Check the cluster at `address`, which this process joins and leaves again. `with_trials`:
+    start real engines there, too."""
     try:
         with joined(address):
             return _all_findings(address, runs_dir.absolute(), with_trials)
@@ -88,7 +88,7 @@ def _all_findings(address: str, runs_dir: Path, with_trials: bool) -> list[Findi
 
 
 def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
-    """Of the nodes together: interfaces, the shared disk, a collective."""
+    """Check the nodes together: interfaces, the shared disk, a collective."""
     if len(nodes) < 2:
         return skip("shared disk", "there is one node") + skip("group", "there is one node")
     held = {name: _report(answer).interfaces for name, answer in nodes.items()}
@@ -101,7 +101,7 @@ def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> l
 
 
 def _members(address: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
-    """Who is there, who was lost, and what others hold."""
+    """Report which nodes are there, which were lost, and how many GPUs others hold."""
     nodes = [answer.node for answer in answers]
     free = sum(resources.get("GPU", 0.0) for resources in free_resources().values())
     gpus = sum(node.num_gpus for node in nodes)
@@ -135,7 +135,7 @@ def _silent(check: str, answers: Sequence[NodeAnswer]) -> list[Finding]:
 
 
 def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> list[Finding]:
-    """A file that is written here must be read there."""
+    """Check that a file which is written here can be read on every node."""
     folder = nearest_folder(runs_dir)
     try:
         answers = who_sees(folder, address, only=_ids(nodes))
@@ -160,7 +160,7 @@ def _shared_disk(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) 
 
 
 def _group(address: str, nodes: Mapping[str, NodeAnswer]) -> list[Finding]:
-    """All nodes meet on the first of them; each takes its place at the same time."""
+    """Let all nodes meet on the first of them; each takes its place at the same time."""
     names = list(nodes)
     members = [RunNode(node=answer.node, report=_report(answer)) for answer in nodes.values()]
     first = members[0].node.node_id

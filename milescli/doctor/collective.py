@@ -82,9 +82,9 @@ def take_part(
     on_step: Callable[[Report], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Report:
-    """All steps in order: meet, reach each other and read clocks, add numbers in pairs, then all
-    together. `on_step` is called as each step begins, so that one that hangs has its name. Never
-    raises for what the network or a device does: the report has it."""
+    """Take all steps in order: meet, reach each other and read clocks, add numbers in pairs, then
+    all together. `on_step` is called as each step begins, so that one that hangs has its name.
+    Never raises for what the network or a device does: the report has it."""
     import torch.distributed as dist
 
     # a collective that hangs raises at its bound, in the step that it belongs to
@@ -110,14 +110,14 @@ def take_part(
 
 
 def write_report(file: Path, report: Report) -> None:
-    """At once, so that a process that is killed leaves its last step."""
+    """Write the report at once, so that a process that is killed leaves its last step."""
     beside = file.with_suffix(".new")
     beside.write_text(json.dumps(asdict(report)))
     beside.replace(file)
 
 
 def read_report(file: Path) -> Report:
-    """A report that was never begun is that of one who did not come."""
+    """Read a report; a process that wrote none did not come."""
     return (
         Report(**json.loads(file.read_text()))
         if file.exists()
@@ -155,7 +155,7 @@ def read_clock(host: str, port: int, clock: Callable[[], float]) -> tuple[float,
 
 @contextmanager
 def _listener(address: str, clock: Callable[[], float]) -> Iterator[int]:
-    """A port that sends the time to whoever asks, while it is open."""
+    """Open a port that sends the time to whoever asks, while the context lasts."""
     with socket.create_server((address, 0), backlog=1024) as server:
 
         def serve(connection: socket.socket) -> None:

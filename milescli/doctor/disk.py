@@ -94,7 +94,7 @@ def write_speed(folder: Path, *, size_bytes: int = 32 * MIB) -> float:
 
 
 def check_scratch(*, folder: Path = SCRATCH) -> list[Finding]:
-    """Where Ray's session and the engines' sockets live."""
+    """Check the folder where Ray's session and the engines' sockets live."""
     try:
         with tempfile.NamedTemporaryFile(dir=folder) as file:
             file.write(b"miles")
@@ -211,5 +211,5 @@ def check_download(recipe: Recipe, *, free_bytes: int | None = None) -> list[Fin
 
 
 def format_size(size_bytes: int) -> str:
-    """As mount takes it, in whole GiB, rounded up: 8G."""
+    """Format a size for mount, in whole GiB, rounded up: 8G."""
     return f"{-(-size_bytes // GIB)}G"

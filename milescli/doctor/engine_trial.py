@@ -76,7 +76,7 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
 async def _converse(
     spec: EngineSpec, trainer: TrainerRank | None, *, start_s: float
 ) -> list[Finding]:
-    """With an engine that is ready. The trainer is started, and closed, where there is none."""
+    """Ask an engine that is ready. Starts and closes the trainer where none is given."""
     from milescli.backends.sglang.client.fleet import SglangFleet
 
     address = EngineAddress(name="engine 0", url=spec.url, log_path=spec.log_path)
@@ -115,7 +115,7 @@ async def check_response(
 async def exercise(
     engine: RolloutEngine, trainer: TrainerRank, completion: Completion, *, url: str
 ) -> list[Finding]:
-    """The trainer scores the response, takes a step, publishes, and scores what the engine says
+    """Let the trainer score the response, take a step, publish, and score what the engine says
     then."""
     findings = await _agree("agreement", "with the weights of the folder", trainer, completion)
     try:

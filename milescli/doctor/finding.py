@@ -59,36 +59,36 @@ class Check:
 
 
 def ok(check: str, what: str) -> list[Finding]:
-    """All is well."""
+    """Return the finding that all is well."""
     return [Finding(check=check, status=Status.OK, what=what)]
 
 
 def warn(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
-    """It works, with a drawback."""
+    """Return the finding that it works, with a drawback."""
     fixes = [fix] if isinstance(fix, str) else fix
     return [Finding(check=check, status=Status.WARN, what=what, why=why, fix=fixes, node=node)]
 
 
 def fail(check: str, what: str, *, why: str, fix: str | list[str], node: str = "") -> list[Finding]:
-    """It does not work."""
+    """Return the finding that it does not work."""
     [finding] = warn(check, what, why=why, fix=fix, node=node)
     return [replace(finding, status=Status.FAIL)]
 
 
 def failed(check: str, error: MilesError, *, node: str = "") -> list[Finding]:
-    """It does not work, as the error explains."""
+    """Return the finding that it does not work, as the error explains."""
     return fail(check, error.what, why=error.why, fix=error.fixes, node=node)
 
 
 def skip(check: str, why: str) -> list[Finding]:
-    """It was not tried."""
+    """Return the finding that it was not tried."""
     return [Finding(check=check, status=Status.SKIP, what="not checked", why=why)]
 
 
 def run_checks(checks: Sequence[Check], *, heavy_at_once: int = 1) -> list[Finding]:
-    """All findings in the order of the checks, which run at once (of the heavy ones
-    `heavy_at_once`, the longest first), each bounded by its own time. A check that raises, or does
-    not end, is a `fail`."""
+    """Run the checks at once (of the heavy ones `heavy_at_once`, the longest first), each bounded
+    by its own time, and return their findings in the order of the checks. A check that raises, or
+    does not end, is a `fail`."""
     places = threading.Semaphore(heavy_at_once)
     tasks = {check.name: _RunningCheck(check) for check in checks}
     for task in sorted(tasks.values(), key=lambda task: -task.check.timeout_s):

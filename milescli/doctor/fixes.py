@@ -26,7 +26,8 @@ class DoctorOptions:
     """As `--address` takes it."""
 
     def command(self, verb: str, *more: str) -> str:
-        """`miles VERB` with all of them and `more` options, which win: no key is set twice."""
+        """Return `miles VERB` with all of them and `more` options, which win: no key is set
+        twice."""
         keys = {_key(option) for option in more}
         sets = [text for text in self.sets if _key(f"--set {text}") not in keys]
         words = ["miles", verb]
@@ -38,8 +39,8 @@ class DoctorOptions:
         return " ".join([shlex.join(words), *more])
 
     def full_command(self, fix: str) -> str:
-        """A fix that is an option becomes the whole command; `miles doctor` alone gets the user's
-        own arguments."""
+        """Turn a fix that is an option into the whole command, and give `miles doctor` alone the
+        user's own arguments."""
         if fix.startswith("--"):
             return self.command("launch", fix)
         if fix.split("#")[0].strip() == "miles doctor":
@@ -48,7 +49,7 @@ class DoctorOptions:
 
 
 def as_root(command: str) -> str:
-    """The command, by sudo where we are not root."""
+    """Return the command, run by sudo where we are not root."""
     return command if os.geteuid() == 0 else f"sudo {command}"
 
 
@@ -58,8 +59,9 @@ def pip_install(*words: str) -> str:
 
 
 def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
-    """A folder for runs on the file system with the most room among those that can be written,
-    other than that of `but_not`; where none has `needed_bytes`, one that the user must name."""
+    """Find a folder for runs on the file system with the most room among those that can be written,
+    other than that of `but_not`; where none has `needed_bytes`, return one that the user must
+    name."""
     import psutil
 
     here, home = file_system_of(but_not), Path.home()
@@ -80,7 +82,7 @@ def another_folder(*, but_not: Path, needed_bytes: int = 20 * GIB) -> Path:
 
 
 def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """Return the folder itself, or the nearest above it that exists."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
 
 

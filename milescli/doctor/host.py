@@ -28,7 +28,7 @@ NUM_PORTS = 16
 
 
 def check_platform(machine: Machine) -> list[Finding]:
-    """What was found, and what was odd."""
+    """Report what was found, and what was odd."""
     node = machine.nodes[0]
     devices = (
         f"{len(node.devices)} x {node.devices[0].name} ({node.devices[0].arch}), "

@@ -46,8 +46,8 @@ def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
 def check_hub(
     recipe: Recipe | None, *, environ: Mapping[str, str], token: str | None
 ) -> list[Finding]:
-    """A question to the hub, with the token where there is one, and one for each repository.
-    Unreachable is a `fail` only where the recipe needs what is not in the cache."""
+    """Ask the hub, with the token where there is one, and once for each repository. Unreachable is
+    a `fail` only where the recipe needs what is not in the cache."""
     repos = wanted_repos(recipe)
     lacking = [repo for repo in repos if not is_cached(repo)]
     endpoint = environ.get("HF_ENDPOINT") or PUBLIC
@@ -88,8 +88,8 @@ def check_hub(
 
 
 def _ask(url: str, token: str | None) -> int:
-    """The status of the answer; OSError where there is none, or one of a proxy or gateway that does
-    not reach it."""
+    """Return the status of the answer. Raises OSError where there is none, or one of a proxy or
+    gateway that does not reach the hub."""
     try:
         request = urllib.request.Request(
             url, headers={"Authorization": f"Bearer {token}"} if token else {}
@@ -164,8 +164,8 @@ def _without(
 
 
 def is_cached(repo: tuple[str, str, str]) -> bool:
-    """A snapshot is there with more than a config; whether it is whole is for the download to
-    say."""
+    """Return whether a snapshot is there with more than a config; the download says whether it is
+    whole."""
     kind, name, _ = repo
     folder = cache_of(kind, name) / "snapshots"
     wanted = (
@@ -177,7 +177,7 @@ def is_cached(repo: tuple[str, str, str]) -> bool:
 
 
 def _bare(url: str) -> str:
-    """Without the user and password that a mirror's address may hold."""
+    """Remove the user and password that a mirror's address may hold."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}".rstrip("/")

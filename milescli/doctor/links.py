@@ -21,7 +21,7 @@ something is wrong."""
 
 
 def check_topology(accelerators: Accelerators) -> list[Finding]:
-    """Whether the devices are linked as their model can be."""
+    """Check that the devices are linked as their model can be."""
     if accelerators.kind == "cpu":
         return skip("topology", "there is no accelerator")
     if len(accelerators.devices) < 2:
@@ -61,8 +61,8 @@ def judge_collective(
     seconds: float,
     no_access: Sequence[str],
 ) -> list[Finding]:
-    """Of all processes on one machine. `device`: its name, or empty on a CPU; `no_access`: pairs
-    that cannot read each other's memory."""
+    """Judge the reports of all processes on one machine. `device`: its name, or empty on a CPU;
+    `no_access`: pairs that cannot read each other's memory."""
     check = "collective"
     broken = next(
         (report for report in reports if report.problem),
@@ -148,7 +148,7 @@ def _is_fast(link: str) -> bool:
 
 
 def _usual_link(device: Device) -> Interconnect:
-    """As servers with this device have it; PCIe for cards, whose names say so."""
+    """Return the link that servers with this device have; PCIe for cards, whose names say so."""
     model = model_of(device)
     return DEVICE_MODELS[model].interconnect if model else "pcie"
 

@@ -39,7 +39,7 @@ class Interface:
 
 
 def list_interfaces() -> list[Interface]:
-    """Those of this machine, by name."""
+    """List the interfaces of this machine, by name."""
     import psutil
 
     addresses, states = psutil.net_if_addrs(), psutil.net_if_stats()
@@ -114,7 +114,7 @@ def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
 
 
 def gloo_choice(value: str, names: Sequence[str]) -> list[str]:
-    """Those of the names that Gloo would take: exact ones, all of which must be there."""
+    """Return the names that Gloo would take: exact ones, all of which must be there."""
     wanted = [word.strip() for word in value.split(",")]
     return wanted if all(word in names for word in wanted) else []
 
@@ -143,8 +143,8 @@ def check_host_name(
     address: str = "127.0.0.1",
     resolve: Callable[[str], str] = socket.gethostbyname,
 ) -> list[Finding]:
-    """The own name leads to an address: torch.distributed and Ray look it up. `address`: to which
-    it should, for the fix."""
+    """Check that the own name leads to an address: torch.distributed and Ray look it up. `address`:
+    to which it should, for the fix."""
     name = name or socket.gethostname()
     try:
         return ok("hostname", f"{name} is {resolve(name)}")

@@ -50,7 +50,7 @@ class Once(Generic[T]):
         self._error: MilesError | None = None
 
     def __call__(self) -> T:
-        """The value. Raises what making it raised."""
+        """Return the value. Raises what making it raised."""
         with self._lock:
             if not self._values and self._error is None:
                 try:
@@ -70,7 +70,8 @@ def node_checks(
     environ: Mapping[str, str],
     address: str = "127.0.0.1",
 ) -> list[Check]:
-    """In the order in which they are shown. `address`: by which the other nodes know this one."""
+    """List the checks of a node in the order in which they are shown. `address`: by which the other
+    nodes know this one."""
     accelerators = Once(lambda: find_accelerators(run_tool))
 
     def of_machine(name: str, run: Callable[[], list[Finding]], *needs: str) -> Check:
@@ -113,8 +114,8 @@ def node_checks(
 def trial_checks(
     *, machine: Callable[[], Machine], environ: Mapping[str, str], own_ray: bool
 ) -> list[Check]:
-    """The real parts, each in a process of its own. `own_ray`: a session of Ray is started too, as
-    a run on one machine does."""
+    """List the trials of the real parts, each in a process of its own. `own_ray`: a session of Ray
+    is started too, as a run on one machine does."""
 
     def trial(name: str, *, timeout_s: float, names: tuple[str, ...] = ()) -> Check:
         return Check(
@@ -142,12 +143,12 @@ def trial_checks(
 
 
 def this_machine(environ: Mapping[str, str]) -> Once[Machine]:
-    """As the vendors' tools report it, under the visibility variables of `environ`."""
+    """Probe this machine with the vendors' tools, under the visibility variables of `environ`."""
     return Once(lambda: probe(environ=environ))
 
 
 def heavy_at_once() -> int:
-    """Of the checks that take a core or more, and each of them hardly two for long."""
+    """Return how many checks that take a core or more may run at once."""
     return os.cpu_count() or 1
 
 
@@ -166,7 +167,8 @@ def _shm() -> list[Finding]:
 def _variables(
     loaded: LoadedRecipe | None, machine: Machine, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Without a plan (the check `plan` says why) only what harms any run."""
+    """Check the variables against the plan; without a plan (the check `plan` says why) only what
+    harms any run."""
     from milescli.runtime.planning import plan_only
 
     plan = None

@@ -27,7 +27,7 @@ DATA_LIMIT = 256 * MIB
 
 
 def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> list[Check]:
-    """What `--recipe` adds."""
+    """List the checks that `--recipe` adds."""
     recipe = loaded.recipe
     servers = Check(name="mcp", run=lambda: check_mcp_of(recipe), timeout_s=120.0)
     return [
@@ -71,7 +71,8 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
 
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
-    """It can be imported, and takes what a reward takes. It is not called: it may cost money."""
+    """Check that the reward can be imported, and takes what a reward takes. It is not called: it
+    may cost money."""
     from milescli.rollout.rewards import load_all_rewards
 
     load_all_rewards(recipe.rollout)
@@ -87,8 +88,8 @@ def check_reward_of(recipe: Recipe) -> list[Finding]:
 
 
 def check_mcp_of(recipe: Recipe) -> list[Finding]:
-    """The servers of tools answer, and have what the recipe names. Raises what a launch would
-    raise."""
+    """Check that the servers of tools answer, and have what the recipe names. Raises what a launch
+    would raise."""
     from milescli.agents.tool_kit import offered
 
     names = [schema["function"]["name"] for schema in offered(recipe.rollout)]
@@ -97,7 +98,8 @@ def check_mcp_of(recipe: Recipe) -> list[Finding]:
 
 
 def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
-    """Its family can be trained and served here. Raises what a launch would raise."""
+    """Check that the model's family can be trained and served here. Raises what a launch would
+    raise."""
     from milescli.backends.sglang.launch.servable import fault_of_sglang, servable_on_cpu
     from milescli.models.catalogue import UNPROVEN
     from milescli.runtime.inputs.model_facts import planned_facts
@@ -129,7 +131,7 @@ def check_model(recipe: Recipe, machine: Machine) -> list[Finding]:
 
 
 def check_plan(loaded: LoadedRecipe, machine: Machine) -> list[Finding]:
-    """The recipe's layout is legal here."""
+    """Check that the recipe's layout is legal here."""
     from milescli.runtime.planning import plan_only
 
     plan = plan_only(loaded, machine)

@@ -41,7 +41,7 @@ def check_roles(recipe: Recipe) -> list[Finding]:
 
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:
-    """Of the critic; None: there is none."""
+    """Return the facts of the critic; None where there is none."""
     from milescli.runtime.inputs.model_facts import facts_of_recipe
 
     if not recipe.has_critic:

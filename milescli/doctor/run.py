@@ -48,12 +48,13 @@ _QUERY = re.compile(
 
 
 def sounds_secret(name: str) -> bool:
-    """Of a variable: WANDB_API_KEY, HF_TOKEN, db_password."""
+    """Return whether the name of a variable sounds like a secret: WANDB_API_KEY, HF_TOKEN,
+    db_password."""
     return any(word in name.upper() for word in SECRET_WORDS)
 
 
 def mask(text: str, environ: Mapping[str, str]) -> str:
-    """The text without the value of any variable whose name sounds like a secret, and without
+    """Remove from a text the value of any variable whose name sounds like a secret, and
     `user:password@` and `?token=` of addresses."""
     secrets = {
         value for name, value in environ.items() if len(value) >= SHORTEST and sounds_secret(name)
@@ -65,7 +66,7 @@ def mask(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _passwords(value: str) -> list[str]:
-    """Of the addresses in a variable: libraries show them in pieces, too."""
+    """List the passwords of the addresses in a variable: libraries show them in pieces, too."""
     passwords = [
         user.removeprefix("//").removesuffix("@").partition(":")[2] for user in _USER.findall(value)
     ]
@@ -73,14 +74,14 @@ def _passwords(value: str) -> list[str]:
 
 
 def mask_secrets(finding: Finding, environ: Mapping[str, str]) -> Finding:
-    """The finding without secrets, as `mask` finds them."""
+    """Remove secrets from a finding, as `mask` finds them."""
     cleaned = {name: mask(getattr(finding, name), environ) for name in ("what", "why")}
     return replace(finding, **cleaned, fix=[mask(command, environ) for command in finding.fix])
 
 
 def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -> dict[str, str]:
-    """The variables that begin so, sorted; those that sound secret are there, and their values are
-    not."""
+    """Return the variables that begin with one of `prefixes`, sorted, with the values of secret
+    ones masked."""
     chosen = {name: value for name, value in sorted(environ.items()) if name.startswith(prefixes)}
     return {
         name: MASK if sounds_secret(name) else mask(value, environ)
@@ -89,7 +90,7 @@ def mask_environment(environ: Mapping[str, str], *, prefixes: tuple[str, ...]) -
 
 
 def check_sandbox(recipe: Recipe | None) -> list[Finding]:
-    """Where the driver is: there rewards are computed."""
+    """Check the sandbox where the driver is: there rewards are computed."""
     runs_code = recipe is not None and recipe.runs_code
     packages = recipe.rollout.code.packages if recipe is not None and runs_code else None
     try:
@@ -157,7 +158,7 @@ def run_doctor(options: DoctorOptions, *, output: Output) -> int:
 
 
 def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Finding]:
-    """Of every node of the cluster, where one is named and can be joined; else of this machine."""
+    """Check every node of the cluster, where one is named and can be joined; else this machine."""
     findings: list[Finding] = []
     if address is not None:
         findings = cluster_findings(address, runs_dir=_runs_dir(loaded))
@@ -170,8 +171,8 @@ def _findings(loaded: LoadedRecipe | None, *, address: str | None) -> list[Findi
 
 
 def _address(options: DoctorOptions, loaded: LoadedRecipe | None) -> str | None:
-    """Of the Ray cluster that a run would join: as the recipe has it; without one, as the option or
-    RAY_ADDRESS has it (`local`: none)."""
+    """Return the address of the Ray cluster that a run would join: that of the recipe; without one,
+    of the option or RAY_ADDRESS (`local`: none)."""
     if loaded is not None:
         return loaded.recipe.machine.address
     address = options.address or os.environ.get(RAY_VARIABLE, "")
@@ -179,7 +180,7 @@ def _address(options: DoctorOptions, loaded: LoadedRecipe | None) -> str | None:
 
 
 def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
-    """In the order in which they are shown."""
+    """List all checks in the order in which they are shown."""
     machine = this_machine(os.environ)
     return [
         *node_checks(
@@ -191,7 +192,7 @@ def all_checks(loaded: LoadedRecipe | None) -> list[Check]:
 
 
 def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -> list[Check]:
-    """Of hub, sandbox and recipe: once, from where a run would be started."""
+    """List the checks of hub, sandbox and recipe, which run once, where a run would be started."""
     recipe = loaded.recipe if loaded else None
     hub = Check(
         name="hub",
@@ -203,7 +204,7 @@ def driver_checks(loaded: LoadedRecipe | None, machine: Callable[[], Machine]) -
 
 
 def report_findings(findings: Sequence[Finding], output: Output) -> None:
-    """One object in JSON mode, a table otherwise."""
+    """Show the findings: as one object in JSON mode, as a table otherwise."""
     counts = Counter(finding.status for finding in findings)
     payload = {
         "counts": {status.value: counts[status] for status in Status},
@@ -221,7 +222,7 @@ def report_findings(findings: Sequence[Finding], output: Output) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run is made of; for bug reports."""
+    """Return the versions of the packages that a run is made of; for bug reports."""
     installed = {
         "miles": __version__,
         "python": platform.python_version(),
@@ -234,8 +235,8 @@ def versions() -> dict[str, str]:
 
 
 def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
-    """The recipe, or what is wrong with it: the machine is looked at all the same. Raises
-    RecipeError where there is no such recipe."""
+    """Load the recipe, or return what is wrong with it: the machine is looked at all the same.
+    Raises RecipeError where there is no such recipe."""
     if options.recipe is None:
         return None, []
     find_recipe(options.recipe, cwd=Path.cwd())
@@ -254,7 +255,8 @@ def _load(options: DoctorOptions) -> tuple[LoadedRecipe | None, list[Finding]]:
 
 
 def _whole_machine(loaded: LoadedRecipe | None) -> Machine:
-    """What a plan of the recipe is made for: the nodes of the cluster that it takes."""
+    """Return the machine that a plan of the recipe is made for: the nodes of the cluster that it
+    takes."""
     from milescli.cluster.nodes import planning_machine
 
     return planning_machine(loaded) if loaded else probe()
@@ -283,7 +285,7 @@ class TableRow:
 
     @property
     def where(self) -> str:
-        """For people: empty where it does not matter."""
+        """Name the nodes for people; empty where it does not matter."""
         if not self.nodes or (self.is_everywhere and len(self.nodes) == 1):
             return ", ".join(self.nodes)
         if self.is_everywhere:
@@ -293,8 +295,8 @@ class TableRow:
 
 
 def fold(findings: Sequence[Finding]) -> list[TableRow]:
-    """One row for equal findings of several nodes, numbers in an `ok` aside; in the order of the
-    checks."""
+    """Put equal findings of several nodes into one row, numbers in an `ok` aside; in the order of
+    the checks."""
     groups: dict[tuple[object, ...], list[Finding]] = {}
     places = {finding.check: place for place, finding in reversed(list(enumerate(findings)))}
     for finding in sorted(findings, key=lambda finding: places[finding.check]):
@@ -312,7 +314,7 @@ def fold(findings: Sequence[Finding]) -> list[TableRow]:
 
 
 def show_findings(findings: Sequence[Finding], output: Output) -> None:
-    """The table, the warnings with their fixes, the verdict."""
+    """Print the table, the warnings with their fixes, the verdict."""
     rows = fold(findings)
     if any(row.nodes for row in rows):
         cells = [
@@ -351,8 +353,8 @@ def show_findings(findings: Sequence[Finding], output: Output) -> None:
 
 
 def _likeness(finding: Finding) -> tuple[object, ...]:
-    """What must be equal for one row. Free bytes and seconds differ from node to node, and do
-    not matter where all is well."""
+    """Return what must be equal for one row. Free bytes and seconds differ from node to node, and
+    do not matter where all is well."""
     what = (
         re.sub(r"\d+(\.\d+)*( [KMGT]iB| m)?", "#", finding.what)
         if finding.status is Status.OK

@@ -30,7 +30,7 @@ WITHOUT_DEPENDENCIES = ("sglang",)
 
 
 def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Finding]:
-    """The interpreter."""
+    """Check the version of the interpreter."""
     text = ".".join(map(str, version))
     oldest, below = pin("python_oldest"), pin("python_below")
     if version_pin("python_oldest") <= version < version_pin("python_below"):
@@ -44,7 +44,7 @@ def check_python(*, version: tuple[int, int] = sys.version_info[:2]) -> list[Fin
 
 
 def requirements() -> list[str]:
-    """What the installed package asks for, extras aside."""
+    """List what the installed package requires, extras aside."""
     required = importlib.metadata.requires(DISTRIBUTION) or []
     return [line for line in required if "extra ==" not in line]
 
@@ -54,7 +54,7 @@ def check_pins(
     wanted: Sequence[str] | None = None,
     version_of: Callable[[str], str] = importlib.metadata.version,
 ) -> list[Finding]:
-    """Every requirement against what is installed."""
+    """Compare every requirement with what is installed."""
     try:
         lines = requirements() if wanted is None else list(wanted)
     except importlib.metadata.PackageNotFoundError:
@@ -258,8 +258,8 @@ SLOWING = {
 def check_ray_version(
     *, kind: Kind, version_of: Callable[[str], str] = importlib.metadata.version
 ) -> list[Finding]:
-    """The pinned oldest Ray is the first that hands out AMD devices by HIP_VISIBLE_DEVICES
-    alone."""
+    """Check that Ray is not older than the pin, the first version that hands out AMD devices by
+    HIP_VISIBLE_DEVICES alone."""
     oldest = pin("ray_oldest")
     fix = pip_install(f"ray[default]>={oldest}")
     try:
@@ -315,8 +315,8 @@ def _harmful(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _replaced(plan: PlanView, environ: Mapping[str, str]) -> list[Finding]:
-    """What the user set and an actor will not get. Visibility has a check of its own, and threads
-    are the plan's."""
+    """Return what the user set and an actor will not get. Visibility has a check of its own, and
+    threads are the plan's."""
     ours = {**trainer_environment(plan), **engine_environment(plan)}
     names = [
         name

@@ -26,7 +26,7 @@ CHANNEL = "milescli.backends.sglang.weights.channels:TensorChannel"
 
 
 def tiny_plan(kind: Literal["cuda", "rocm", "cpu"]) -> Plan:
-    """One rank and one engine on one slot, four samples a step."""
+    """Plan one rank and one engine on one slot, four samples a step."""
     return Plan(
         device_kind=kind,
         collective="gloo" if kind == "cpu" else "nccl",
@@ -113,7 +113,7 @@ def score(
     *,
     rounded_otherwise: bool = False,
 ) -> list[float]:
-    """[len(response_ids)] log-prob of each token of a response."""
+    """Return [len(response_ids)] the log-prob of each token of a response."""
     (shard,) = _pack([demonstration(prompt_ids, response_ids)], objective="supervised").shards
     scored = trainer.score(shard, rounded_otherwise)
     assert scored is not None, "one rank speaks for all tokens"

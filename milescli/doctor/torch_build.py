@@ -50,8 +50,8 @@ def describe_torch() -> dict[str, Any]:
 
 
 def judge_trial(findings: list[Finding], machine: Machine) -> list[Finding]:
-    """The finding of the trial `torch` as findings for people; a trial that failed stays as it
-    is."""
+    """Turn the finding of the trial `torch` into findings for people; a trial that failed stays as
+    it is."""
     if findings[0].status is not Status.OK:
         return findings
     return judge_torch(json.loads(findings[0].what), machine)

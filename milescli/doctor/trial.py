@@ -32,8 +32,8 @@ def run_trial(
     environ: Mapping[str, str] = os.environ,
     settings: Mapping[str, str] = NO_SETTINGS,
 ) -> list[Finding]:
-    """The findings that the trial `check` writes as JSON lines. Whatever it started has ended when
-    this returns.
+    """Run the trial `check` and return the findings that it writes as JSON lines. Whatever it
+    started has ended when this returns.
 
     `command` replaces the trial's own; `names`: the checks that it answers for, where not just
     `check`; `environ`: what it starts with; `settings`: variables of this trial, over those of
@@ -70,8 +70,8 @@ def run_trial(
 def _run(
     command: list[str], environment: dict[str, str], *, output: Path, log: Path, timeout_s: float
 ) -> str:
-    """How it ended, in words. Files, not pipes: a process that the trial left behind would hold a
-    pipe open."""
+    """Run the command and return how it ended, in words. Uses files, not pipes: a process that the
+    trial left behind would hold a pipe open."""
     with output.open("wb") as stdout, log.open("wb") as stderr:
         process = subprocess.Popen(
             command,

@@ -32,7 +32,7 @@ COLLECTIVE_S = 270.0
 
 
 def try_ray(folder: Path, kind: Kind) -> list[Finding]:
-    """A session on loopback with one bundle and one actor-free placement group."""
+    """Start a session on loopback with one bundle and one actor-free placement group."""
     from milescli.backends.ray.cluster import Cluster
 
     plan = tiny_plan("cpu")
@@ -49,13 +49,13 @@ def try_ray(folder: Path, kind: Kind) -> list[Finding]:
 
 
 def try_torch(folder: Path, kind: Kind) -> list[Finding]:
-    """What torch was built for and what it sees, as one line of JSON for `torch_build`."""
+    """Report what torch was built for and what it sees, as one line of JSON for `torch_build`."""
     return ok("torch", json.dumps(describe_torch()))
 
 
 def try_collective(folder: Path, kind: Kind) -> list[Finding]:
-    """An all-reduce over each pair of devices (on a CPU: between two processes) and over all, by
-    the backend that runs would use."""
+    """Run an all-reduce over each pair of devices (on a CPU: between two processes) and over all,
+    by the backend that runs would use."""
     import torch
     from torch.multiprocessing.spawn import ProcessException
 
@@ -96,7 +96,7 @@ def try_collective(folder: Path, kind: Kind) -> list[Finding]:
 def take_one_part(
     rank: int, size: int, backend: Literal["gloo", "nccl"], port: int, folder: str
 ) -> None:
-    """One process of `try_collective`."""
+    """Run one process of `try_collective`."""
     place = Place(
         rank=rank,
         names=[str(number) for number in range(size)],

@@ -41,7 +41,7 @@ class AlgorithmRow:
 
 
 def algorithm_rows() -> list[AlgorithmRow]:
-    """Every algorithm, in the order of the table."""
+    """List every algorithm, in the order of the table."""
     file = templates_dir() / MEASURED_FILE
     measured = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     return [

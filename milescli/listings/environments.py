@@ -42,12 +42,12 @@ class Listed:
 
 
 def environments() -> list[Listed]:
-    """All that have a name here."""
+    """List all environments that have a name here."""
     return [_listed(name, ENVIRONMENTS) for name in ENVIRONMENTS.names()]
 
 
 def tools() -> list[Listed]:
-    """All that have a name here."""
+    """List all tools that have a name here."""
     return [_listed(name, TOOLS) for name in TOOLS.names()]
 
 
@@ -88,7 +88,7 @@ def _first_sentence(plugin: Any) -> str:
 
 
 def rows_of(data: str | None) -> list[Prompt]:
-    """The first rows of a data file or a `task:NAME`; None: numbers. Raises DataError."""
+    """Return the first rows of a data file or a `task:NAME`; None: numbers. Raises DataError."""
     if data is None:
         return numbered(NUM_EPISODES)
     with TemporaryDirectory() as folder:
@@ -104,8 +104,8 @@ def rows_of(data: str | None) -> list[Prompt]:
 
 
 def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:
-    """What was seen of an environment. Raises MilesError where it cannot be had, or does
-    not do what one must."""
+    """Run the contract of an environment and return what was seen. Raises MilesError where it
+    cannot be loaded, or does not satisfy the protocol."""
     plugin = ENVIRONMENTS.resolve(name)
     require(plugin, settings)
     rows = rows_of(data)

@@ -51,7 +51,7 @@ class FamilyRow:
 
 
 def families() -> list[FamilyRow]:
-    """Every family that is known, in the order of the catalogue."""
+    """List every family that is known, in the order of the catalogue."""
     records = evidence()
     rows = []
     for family, stands_for in STANDS_FOR.items():
@@ -99,8 +99,8 @@ class ModelNumbers:
 
 
 def numbers(source: str) -> ModelNumbers:
-    """Of a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone is
-    fetched). Raises CheckpointError."""
+    """Count a Hugging Face folder, a config.json, or a name on the hub (of which config.json alone
+    is fetched). Raises CheckpointError."""
     facts = _facts(source)
     table = models.table(facts)
     cache, flops = costs.cache_cost(facts), costs.token_flops(table)

@@ -35,7 +35,7 @@ _BLOCK = "<!-- {name} -->\n{text}<!-- end of {name} -->\n"
 
 
 def rendered(page: str, blocks: Blocks) -> str:
-    """The page with its marked blocks written anew."""
+    """Return the page with its marked blocks written anew."""
     for name, made in blocks.items():
         lines = made()
         block = _BLOCK.format(name=name, text="".join(f"{line}\n" for line in lines))
@@ -94,7 +94,8 @@ def _plug_points() -> Iterator[str]:
 
 
 def _places() -> Iterator[str]:
-    """Where what ships of each kind lives, and the contract that it must pass."""
+    """List where the built-in plug-ins of each kind live, and the contract that a plug-in must
+    pass."""
     yield "| kind | what ships is in | its contract |"
     yield "|---|---|---|"
     for point in POINTS:
@@ -134,7 +135,7 @@ def _series(metric: Metric) -> str:
 
 
 def _families() -> Iterator[str]:
-    """Those that no scalar of a step makes."""
+    """List the metrics that no scalar of a step makes."""
     yield "| metric | kind | what it is |"
     yield "|---|---|---|"
     of_scalars = {family_of(metric).name for metric in METRICS} - {PHASES}

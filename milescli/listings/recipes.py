@@ -51,15 +51,15 @@ class RecipeRow:
 
 
 def recipe_rows() -> list[RecipeRow]:
-    """Every recipe that ships, smaller models first."""
+    """List every recipe that ships, smaller models first."""
     known = json.loads((templates_dir() / MODELS_FILE).read_text(encoding="utf-8"))
     rows = [_row(name, known["models"], known["smallest_machines"]) for name in template_names()]
     return sorted(rows, key=lambda row: (row.num_parameters or 0, row.name))
 
 
 def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """The first of the yardstick that the planner finds room on; None where it finds none, or the
-    model cannot be trained."""
+    """Return the first of the yardstick that the planner finds room on; None where it finds none,
+    or the model cannot be trained."""
     if facts.untrainable:
         return None
     for name in YARDSTICK:

@@ -90,26 +90,26 @@ def check_reward(
 
 
 def check_filter(keep: GroupFilter) -> list[bool]:
-    """What it says of groups of all kinds; yes or no. Raises RecipeError."""
+    """Call it on groups of all kinds and return its answers, yes or no. Raises RecipeError."""
     settings = Rollout(filter=path_of(keep))
     return [is_kept(keep, group, settings=settings) for group in example_groups()]
 
 
 def check_sample_filter(keep: SampleFilter) -> list[bool]:
-    """What it says of samples of all kinds; yes or no. Raises RecipeError."""
+    """Call it on samples of all kinds and return its answers, yes or no. Raises RecipeError."""
     settings = Rollout(sample_filter=path_of(keep))
     groups = [sifted(keep, group, settings=settings) for group in example_groups()]
     return [sample.is_learned for group in groups for sample in group.samples]
 
 
 def check_metrics(metrics: Metrics) -> dict[str, float]:
-    """Its figures of three prompts of four samples each. Raises RecipeError."""
+    """Return its figures of three prompts of four samples each. Raises RecipeError."""
     settings = Evaluation(metrics=path_of(metrics), samples_per_prompt=4)
     return measured(metrics, example_groups(), settings=settings)
 
 
 def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
-    """The samples that it takes of three prompts. Raises RecipeError."""
+    """Return the samples that it takes of three prompts. Raises RecipeError."""
     groups = example_groups()
 
     async def play(place: int, index: int = 0) -> Sample:
@@ -123,19 +123,21 @@ def check_evaluation(evaluate: EvaluationFn) -> list[list[Sample]]:
 
 
 def check_shaping(shaping: Shaping) -> list[list[float]]:
-    """What it makes of groups of all kinds: a finite number for each sample. Raises RecipeError."""
+    """Return the rewards that it makes for groups of all kinds: a finite number for each sample.
+    Raises RecipeError."""
     settings = Rollout(shaping=path_of(shaping), max_response_tokens=12)
     return [shaped(shaping, group, settings=settings).rewards for group in example_groups()]
 
 
 def check_selection(choose: Selection) -> list[Group]:
-    """The two of three groups that it takes. Raises RecipeError."""
+    """Return the two of three groups that it takes. Raises RecipeError."""
     settings = Rollout(selection=path_of(choose), over_sampling=1.5)
     return selected(choose, example_groups(), count=2, settings=settings)
 
 
 def check_curriculum(choose: Curriculum) -> list[int]:
-    """Which two of three prompts it takes, of which one was never tried. Raises RecipeError."""
+    """Return which two of three prompts it takes, of which one was never tried. Raises
+    RecipeError."""
     groups, history = example_groups(), dict[int, Tried]()
     remember(history, groups[:2])
     prompts = [group.prompt for group in groups]
@@ -155,7 +157,8 @@ def check_generation(generation: Generation) -> list[Sample]:
 
 
 def check_task(task: Callable[..., Iterable[Mapping[str, object]]]) -> list[Mapping[str, object]]:
-    """The first hundred of its rows; prompts, and the same for the same seed."""
+    """Return the first hundred of its rows, which must be prompts, and the same for the same
+    seed."""
     rows = require_rows(list(islice(task(seed=0), 100)), path_of(task))
     if rows != list(islice(task(seed=0), 100)):
         raise ValueError("it yields other rows for the same seed")
@@ -195,8 +198,8 @@ def check_agent(agent: Agent, *, num_samples: int = 8, timeout_s: float = 30.0) 
 
 
 def check_tool(tool: object) -> Mapping[str, object]:
-    """What a model is told of it. Raises RecipeError where a parameter has no type, ValueError
-    where nothing says what it does."""
+    """Return the schema that a model is given. Raises RecipeError where a parameter has no type,
+    ValueError where nothing says what the tool does."""
     name = path_of(tool).rpartition(":")[2]
     schema = schema_of(tool, name=name)
     if not schema["function"]["description"]:
@@ -221,7 +224,7 @@ class _RandomPolicy:
 
 
 def _chat_form(text: str) -> ChatForm:
-    """Of a tokenizer that is made of a text: its tokens are bytes."""
+    """Make the chat form of a tokenizer whose tokens are bytes."""
     with TemporaryDirectory() as folder:
         make_scratch_tokenizer([text], MIN_VOCAB_SIZE, folder)
         return ChatForm(tokenizer=load_tokenizer(folder))

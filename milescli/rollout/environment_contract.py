@@ -132,7 +132,8 @@ def _held() -> tuple[int, int]:
 
 
 def _require_nothing_kept(before: tuple[int, int] | None, after: tuple[int, int]) -> None:
-    """Of the second half of the episodes: what was opened once is no leak."""
+    """Compare what is open after the first and the second half of the episodes: what was opened
+    once is no leak."""
     if before is None:
         return
     files, threads = after[0] - before[0], after[1] - before[1]

@@ -47,12 +47,12 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Step:
-        """What the policy said, without its reasoning."""
+        """Act on `action`, which is what the policy said, without its reasoning."""
         ...
 
 
 def seed_of(prompt: Prompt) -> int:
-    """Of the episodes of a row."""
+    """Return the seed of the episodes of a row."""
     label = prompt.label or ""
     return int(label) if label.isdecimal() and len(label) < 10 else prompt.index
 
@@ -65,8 +65,8 @@ def numbered(count: int) -> list[Prompt]:
 
 
 def made(what: Any, settings: Mapping[str, Any]) -> Environment:
-    """A new one, of a name, an import path or what makes it. Raises RecipeError where it cannot be
-    had, or does not take the settings."""
+    """Make a new environment, of a name, an import path or a factory. Raises RecipeError where it
+    cannot be loaded, or does not take the settings."""
     factory: Any = ENVIRONMENTS.resolve(what) if isinstance(what, str) else what
     called = what if isinstance(what, str) else name_of(what)
     try:
@@ -101,7 +101,7 @@ def require(factory: Any, settings: Mapping[str, Any]) -> None:
 
 
 def checked(step: object) -> Step:
-    """The same. Raises ValueError for what is no step."""
+    """Return the same step. Raises ValueError for what is no step."""
     if not isinstance(step, Step):
         raise ValueError(f"`step` returned {step!r:.200}; it returns a Step")
     if not isinstance(step.observation, str):
@@ -118,7 +118,7 @@ def checked(step: object) -> Step:
 
 
 def checked_start(observation: object) -> str | None:
-    """The same. Raises ValueError for what no `reset` may return."""
+    """Return the same observation. Raises ValueError for what no `reset` may return."""
     if observation is not None and not isinstance(observation, str):
         raise ValueError(f"`reset` returned {observation!r:.200}; it returns text, or None")
     return observation

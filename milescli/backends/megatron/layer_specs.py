@@ -13,12 +13,13 @@ DEFAULT = "default"
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """As `miles` builds it."""
+    """Return the spec as `miles` builds it."""
     return spec
 
 
 def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """What `change` makes of a layer's spec. Raises RecipeError where that is none."""
+    """Return what `change` makes of a layer's spec. Raises RecipeError where that is no
+    ModuleSpec."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)

@@ -51,14 +51,15 @@ def chosen(
     count: int,
     settings: Data,
 ) -> list[int]:
-    """Places, in the order of the candidates. Raises RecipeError where what it says is none."""
+    """Return the chosen places, in the order of the candidates. Raises RecipeError where the
+    curriculum returns none."""
     said = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
     return sorted(places_of(said, "curriculum", settings.curriculum, size=size, count=count))
 
 
 def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
-    """What came of these groups, refused ones among them."""
+    """Record the rewards of these groups, refused ones among them."""
     for group in groups:
         index = group.prompt.index
         before = history[index].times if index in history else 0
@@ -66,26 +67,26 @@ def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
 
 
 def as_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
-    """For a checkpoint's manifest."""
+    """Turn the history into JSON for a checkpoint's manifest."""
     return {str(index): [tried.reward, tried.times] for index, tried in history.items()}
 
 
 def from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
-    """See `as_state`."""
+    """Read a history that `as_state` made."""
     return {int(index): Tried(reward, int(times)) for index, (reward, times) in state.items()}
 
 
 def in_order(
     *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
 ) -> Sequence[int]:
-    """As they come."""
+    """Take the prompts in their order."""
     return range(count)
 
 
 def learnable(
     *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
 ) -> Sequence[int]:
-    """The largest p (1 - p), p: the share of right answers, the variance of a reward of 0 or 1
+    """Take the largest p (1 - p), p: the share of right answers, the variance of a reward of 0 or 1
     (learnability of Foster et al., arXiv 2502.12272). What was not tried counts as p = 1/2; of
     equal ones, the earlier."""
 

@@ -17,18 +17,19 @@ class GroupFilter(Protocol):
     """A plug-in of `rollout.filter`."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> bool:
-        """True: keep the group. Called once a group, when all of its samples are scored."""
+        """Return True to keep the group. Called once a group, when all of its samples are
+        scored."""
         ...
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
-    """What the filter says. Raises RecipeError where that is neither yes nor no."""
+    """Ask the filter. Raises RecipeError where its answer is neither yes nor no."""
     said = keep(group=group, settings=settings)
     return yes_or_no(said, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
 def yes_or_no(said: object, kind: str, name: str, *, of: str) -> bool:
-    """What the filter `name` said, as a bool. Raises RecipeError where it is neither."""
+    """Return the answer of the filter `name` as a bool. Raises RecipeError where it is neither."""
     if said in (True, False):
         return bool(said)
     raise RecipeError(
@@ -56,6 +57,6 @@ def pass_rate(*, group: Group, settings: Rollout) -> bool:
 
 
 def has_zero_variance(group: Group) -> bool:
-    """Whether all rewards of the group are equal, and those of each role."""
+    """Return whether all rewards of the group are equal, and those of each role."""
     views = views_of(group).values() if has_role_rewards([group]) else ()
     return all(len(set(each.rewards)) <= 1 for each in (group, *(view.group for view in views)))

@@ -16,13 +16,14 @@ class SampleFilter(Protocol):
     """A plug-in of `rollout.sample_filter`."""
 
     def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
-        """True: learn from the sample's tokens. Called once a sample, when its group is kept."""
+        """Return True to learn from the sample's tokens. Called once a sample, when its group is
+        kept."""
         ...
 
 
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
-    """The group, its samples marked as the filter says. Raises RecipeError where that is neither
-    yes nor no."""
+    """Mark the samples of the group as the filter decides. Raises RecipeError where its answer is
+    neither yes nor no."""
     name, of = settings.sample_filter, f"prompt {group.prompt.index}"
     samples = [
         sample
@@ -34,10 +35,10 @@ def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
 
 
 def keep_all(*, sample: Sample, settings: Rollout) -> bool:
-    """Leaves none out."""
+    """Leave none out."""
     return True
 
 
 def truncated(*, sample: Sample, settings: Rollout) -> bool:
-    """Leaves out responses that were cut off (overlong filtering of DAPO, arXiv 2503.14476)."""
+    """Leave out responses that were cut off (overlong filtering of DAPO, arXiv 2503.14476)."""
     return sample.stop_reason is not StopReason.LENGTH

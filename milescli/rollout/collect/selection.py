@@ -28,8 +28,8 @@ class Selection(Protocol):
 def selected(
     choose: Selection, groups: Sequence[Group], *, count: int, settings: Rollout
 ) -> list[Group]:
-    """The chosen ones, in the order of their prompts; all where there are no more than `count`.
-    Raises RecipeError."""
+    """Return the chosen groups in the order of their prompts; all where there are no more than
+    `count`. Raises RecipeError."""
     if len(groups) <= count:
         return list(groups)
     said = choose(groups=groups, count=count, settings=settings)
@@ -38,8 +38,8 @@ def selected(
 
 
 def places_of(said: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
-    """`count` different places of a list of `size`, as somebody has chosen them. Raises RecipeError
-    where they are none."""
+    """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
+    RecipeError where they are none."""
     try:
         places = [int(place) for place in said]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -54,11 +54,11 @@ def places_of(said: object, kind: str, name: str, *, size: int, count: int) -> l
 
 
 def first(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
-    """In a run, those that are done first; of a list, its first."""
+    """Take those that are done first in a run; the first of a list."""
     return range(count)
 
 
 def variance(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
-    """Those whose rewards differ most; of equal ones, the earlier. The gradient of a group grows
-    with the spread of its rewards."""
+    """Take those whose rewards differ most; of equal ones, the earlier. The gradient of a group
+    grows with the spread of its rewards."""
     return sorted(range(len(groups)), key=lambda place: -pvariance(groups[place].rewards))[:count]

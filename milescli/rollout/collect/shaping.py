@@ -24,8 +24,8 @@ class Shaping(Protocol):
 
 
 def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
-    """The group with its rewards shaped. Raises RecipeError where they are not a finite number for
-    each sample."""
+    """Return the group with its rewards shaped. Raises RecipeError where they are not a finite
+    number for each sample."""
     rewards = shaping(group=group, settings=settings)
     try:
         numbers = [finite_reward(reward) for reward in rewards]
@@ -41,7 +41,7 @@ def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
 
 
 def unchanged(*, group: Group, settings: Rollout) -> Sequence[float]:
-    """As they are."""
+    """Return the rewards unchanged."""
     return group.rewards
 
 

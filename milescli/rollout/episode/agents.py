@@ -17,7 +17,7 @@ _MADE: dict[tuple[str, str], Agent] = {}
 
 
 def made(path: str, settings: Rollout) -> Agent:
-    """The agent at an import path; of a class, the one of this process for the recipe's
+    """Return the agent at an import path; of a class, the instance of this process for the recipe's
     `rollout`."""
     agent: Any = imported(path)
     if not inspect.isclass(agent):
@@ -29,18 +29,18 @@ def made(path: str, settings: Rollout) -> Agent:
 
 
 def is_built_in(rollout: Rollout) -> bool:
-    """Whether neither the agent nor one of its tools is the user's."""
+    """Return whether neither the agent nor one of its tools is the user's."""
     return rollout.agent in AGENTS.builtin and all(name in TOOLS.builtin for name in rollout.tools)
 
 
 def plays_here(rollout: Rollout) -> bool:
-    """Whether episodes are played in the driver, and not in a process of the user's code."""
+    """Return whether episodes are played in the driver, and not in a process of the user's code."""
     return is_built_in(rollout) and rollout.generation in GENERATIONS.builtin
 
 
 def tool_schemas(rollout: Rollout) -> list[Mapping[str, Any]]:
-    """Of `rollout.tools` alone, in OpenAI's form. Raises RecipeError where one cannot be had, or
-    does not say what it takes."""
+    """Return the schemas of `rollout.tools` alone, in OpenAI's form. Raises RecipeError where one
+    cannot be loaded, or does not say what it takes."""
     return [schema_of(tool, name=name) for name, tool in named_tools(rollout).items()]
 
 
@@ -55,8 +55,8 @@ def require_agent(rollout: Rollout) -> None:
 
 
 def named_tools(rollout: Rollout) -> dict[str, Any]:
-    """`rollout.tools`, by the names that the model calls them by: that of the registry, or of the
-    function. Raises RecipeError where one cannot be had."""
+    """Load `rollout.tools`, by the names that the model calls them by: that of the table, or of the
+    function. Raises RecipeError where one cannot be loaded."""
     found = {}
     for name in rollout.tools:
         tool = TOOLS.resolve(name)

@@ -42,7 +42,7 @@ class EvaluationFn(Protocol):
 async def all_prompts(
     *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
 ) -> Sequence[Sequence[Sample]]:
-    """`samples_per_prompt` of each, all at once."""
+    """Play `samples_per_prompt` of each prompt, all at once."""
     count = settings.samples_per_prompt
     samples = await all_or_first_error(
         play(place, index) for place in range(len(prompts)) for index in range(count)
@@ -51,7 +51,7 @@ async def all_prompts(
 
 
 def load_evaluation(settings: Evaluation) -> EvaluationFn:
-    """Raises RecipeError where `eval.function` names nothing that fits."""
+    """Load the evaluation. Raises RecipeError where `eval.function` names nothing that fits."""
     function = EVALUATIONS.resolve(settings.function)
     if settings.function in EVALUATIONS.builtin:
         return cast(EvaluationFn, function)
@@ -61,8 +61,8 @@ def load_evaluation(settings: Evaluation) -> EvaluationFn:
 async def played(
     evaluate: EvaluationFn, prompts: Sequence[Prompt], play: Play, *, settings: Evaluation
 ) -> list[list[Sample]]:
-    """The samples of each prompt. Raises RecipeError where the function fails, or gives something
-    else; what an episode raises."""
+    """Return the samples of each prompt. Raises RecipeError where the function fails, or returns
+    something else; what an episode raises."""
     made: Any = await evaluate(prompts=prompts, play=play, settings=settings)
     try:
         rows = [list(samples) for samples in made]
@@ -100,7 +100,7 @@ class EvaluationProcess:
 
 
 async def evaluate_there(path: str, prompts: list[Prompt], settings: Evaluation) -> Any:
-    """In the process of the user's function."""
+    """Run the evaluation in the process of the user's function."""
     function: Any = imported(path)
     side = asking.get()
 

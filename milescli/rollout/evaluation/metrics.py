@@ -26,7 +26,7 @@ class Metrics(Protocol):
 def measured(
     metrics: Metrics, groups: Sequence[Group], *, settings: Evaluation
 ) -> dict[str, float]:
-    """What they say. Raises RecipeError where that is not a finite number for each name."""
+    """Compute the metrics. Raises RecipeError where they are not a finite number for each name."""
     said = metrics(groups=groups, settings=settings)
     try:
         return {str(name): finite_reward(value) for name, value in said.items()}
@@ -44,8 +44,8 @@ def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, fl
 
 
 def pass_at_k(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
-    """The chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to the
-    samples of a prompt; the mean over prompts of `chance.pass_at`."""
+    """Return the chance that one of k samples is right (reward above 0), for k = 1, 2, 4, ... up to
+    the samples of a prompt; the mean over prompts of `statistics.pass_at`."""
     return {
         f"pass_at_{k}": fmean(
             pass_at(k, num_samples=len(group.rewards), num_right=sum(r > 0 for r in group.rewards))

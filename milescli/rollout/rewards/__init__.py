@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
 
 
 def load_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
-    """The rewards that `rollout.reward` names, by name. Raises RecipeError where one cannot be had,
-    does not have the signature, or lacks a setting."""
+    """Load the rewards that `rollout.reward` names, by name. Raises RecipeError where one cannot be
+    loaded, does not have the signature, or lacks a setting."""
     return {name: _loaded(name, rollout) for name in rollout.reward_weights}
 
 
 def load_all_rewards(rollout: Rollout) -> dict[str, RewardFn | BoundedReward]:
-    """Those of roles, too. Raises as `load_rewards`."""
+    """Load the rewards of roles, too. Raises as `load_rewards`."""
     return {name: _loaded(name, rollout) for name in dict.fromkeys(rollout.reward_names)}
 
 
@@ -38,8 +38,8 @@ def _loaded(name: str, rollout: Rollout) -> RewardFn | BoundedReward:
 
 
 def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
-    """One of the user's in worker processes, as a run calls it; None for a built-in one that needs
-    none."""
+    """Return a reward of the user's in worker processes, as a run calls it; None for a built-in one
+    that needs none."""
     reward: Any = REWARDS.resolve(name)
     if not _runs_apart(name):
         return None
@@ -54,8 +54,8 @@ def in_processes(name: str, rollout: Rollout) -> ProcessReward | None:
 
 
 def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
-    """The recipe's rewards, bounded and retried as the recipe says; those of the user's in
-    processes of their own. `server`: who holds the reward model, where one is named."""
+    """Make the scorer of the recipe's rewards, bounded and retried as the recipe says; the user's
+    run in processes of their own. `server`: who holds the reward model, where one is named."""
     scorers = {
         name: Scorer(
             in_processes(name, rollout) or _served(reward, server),
@@ -73,7 +73,7 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
 
 
 def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict[str, Scoring]:
-    """A scorer for each role that has a reward of its own, as `scorer_of`."""
+    """Make a scorer for each role that has a reward of its own, as `scorer_of`."""
     return {
         name: scorer_of(rollout.model_copy(update={"reward": role.reward}), server)
         for name, role in rollout.roles.items()
@@ -82,8 +82,8 @@ def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict
 
 
 def label_checks(rollout: Rollout) -> dict[str, RewardFn]:
-    """What every label is put before, by the names of the rewards; what a run calls in processes of
-    its own is asked in another one."""
+    """Return the functions that every label is passed to, by the names of the rewards; what a run
+    calls in processes of its own is called in another one."""
     return {
         name: cast(RewardFn, _apart(name) if _runs_apart(name) else reward)
         for name, reward in load_all_rewards(rollout).items()
@@ -112,8 +112,8 @@ def answer_of(rollout: Rollout) -> Callable[[str], str | None] | None:
 
 
 def needs_label(rollout: Rollout) -> bool | None:
-    """Whether some reward compares with a label; one of the user's says so by `needs_label`. None:
-    none says that it does, and one does not say."""
+    """Return whether some reward compares with a label; one of the user's says so by `needs_label`.
+    None: none says that it does, and one does not say."""
     said = [
         getattr(reward, "needs_label", False if name in REWARDS.builtin else None)
         for name, reward in load_all_rewards(rollout).items()

@@ -46,8 +46,8 @@ def require_model(model: Model) -> None:
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:
-    """Same as `facts_of_recipe`, for the model that is trained: with a score head where the
-    objective wants one, with its MTP layer where that is trained."""
+    """Return the facts of the model that is trained: with a score head where the objective wants
+    one, with its MTP layer where that is trained."""
     facts = facts_of_recipe(recipe.model)
     if recipe.train.mtp.is_on:
         return with_mtp(facts)

@@ -75,7 +75,7 @@ def load_train_plugins(recipe: Recipe) -> None:
 
 
 def _named(recipe: Recipe, points: tuple[PlugPoint, ...]) -> Iterator[tuple[PlugPoint, str]]:
-    """The points of which the recipe names a plug-in, and its name."""
+    """Yield the points of which the recipe names a plug-in, and its name."""
     for point in points:
         name = attrgetter(point.key)(recipe)
         if name is not None and name != point.off:
