@@ -17,6 +17,7 @@ from typing import Any
 from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
+from milescli.core.registry import PlugPoint
 from milescli.core.user_process import CallFailed, UserProcess
 
 _CLOSING_S = 10.0
@@ -140,6 +141,16 @@ class Isolated:
                     why=f"it was at{error}" if str(error) else "where it was cannot be told",
                     fix=[self._longer, mend] if self._longer else mend,
                 ) from None
+
+
+def resolve_isolated(point: PlugPoint, name: str, **options: Any) -> Any:
+    """Resolve `name` for the driver: a plug-in of the user's is called in a process of its own.
+    `options`: as of `Isolated`. Raises as `PlugPoint.resolve`."""
+    plugin = point.resolve(name)
+    if name in point.builtin or user_code.in_user_process:
+        return plugin
+    what = f"the {point.kind} `{name}`"
+    return Isolated(point.path_of(name), what=what, plugin=plugin, lane=point.lane, **options)
 
 
 _MADE: dict[int, Any] = {}

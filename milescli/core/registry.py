@@ -115,24 +115,15 @@ class PlugPoint:
             )
         return path
 
-    def load(self, name: str | None, **options: Any) -> Any:
-        """Return what is called `name`, ready to be called where plug-ins of this kind run; None
+    def load(self, name: str | None) -> Any:
+        """Return what is called `name`, to be called in this process, e.g. on a trainer's rank; None
         where the name stands for none. What a function of the user's raises becomes a RecipeError
         that names it, and its time is bounded. Its attributes (`needs`, ...) are those of the
-        result too. `options` are those of `Isolated`. Raises as `resolve`."""
+        result too. Raises as `resolve`."""
         if name is None or name == self.off:
             return None
         plugin = self.resolve(name)
-        if name in self.builtin:
-            return plugin
-        if self.runs_in == "rank":
-            return _Named(plugin, lambda: self.guarded(name))
-        if user_code.in_user_process:
-            return plugin
-        from milescli.core.isolated import Isolated
-
-        what = f"the {self.kind} `{name}`"
-        return Isolated(self.path_of(name), what=what, plugin=plugin, lane=self.lane, **options)
+        return plugin if name in self.builtin else _Named(plugin, lambda: self.guarded(name))
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:

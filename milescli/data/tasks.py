@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.isolated import MAX_YIELDED
+from milescli.core.isolated import MAX_YIELDED, resolve_isolated
 from milescli.core.plug_points import ROWS
 from milescli.core.user_code import mend
 
@@ -121,7 +121,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
     RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
-    rows = ROWS.load(path)(seed=seed)
+    rows = resolve_isolated(ROWS, path)(seed=seed)
     return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
 

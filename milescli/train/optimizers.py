@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import SCHEDULES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Warmup
@@ -67,7 +68,7 @@ def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
     last = max(total_steps - 1 - optimizer.warmup_steps, 1)
     progress = min((step - optimizer.warmup_steps) / last, 1.0)
-    rate = SCHEDULES.load(optimizer.schedule)(progress=progress, settings=optimizer)
+    rate = resolve_isolated(SCHEDULES, optimizer.schedule)(progress=progress, settings=optimizer)
     if isinstance(rate, int | float) and math.isfinite(rate) and rate >= 0:
         return float(rate)
     raise RecipeError(

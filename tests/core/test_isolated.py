@@ -15,7 +15,7 @@ import pytest
 
 from milescli.core import isolated, user_code
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import MAX_YIELDED, Isolated, close_lanes
+from milescli.core.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
 from milescli.core.registry import PlugPoint
 from tests.core import bad_code
 
@@ -35,11 +35,11 @@ def _ends_what_it_began() -> Iterator[None]:
 
 
 def _piece(name: str, *, bound_s: float = 30.0) -> object:
-    return PIECES.load(f"{ROOM}:{name}", bound_s=bound_s)
+    return resolve_isolated(PIECES, f"{ROOM}:{name}", bound_s=bound_s)
 
 
 def test_the_users_runs_in_another_process_and_ours_in_this_one() -> None:
-    assert PIECES.load("ours") is bad_code.good
+    assert resolve_isolated(PIECES, "ours") is bad_code.good
     assert _piece("good")(number=4) == 8
     counting = _piece("counting")
     assert [counting(number=2), counting(number=3)] == [2, 5]
@@ -124,7 +124,7 @@ def test_a_process_that_ended_between_two_calls_is_not_replaced_in_silence() -> 
 
 
 def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
-    slow = replace(PIECES, lane="slow").load(f"{ROOM}:sleeping")
+    slow = resolve_isolated(replace(PIECES, lane="slow"), f"{ROOM}:sleeping")
     with concurrent.futures.ThreadPoolExecutor() as threads:
         waiting = threads.submit(lambda: slow(number=1))
         try:
@@ -154,7 +154,7 @@ def test_nested_calls_stay_in_the_process() -> None:
 
 def nested() -> tuple[int, int]:
     """Its own process, and that of a piece which it calls."""
-    inner = PIECES.load(f"{__name__}:pid")
+    inner = resolve_isolated(PIECES, f"{__name__}:pid")
     return os.getpid(), inner(number=1)
 
 

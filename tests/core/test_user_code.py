@@ -12,6 +12,7 @@ import pytest
 
 from milescli.core import user_code
 from milescli.core.errors import DataError, RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.registry import PlugPoint
 
 HERE = "tests.core.test_user_code"
@@ -121,7 +122,7 @@ class Piece:
         (doubles, "doubles", "def doubles"),
         (Piece(), "Piece", "class Piece"),
         (ON_RANKS.load(f"{HERE}:doubles"), "doubles", "def dou"),
-        (IN_DRIVER.load(f"{HERE}:doubles"), "doubles", "def dou"),
+        (resolve_isolated(IN_DRIVER, f"{HERE}:doubles"), "doubles", "def dou"),
         ("no_such_module:fn", "no_such_module:fn", ""),
         ("none", "none", ""),
     ],

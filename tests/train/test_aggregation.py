@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import AGGREGATIONS
 from milescli.recipe.train import Train
 from milescli.train.aggregation import LossShare, share_of
 
 
 def _share(name: str, num_tokens: int) -> LossShare:
-    return AGGREGATIONS.load(name)(num_tokens=num_tokens, settings=Train())
+    return resolve_isolated(AGGREGATIONS, name)(num_tokens=num_tokens, settings=Train())
 
 
 def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None:
@@ -21,7 +22,7 @@ def test_a_token_mean_counts_tokens_and_a_sequence_mean_counts_samples() -> None
 
 def test_an_unknown_aggregation_is_refused_by_its_key() -> None:
     with pytest.raises(RecipeError, match="no aggregation is called `token_men`") as caught:
-        AGGREGATIONS.load("token_men")
+        resolve_isolated(AGGREGATIONS, "token_men")
     assert caught.value.fixes == ["--set train.aggregation=token_mean"]
 
 

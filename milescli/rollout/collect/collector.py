@@ -19,6 +19,7 @@ from typing import Any
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
@@ -81,11 +82,11 @@ class Collector:
         self._episodes = episodes
         self._recipe = recipe
         self._seed_of = seed_of or sampling_seed
-        self._keep = FILTERS.load(recipe.rollout.filter)
-        self._sample_filter = SAMPLE_FILTERS.load(recipe.rollout.sample_filter)
-        self._shaping = SHAPINGS.load(recipe.rollout.shaping)
-        self._selection = SELECTIONS.load(recipe.rollout.selection)
-        self._curriculum = CURRICULA.load(recipe.data.curriculum)
+        self._keep = resolve_isolated(FILTERS, recipe.rollout.filter)
+        self._sample_filter = resolve_isolated(SAMPLE_FILTERS, recipe.rollout.sample_filter)
+        self._shaping = resolve_isolated(SHAPINGS, recipe.rollout.shaping)
+        self._selection = resolve_isolated(SELECTIONS, recipe.rollout.selection)
+        self._curriculum = resolve_isolated(CURRICULA, recipe.data.curriculum)
         self._with_greedy = with_greedy
         self._journal = journal or NoJournal()
         self.refused: list[Group] = []

@@ -22,6 +22,7 @@ from milescli.console.transfer import Transfer
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import METRICS
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
@@ -83,7 +84,7 @@ class Evaluator:
         path = self.folder / self.set_name / f"step_{step}.jsonl"
         with self.side.writing(path) if self.side else nullcontext():
             write_lines(path, groups)
-        metrics = METRICS.load(settings.metrics)
+        metrics = resolve_isolated(METRICS, settings.metrics)
         figures = await in_thread(lambda: measured(metrics, groups, settings=settings))
         parts = {f"reward/{name}": mean for name, mean in mean_parts(samples).items()}
         parts |= {f"agent/{name}": mean for name, mean in mean_figures(samples).items()}

@@ -12,6 +12,7 @@ from typing import Any
 from milescli.core.concurrency import in_thread
 from milescli.core.events import Event
 from milescli.core.examples import example_groups
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import HOOKS
 from milescli.core.scalars import scalars_of
 from milescli.core.types import StepReport
@@ -27,7 +28,8 @@ class UserHooks:
         self._calls: dict[str, Callable[..., Any]] = {}
         for point in HOOKS:
             if (path := getattr(settings, point.kind)) is not None:
-                self._calls[point.kind] = point.load(
+                self._calls[point.kind] = resolve_isolated(
+                    point,
                     path,
                     bound_s=settings.timeout_s,
                     longer=f"--set run.hooks.timeout_s={2 * settings.timeout_s:g}",

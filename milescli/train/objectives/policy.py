@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
 from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.distill import teachers_by_source
@@ -88,11 +89,11 @@ class Policy:
     ) -> None:
         """Pieces that are not given are those that the recipe names."""
         self.settings = train = _filled_in(recipe)
-        self.advantage = advantage or ADVANTAGES.load(train.advantage)
+        self.advantage = advantage or resolve_isolated(ADVANTAGES, train.advantage)
         self.credit = credit or CREDITS.load(train.credit)
         self.surrogate = surrogate or SURROGATES.load(train.surrogate)
         self.correction = correction or CORRECTIONS.load(train.correction.kind)
-        self.aggregation = aggregation or AGGREGATIONS.load(train.aggregation)
+        self.aggregation = aggregation or resolve_isolated(AGGREGATIONS, train.aggregation)
         self.old = Stream.ENGINE if recipe.old_logprobs == "engine" else Stream.OLD
         self.kl_in_reward = train.kl_coef > 0 and train.kl_in == "reward"
         self.teacher_of = {} if train.distill.is_served else teachers_by_source(train.distill)

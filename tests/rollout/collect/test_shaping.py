@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import FILTERS, SHAPINGS
 from milescli.core.types import Group
 from milescli.recipe.schema import Rollout
@@ -51,13 +52,15 @@ def test_overlong_responses_lose_reward_within_the_buffer() -> None:
     settings = Rollout(
         max_response_tokens=20, shaping="overlong", overlong_buffer=4, overlong_penalty=0.5
     )
-    group = shaped(SHAPINGS.load("overlong"), _lengths(1, 16, 18, 20), settings=settings)
+    group = shaped(
+        resolve_isolated(SHAPINGS, "overlong"), _lengths(1, 16, 18, 20), settings=settings
+    )
     assert group.rewards == [1.0, 1.0, 0.75, 0.5]
 
 
 def test_the_buffer_is_a_fifth_where_nobody_says_how_much() -> None:
     settings = Rollout(max_response_tokens=20)
-    group = shaped(SHAPINGS.load("overlong"), _lengths(16, 20), settings=settings)
+    group = shaped(resolve_isolated(SHAPINGS, "overlong"), _lengths(16, 20), settings=settings)
     assert group.rewards == [1.0, 0.0]
 
 
@@ -67,14 +70,16 @@ def test_the_buffer_is_a_fifth_where_nobody_says_how_much() -> None:
 def test_rewards_that_cannot_be_trained_on_are_named(name: str, why: str) -> None:
     path = f"{__name__}:{name}"
     with pytest.raises(RecipeError, match=f"the shaping `{path}` gave") as refused:
-        shaped(SHAPINGS.load(path), rewarded([0.0, 1.0]), settings=Rollout(shaping=path))
+        shaped(
+            resolve_isolated(SHAPINGS, path), rewarded([0.0, 1.0]), settings=Rollout(shaping=path)
+        )
     assert why in refused.value.why
 
 
 def test_what_a_shaping_raises_is_named_with_its_line() -> None:
     path = f"{__name__}:raising"
     with pytest.raises(RecipeError, match=f"the shaping `{path}` failed") as refused:
-        shaped(SHAPINGS.load(path), rewarded([0.0]), settings=Rollout(shaping=path))
+        shaped(resolve_isolated(SHAPINGS, path), rewarded([0.0]), settings=Rollout(shaping=path))
     assert "difficulty" in refused.value.why and "test_shaping.py" in refused.value.why
 
 
@@ -91,10 +96,12 @@ def test_what_a_shaping_raises_is_named_with_its_line() -> None:
 )
 def test_filters_keep_what_teaches(name: str, rewards: list[float], expected: bool) -> None:
     settings = Rollout(filter=name)
-    assert is_kept(FILTERS.load(name), rewarded(rewards), settings=settings) is expected
+    assert (
+        is_kept(resolve_isolated(FILTERS, name), rewarded(rewards), settings=settings) is expected
+    )
 
 
 def test_a_filter_that_says_neither_is_named() -> None:
     path = f"{__name__}:maybe"
     with pytest.raises(RecipeError, match="gave 'perhaps'"):
-        is_kept(FILTERS.load(path), rewarded([1.0]), settings=Rollout(filter=path))
+        is_kept(resolve_isolated(FILTERS, path), rewarded([1.0]), settings=Rollout(filter=path))

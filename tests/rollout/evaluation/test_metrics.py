@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import METRICS
 from milescli.recipe.schema import Evaluation
 from milescli.rollout.evaluation.metrics import measured
@@ -21,7 +22,9 @@ from tests.samples import rewarded
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(rewards: list[list[float]]) -> None:
     settings = Evaluation(samples_per_prompt=5, metrics="pass_at_k")
     figures = measured(
-        METRICS.load("pass_at_k"), [rewarded(row) for row in rewards], settings=settings
+        resolve_isolated(METRICS, "pass_at_k"),
+        [rewarded(row) for row in rewards],
+        settings=settings,
     )
     assert list(figures) == ["pass_at_1", "pass_at_2", "pass_at_4"]
     for k in (1, 2, 4):
@@ -49,5 +52,7 @@ def not_finite(*, groups, settings):  # type: ignore[no-untyped-def]
 def test_what_are_no_figures_is_named(name: str, said: str) -> None:
     path = f"{__name__}:{name}"
     with pytest.raises(RecipeError, match=f"the metrics `{path}` gave") as refused:
-        measured(METRICS.load(path), [rewarded([1.0])], settings=Evaluation(metrics=path))
+        measured(
+            resolve_isolated(METRICS, path), [rewarded([1.0])], settings=Evaluation(metrics=path)
+        )
     assert said in refused.value.why

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import ADVANTAGES
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate
@@ -52,7 +53,7 @@ def test_equal_rewards_teach_nothing(normalize_std: str) -> None:
 
 def test_an_unknown_estimator_is_refused_by_name() -> None:
     with pytest.raises(RecipeError, match="grpi") as caught:
-        ADVANTAGES.load("grpi")
+        resolve_isolated(ADVANTAGES, "grpi")
     assert caught.value.fixes == ["--set train.advantage=grpo"]
 
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
+from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import ADVANTAGES
 from milescli.core.types import Group, Sample, Trajectory
 from milescli.recipe.train import Train
@@ -44,7 +45,9 @@ def _groups(batch: list[list[tuple[float, int]]]) -> list[Group]:
 
 
 def _of(name: str, groups: list[Group], **settings: object) -> list[np.ndarray]:
-    rows = estimate(ADVANTAGES.load(name), groups, settings=Train(advantage=name, **settings))
+    rows = estimate(
+        resolve_isolated(ADVANTAGES, name), groups, settings=Train(advantage=name, **settings)
+    )
     return [np.array(row) for row in rows]
 
 
@@ -132,7 +135,7 @@ def test_gigpo_compares_turns_that_answered_the_same_observation() -> None:
         ]
     )
     settings = Train(advantage="gigpo", normalize_std="none", gamma=0.5, turn_weight=2.0)
-    (rows,) = estimate(ADVANTAGES.load("gigpo"), [group], settings=settings)
+    (rows,) = estimate(resolve_isolated(ADVANTAGES, "gigpo"), [group], settings=settings)
     episode = np.array([1, 0, 1]) - 2 / 3
     first = np.array([0.5, 0.0, 0.5]) - 1 / 3  # returns of the first turns: gamma r
     assert rows[0][0] == pytest.approx(
@@ -164,7 +167,7 @@ def test_a_turn_is_not_credited_with_what_was_had_before_it() -> None:
         ]
     )
     settings = Train(advantage="turns", normalize_std="none", gamma=0.5)
-    (rows,) = estimate(ADVANTAGES.load("turns"), [group], settings=settings)
+    (rows,) = estimate(resolve_isolated(ADVANTAGES, "turns"), [group], settings=settings)
     first = np.array([1.0, 0.5, 2.0])  # gamma^(turns until it comes) r
     second = np.array([0.0, 1.0, 4.0])
     for index, row in enumerate(rows):
@@ -173,7 +176,7 @@ def test_a_turn_is_not_credited_with_what_was_had_before_it() -> None:
         assert row[0][4:6] == pytest.approx(second[index] - second.mean())
     assert rows[1][0][7:9] == pytest.approx(0.0), "no other has a third turn"
     scaled = estimate(
-        ADVANTAGES.load("turns"), [group], settings=Train(advantage="turns", gamma=0.5)
+        resolve_isolated(ADVANTAGES, "turns"), [group], settings=Train(advantage="turns", gamma=0.5)
     )
     expected = (first[0] - first.mean()) / (first.std(ddof=1) + 1e-6)
     assert scaled[0][0][0][1:3] == pytest.approx(expected)
@@ -185,7 +188,7 @@ def test_of_one_turn_without_rewards_of_its_own_it_is_grpo(
 ) -> None:
     groups = _groups(batch)
     for row, plain in zip(
-        estimate(ADVANTAGES.load("turns"), groups, settings=Train(advantage="turns")),
+        estimate(resolve_isolated(ADVANTAGES, "turns"), groups, settings=Train(advantage="turns")),
         _of("grpo", groups),
         strict=True,
     ):
@@ -236,7 +239,9 @@ def test_roles_with_rewards_of_their_own_are_compared_among_themselves(name: str
         return float(np.ravel(value)[-1])
 
     settings = Train(advantage=name)
-    (rows,) = estimate(ADVANTAGES.load(name), [group("pro", None, "contra")], settings=settings)
+    (rows,) = estimate(
+        resolve_isolated(ADVANTAGES, name), [group("pro", None, "contra")], settings=settings
+    )
     for place, role in enumerate(("pro", None, "contra")):
         alone = make_group(
             [
@@ -244,6 +249,6 @@ def test_roles_with_rewards_of_their_own_are_compared_among_themselves(name: str
                 for index, reward in enumerate(rewards[role])
             ]
         )
-        (wanted,) = estimate(ADVANTAGES.load(name), [alone], settings=settings)
+        (wanted,) = estimate(resolve_isolated(ADVANTAGES, name), [alone], settings=settings)
         for made, own in zip(rows, wanted, strict=True):
             assert last(made[place]) == pytest.approx(last(own), abs=1e-6)
