@@ -11,7 +11,7 @@ from milescli.core.registry import PlugPoint
 
 _ROLLOUT, _TRAIN = "milescli.rollout.contract", "milescli.train.contract"
 _HOOKS = "milescli.runtime.recording.user_hooks"
-_REWARDS, _COLLECT = "milescli.rollout.rewards", "milescli.rollout.collect"
+_REWARDS, _SELECTORS = "milescli.rollout.rewards", "milescli.rollout.collect.selectors"
 
 
 def _all_of(module: str, *names: str) -> Mapping[str, str]:
@@ -135,8 +135,8 @@ CURRICULA = PlugPoint(
     signature="(*, candidates, history, count, settings) -> [count] places",
     about="chooses a step's prompts among the next ones, by what came of them before",
     builtin={
-        "none": f"{_COLLECT}.curriculum:in_order",
-        "learnable": f"{_COLLECT}.curriculum:learnable",
+        "none": f"{_SELECTORS}:in_order",
+        "learnable": f"{_SELECTORS}:learnable",
     },
     contract=f"{_ROLLOUT}:check_curriculum",
 )
@@ -146,8 +146,8 @@ FILTERS = PlugPoint(
     signature="(*, group, settings) -> bool",
     about="keeps a group, or has it replaced by another prompt's",
     builtin={
-        "none": f"{_COLLECT}.filters:keep_all",
-        **_all_of(f"{_COLLECT}.filters", "zero_variance", "pass_rate"),
+        "none": f"{_SELECTORS}:keep_all",
+        **_all_of(_SELECTORS, "zero_variance", "pass_rate"),
     },
     contract=f"{_ROLLOUT}:check_filter",
 )
@@ -157,8 +157,8 @@ SAMPLE_FILTERS = PlugPoint(
     signature="(*, sample, settings) -> bool",
     about="learns from a sample, or lets it count for its group alone",
     builtin={
-        "none": f"{_COLLECT}.sample_filters:keep_all",
-        "truncated": f"{_COLLECT}.sample_filters:truncated",
+        "none": f"{_SELECTORS}:keep_sample",
+        "truncated": f"{_SELECTORS}:truncated",
     },
     contract=f"{_ROLLOUT}:check_sample_filter",
 )
@@ -167,7 +167,7 @@ SELECTIONS = PlugPoint(
     key="rollout.selection",
     signature="(*, groups, count, settings) -> [count] places",
     about="chooses the groups to train on, where over-sampling began more",
-    builtin=_all_of(f"{_COLLECT}.selection", "first", "variance"),
+    builtin=_all_of(_SELECTORS, "first", "variance"),
     contract=f"{_ROLLOUT}:check_selection",
 )
 SHAPINGS = PlugPoint(
@@ -176,8 +176,8 @@ SHAPINGS = PlugPoint(
     signature="(*, group, settings) -> [samples] floats",
     about="makes trained rewards of scored ones, a group at a time",
     builtin={
-        "none": f"{_COLLECT}.shaping:unchanged",
-        "overlong": f"{_COLLECT}.shaping:overlong",
+        "none": f"{_SELECTORS}:unchanged",
+        "overlong": f"{_SELECTORS}:overlong",
     },
     contract=f"{_ROLLOUT}:check_shaping",
 )

@@ -116,10 +116,10 @@ class PlugPoint:
         return path
 
     def load(self, name: str | None) -> Any:
-        """Return what is called `name`, to be called in this process, e.g. on a trainer's rank; None
-        where the name stands for none. What a function of the user's raises becomes a RecipeError
-        that names it, and its time is bounded. Its attributes (`needs`, ...) are those of the
-        result too. Raises as `resolve`."""
+        """Return what is called `name`, to be called in this process, e.g. on a trainer's rank;
+        None where the name stands for none. What a function of the user's raises becomes a
+        RecipeError that names it, and its time is bounded. Its attributes (`needs`, ...) are those
+        of the result too. Raises as `resolve`."""
         if name is None or name == self.off:
             return None
         plugin = self.resolve(name)

@@ -29,11 +29,20 @@ from milescli.rollout.base import (
     RolloutEngine,
     Session,
 )
-from milescli.rollout.collect.curriculum import Curriculum, Tried, chosen, remember
-from milescli.rollout.collect.filters import GroupFilter, is_kept
-from milescli.rollout.collect.sample_filters import SampleFilter, sifted
-from milescli.rollout.collect.selection import Selection, selected
-from milescli.rollout.collect.shaping import Shaping, shaped
+from milescli.rollout.collect.selectors import (
+    Curriculum,
+    GroupFilter,
+    SampleFilter,
+    Selection,
+    Shaping,
+    Tried,
+    chosen,
+    is_kept,
+    remember,
+    selected,
+    shaped,
+    sifted,
+)
 from milescli.rollout.episode.episode import Episodes
 from milescli.rollout.episode.generations import Generating, Generation
 from milescli.rollout.episode.session import ChatForm

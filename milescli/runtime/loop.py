@@ -22,7 +22,7 @@ from milescli.core.events import (
 from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
-from milescli.rollout.collect.curriculum import Tried
+from milescli.rollout.collect.selectors import Tried
 from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import (
     Place,

@@ -11,7 +11,7 @@ from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, Wor
 from milescli.core.types import EVALUATION
 from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.ahead import open_collector
-from milescli.rollout.collect.curriculum import as_state, from_state
+from milescli.rollout.collect.selectors import as_state, from_state
 from milescli.rollout.episode.episode import evaluation_episodes, training_episodes
 from milescli.runtime import loop, truth
 from milescli.runtime.attempt import Attempt

@@ -84,7 +84,7 @@ def test_the_kind_is_told_by_the_parameters() -> None:
     assert the_one_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
     assert the_one_that_fits("milescli.train.surrogates.builtin:sapo").kind == "surrogate"
     for path, why in (
-        ("milescli.rollout.collect.filters:keep_all", "as several do"),
+        ("milescli.rollout.collect.selectors:keep_all", "as several do"),
         ("os:getcwd", "as none does"),
     ):
         with pytest.raises(RecipeError, match="cannot be told") as refused:

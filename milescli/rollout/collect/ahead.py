@@ -19,9 +19,9 @@ from milescli.core.types import Group, WeightVersion
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import PromptSource
 from milescli.rollout.collect.collector import Batch, Collector, SeedOf
-from milescli.rollout.collect.curriculum import Tried
 from milescli.rollout.collect.done_first import DoneFirstCollector
 from milescli.rollout.collect.journal import Journal
+from milescli.rollout.collect.selectors import Tried
 from milescli.rollout.episode.episode import Episodes
 
 

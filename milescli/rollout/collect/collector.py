@@ -24,13 +24,19 @@ from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECT
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import PromptSource
-from milescli.rollout.collect.curriculum import NONE, Tried, chosen, remember
-from milescli.rollout.collect.filters import is_kept
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
 from milescli.rollout.collect.rollout_stats import staleness_of, summarise
-from milescli.rollout.collect.sample_filters import sifted
-from milescli.rollout.collect.selection import FIRST, selected
-from milescli.rollout.collect.shaping import shaped
+from milescli.rollout.collect.selectors import (
+    FIRST,
+    NONE,
+    Tried,
+    chosen,
+    is_kept,
+    remember,
+    selected,
+    shaped,
+    sifted,
+)
 from milescli.rollout.episode.episode import Episodes
 
 SeedOf = Callable[[int, int, int], int]

@@ -32,8 +32,8 @@ from milescli.rollout.collect.collector import (
     too_few_kept,
     waited_too_long,
 )
-from milescli.rollout.collect.curriculum import Tried
 from milescli.rollout.collect.journal import BatchRecord, Journal, NoJournal
+from milescli.rollout.collect.selectors import Tried
 
 MAX_RETRIES = 3
 """Of one prompt whose groups become too old: one that takes longer than max_staleness + 1 steps

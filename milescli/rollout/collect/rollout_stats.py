@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 from milescli.core.events import RolloutStats
 from milescli.core.types import NO_GUESSES, Group, Sample, StopReason, WeightVersion
-from milescli.rollout.collect.filters import has_zero_variance
+from milescli.rollout.collect.selectors import has_zero_variance
 
 
 def staleness_of(group: Group, version: WeightVersion) -> int:

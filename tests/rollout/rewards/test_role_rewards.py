@@ -13,7 +13,7 @@ from milescli.core.types import Prompt, Sample
 from milescli.recipe.agents import Role
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
-from milescli.rollout.collect.filters import has_zero_variance
+from milescli.rollout.collect.selectors import has_zero_variance
 from milescli.rollout.rewards import needs_label, role_scorers_of
 from milescli.rollout.rewards.role_rewards import ByRole
 from milescli.rollout.rewards.scoring import Score, Scoring

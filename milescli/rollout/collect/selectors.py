@@ -1,0 +1,289 @@
+"""The plug-ins that choose what is trained on, in the order in which a step asks them: a curriculum
+takes prompts, a filter keeps or refuses groups, a sample filter leaves samples out, a selection
+takes groups where over-sampling began more, and shaping makes trained rewards of scored ones. Each
+has a protocol, a function that calls a plug-in and checks its answer, and the built-in plug-ins.
+Called by the collector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, pvariance
+from typing import Protocol
+
+from milescli.core.errors import RecipeError
+from milescli.core.role_views import has_role_rewards, views_of
+from milescli.core.types import Group, Prompt, Sample, StopReason
+from milescli.core.user_code import mend
+from milescli.recipe.data import Data
+from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.scoring import finite_reward
+
+NONE = "none"
+"""The curriculum that takes prompts in their order."""
+FIRST = "first"
+"""The selection that needs no group but those it takes, so that the others can be given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A prompt that the policy has answered."""
+
+    reward: float
+    """Mean of its samples' rewards, when it was sampled last."""
+    times: int
+    """How often it was sampled."""
+
+
+class Curriculum(Protocol):
+    """A plug-in of `data.curriculum`."""
+
+    def __call__(
+        self,
+        *,
+        candidates: Sequence[Prompt],
+        history: Mapping[int, Tried],
+        count: int,
+        settings: Data,
+    ) -> Sequence[int]:
+        """Places of the `count` candidates to sample now. `candidates`: the next prompts of the
+        epoch, `data.curriculum_pool` times as many; `history`: by `Prompt.index`, of those tried
+        before."""
+        ...
+
+
+def chosen(
+    choose: Curriculum,
+    candidates: Sequence[Prompt],
+    history: Mapping[int, Tried],
+    *,
+    count: int,
+    settings: Data,
+) -> list[int]:
+    """Return the chosen places, in the order of the candidates. Raises RecipeError where the
+    curriculum returns none."""
+    said = choose(candidates=candidates, history=history, count=count, settings=settings)
+    size = len(candidates)
+    return sorted(places_of(said, "curriculum", settings.curriculum, size=size, count=count))
+
+
+def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
+    """Record the rewards of these groups, refused ones among them."""
+    for group in groups:
+        index = group.prompt.index
+        before = history[index].times if index in history else 0
+        history[index] = Tried(fmean(group.rewards), before + 1)
+
+
+def as_state(history: Mapping[int, Tried]) -> dict[str, list[float]]:
+    """Turn the history into JSON for a checkpoint's manifest."""
+    return {str(index): [tried.reward, tried.times] for index, tried in history.items()}
+
+
+def from_state(state: Mapping[str, Sequence[float]]) -> dict[int, Tried]:
+    """Read a history that `as_state` made."""
+    return {int(index): Tried(reward, int(times)) for index, (reward, times) in state.items()}
+
+
+def in_order(
+    *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
+) -> Sequence[int]:
+    """Take the prompts in their order."""
+    return range(count)
+
+
+def learnable(
+    *, candidates: Sequence[Prompt], history: Mapping[int, Tried], count: int, settings: Data
+) -> Sequence[int]:
+    """Take the largest p (1 - p), p: the share of right answers, the variance of a reward of 0 or 1
+    (learnability of Foster et al., arXiv 2502.12272). What was not tried counts as p = 1/2; of
+    equal ones, the earlier."""
+
+    def learnability(place: int) -> float:
+        tried = history.get(candidates[place].index)
+        share = 0.5 if tried is None else min(max(tried.reward, 0.0), 1.0)
+        return share * (1.0 - share)
+
+    return sorted(range(len(candidates)), key=lambda place: -learnability(place))[:count]
+
+
+class GroupFilter(Protocol):
+    """A plug-in of `rollout.filter`."""
+
+    def __call__(self, *, group: Group, settings: Rollout) -> bool:
+        """Return True to keep the group. Called once a group, when all of its samples are
+        scored."""
+        ...
+
+
+def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
+    """Ask the filter. Raises RecipeError where its answer is neither yes nor no."""
+    said = keep(group=group, settings=settings)
+    return yes_or_no(said, "filter", settings.filter, of=f"prompt {group.prompt.index}")
+
+
+def yes_or_no(said: object, kind: str, name: str, *, of: str) -> bool:
+    """Return the answer of the filter `name` as a bool. Raises RecipeError where it is neither."""
+    if said in (True, False):
+        return bool(said)
+    raise RecipeError(
+        f"the {kind} `{name}` gave {said!r}",
+        why=f"of {of}; it says True to keep, else False",
+        fix=mend(name),
+    )
+
+
+def keep_all(*, group: Group, settings: Rollout) -> bool:
+    """Keep every group."""
+    return True
+
+
+def zero_variance(*, group: Group, settings: Rollout) -> bool:
+    """Refuses groups whose rewards are all equal: their advantages are zero (dynamic sampling of
+    DAPO, arXiv 2503.14476)."""
+    return not has_zero_variance(group)
+
+
+def pass_rate(*, group: Group, settings: Rollout) -> bool:
+    """Refuses groups whose mean reward is below `pass_rate_low` or above `pass_rate_high`: prompts
+    that are too hard, or too easy, for the policy of now."""
+    return settings.pass_rate_low <= fmean(group.rewards) <= settings.pass_rate_high
+
+
+def has_zero_variance(group: Group) -> bool:
+    """Return whether all rewards of the group are equal, and those of each role."""
+    views = views_of(group).values() if has_role_rewards([group]) else ()
+    return all(len(set(each.rewards)) <= 1 for each in (group, *(view.group for view in views)))
+
+
+class SampleFilter(Protocol):
+    """A plug-in of `rollout.sample_filter`."""
+
+    def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
+        """Return True to learn from the sample's tokens. Called once a sample, when its group is
+        kept."""
+        ...
+
+
+def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:
+    """Mark the samples of the group as the filter decides. Raises RecipeError where its answer is
+    neither yes nor no."""
+    name, of = settings.sample_filter, f"prompt {group.prompt.index}"
+    samples = [
+        sample
+        if yes_or_no(keep(sample=sample, settings=settings), "sample filter", name, of=of)
+        else replace(sample, is_learned=False)
+        for sample in group.samples
+    ]
+    return replace(group, samples=samples)
+
+
+def keep_sample(*, sample: Sample, settings: Rollout) -> bool:
+    """Leave none out."""
+    return True
+
+
+def truncated(*, sample: Sample, settings: Rollout) -> bool:
+    """Leave out responses that were cut off (overlong filtering of DAPO, arXiv 2503.14476)."""
+    return sample.stop_reason is not StopReason.LENGTH
+
+
+class Selection(Protocol):
+    """A plug-in of `rollout.selection`."""
+
+    def __call__(self, *, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
+        """Places of the `count` groups to train on. `groups`: those that the filter kept, more than
+        `count`, in the order of their prompts."""
+        ...
+
+
+def selected(
+    choose: Selection, groups: Sequence[Group], *, count: int, settings: Rollout
+) -> list[Group]:
+    """Return the chosen groups in the order of their prompts; all where there are no more than
+    `count`. Raises RecipeError."""
+    if len(groups) <= count:
+        return list(groups)
+    said = choose(groups=groups, count=count, settings=settings)
+    places = places_of(said, "selection", settings.selection, size=len(groups), count=count)
+    return [groups[place] for place in sorted(places)]
+
+
+def places_of(said: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
+    """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
+    RecipeError where they are none."""
+    try:
+        places = [int(place) for place in said]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        places = []
+    if len(set(places)) == count == len(places) and all(0 <= place < size for place in places):
+        return places
+    raise RecipeError(
+        f"the {kind} `{name}` gave {said!r:.200}",
+        why=f"of {size} it chooses {count}: different whole numbers from 0 to {size - 1}",
+        fix=mend(name),
+    )
+
+
+def first(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
+    """Take those that are done first in a run; the first of a list."""
+    return range(count)
+
+
+def variance(*, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
+    """Take those whose rewards differ most; of equal ones, the earlier. The gradient of a group
+    grows with the spread of its rewards."""
+    return sorted(range(len(groups)), key=lambda place: -pvariance(groups[place].rewards))[:count]
+
+
+class Shaping(Protocol):
+    """A plug-in of `rollout.shaping`."""
+
+    def __call__(self, *, group: Group, settings: Rollout) -> Sequence[float]:
+        """[samples] the rewards of a group's samples, in their order."""
+        ...
+
+
+def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:
+    """Return the group with its rewards shaped. Raises RecipeError where they are not a finite
+    number for each sample."""
+    rewards = shaping(group=group, settings=settings)
+    try:
+        numbers = [finite_reward(reward) for reward in rewards]
+    except (TypeError, ValueError) as error:
+        raise _unusable_rewards(group, settings, str(error)) from error
+    if len(numbers) != len(group.samples):
+        why = f"{len(numbers)} rewards for {len(group.samples)} samples"
+        raise _unusable_rewards(group, settings, why)
+    samples = [
+        replace(sample, reward=reward)
+        for sample, reward in zip(group.samples, numbers, strict=True)
+    ]
+    return replace(group, samples=samples)
+
+
+def unchanged(*, group: Group, settings: Rollout) -> Sequence[float]:
+    """Return the rewards unchanged."""
+    return group.rewards
+
+
+def overlong(*, group: Group, settings: Rollout) -> Sequence[float]:
+    """r + `overlong_penalty` x min(0, (L - B - n) / B); n: trained tokens of the sample; L:
+    `max_response_tokens`; B: `overlong_buffer` (soft overlong punishment of DAPO, arXiv 2503.14476,
+    eq. 13)."""
+    longest = settings.max_response_tokens
+    buffer = settings.overlong_buffer or max(longest // 5, 1)
+    return [
+        reward
+        + settings.overlong_penalty
+        * min(0.0, max(-1.0, (longest - buffer - sample.num_loss_tokens) / buffer))
+        for sample, reward in zip(group.samples, group.rewards, strict=True)
+    ]
+
+
+def _unusable_rewards(group: Group, settings: Rollout, why: str) -> RecipeError:
+    return RecipeError(
+        f"the shaping `{settings.shaping}` gave what cannot be trained on",
+        why=f"for the group of prompt {group.prompt.index}: {why}",
+        fix=mend(settings.shaping, "it returns one finite number for each sample"),
+    )
