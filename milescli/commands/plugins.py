@@ -65,9 +65,9 @@ def plugins(
         raise typer.BadParameter(f"say which: {EXAMPLES[1 + (action is Action.CHECK)]}")
     elif action is Action.NEW:
         point = listing.point_of(what)
-        files = listing.written(point, name or f"my_{point.kind}", Path.cwd())
+        files = listing.write_plugin(point, name or f"my_{point.kind}", Path.cwd())
         show_written(point, files, output=output)
     else:
-        point = listing.point_of(name) if name else listing.the_one_that_fits(what)
+        point = listing.point_of(name) if name else listing.point_that_fits(what)
         listing.check(point, what)
         show_checked_plugin(point, what, output=output)

@@ -173,9 +173,9 @@ class _Named:
     def __getattr__(self, attribute: str) -> Any:
         if attribute == "__name__":
             return name_of(self._plugin)
-        found = getattr(self._plugin, attribute)
-        is_method = inspect.ismethod(found)
-        return _Named(found, self._guarded) if is_method else found
+        value = getattr(self._plugin, attribute)
+        is_method = inspect.ismethod(value)
+        return _Named(value, self._guarded) if is_method else value
 
 
 def _with_article(kind: str) -> str:

@@ -56,12 +56,12 @@ def judge_interfaces(
     """`interfaces`: node -> its addresses -> their interfaces; `variables`: node -> what is set
     there; `environ`: of the driver."""
     findings: list[Finding] = []
-    for node, held in interfaces.items():
-        own = held.get(node)
+    for node, addresses in interfaces.items():
+        own = addresses.get(node)
         if own is None:
             why = (
                 f"Ray gives the others {node}, and the node itself has "
-                f"{', '.join(sorted(held))}: ranks could not listen there"
+                f"{', '.join(sorted(addresses))}: ranks could not listen there"
             )
             fix = (
                 f"ssh {node}   # ray stop; ray start --node-ip-address=ADDRESS ..., one that the "
@@ -81,7 +81,8 @@ def judge_interfaces(
                 what = f"{name}={value} chooses another network"
                 findings += warn("interfaces", what, why=why, fix=fixes, node=node)
     return findings or ok(
-        "interfaces", ", ".join(f"{node} {held[node]}" for node, held in interfaces.items())
+        "interfaces",
+        ", ".join(f"{node} {addresses[node]}" for node, addresses in interfaces.items()),
     )
 
 

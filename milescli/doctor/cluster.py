@@ -45,8 +45,8 @@ def examine(*, runs_dir: str, nodes: list[str], with_trials: bool) -> list[Findi
     """Called on every node: the checks of one computer. `nodes`: addresses of all, of which one is
     its own."""
     machine = this_machine(os.environ)
-    held = {address for interface in list_interfaces() for address in interface.addresses}
-    own = next((address for address in nodes if address in held), "127.0.0.1")
+    addresses = {address for interface in list_interfaces() for address in interface.addresses}
+    own = next((address for address in nodes if address in addresses), "127.0.0.1")
     checks = node_checks(
         runs_dir=Path(runs_dir), machine=machine, loaded=None, environ=os.environ, address=own
     )
@@ -91,9 +91,9 @@ def _between(address: str, nodes: Mapping[str, NodeAnswer], runs_dir: Path) -> l
     """Check the nodes together: interfaces, the shared disk, a collective."""
     if len(nodes) < 2:
         return skip("shared disk", "there is one node") + skip("group", "there is one node")
-    held = {name: _report(answer).interfaces for name, answer in nodes.items()}
+    interfaces = {name: _report(answer).interfaces for name, answer in nodes.items()}
     variables = {name: _report(answer).variables for name, answer in nodes.items()}
-    findings = judge_interfaces(held, variables, os.environ)
+    findings = judge_interfaces(interfaces, variables, os.environ)
     shared = _shared_disk(address, nodes, runs_dir)
     if any(finding.status is Status.FAIL for finding in findings):
         return [*findings, *shared, *skip("group", "see `interfaces`, which comes first")]

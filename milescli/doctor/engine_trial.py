@@ -56,19 +56,19 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
         memory_fraction=0.3,
         context_length=512,
     )
-    with ExitStack() as held:
+    with ExitStack() as cleanup:
         if kind == "cpu":
             warm = WarmProcess()
             warm.start({**os.environ, **own_environment(spec, CPU_FAMILIES[MODEL.family])})
-            held.callback(warm.stop)
+            cleanup.callback(warm.stop)
             spec = replace(spec, warm=warm.listen(folder))
         make_model(MODEL, spec.model_dir, seed=0)
         trainer = start_trainer(spec.model_dir, kind) if kind == "cpu" else None
         if trainer is not None:
-            held.callback(trainer.close)
+            cleanup.callback(trainer.close)
         engine = EngineServer(spec)
         engine.start()
-        held.callback(engine.stop)
+        cleanup.callback(engine.stop)
         seconds = engine.wait_ready(300.0)
         return asyncio.run(_converse(spec, trainer, start_s=seconds))
 
@@ -167,16 +167,16 @@ def judge_agreement(
     # torch comes with it, for which the warm process would wait
     from milescli.train.agreement import Agreement, judge
 
-    found = judge(*(np.asarray(each) for each in (engine, trainer, rounded)), has_experts=False)
-    if found.agreement is not Agreement.WRONG:
+    verdict = judge(*(np.asarray(each) for each in (engine, trainer, rounded)), has_experts=False)
+    if verdict.agreement is not Agreement.WRONG:
         return ok(
             check,
-            f"engine and trainer agree on {found.gap.num_tokens} tokens {when}: log-probs differ "
-            f"by {found.gap.max:.0e} at most",
+            f"engine and trainer agree on {verdict.gap.num_tokens} tokens {when}: log-probs differ "
+            f"by {verdict.gap.max:.0e} at most",
         )
     return fail(
         check,
         f"engine and trainer disagree {when}",
-        why=f"{found.text}: one of them computes something else",
+        why=f"{verdict.text}: one of them computes something else",
         fix=REPORT,
     )

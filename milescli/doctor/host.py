@@ -183,7 +183,7 @@ def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
     may look at."""
     import psutil
 
-    held: Counter[tuple[int, str]] = Counter()
+    owners: Counter[tuple[int, str]] = Counter()
     for connection in psutil.net_connections(kind="tcp"):
         if (
             connection.status == psutil.CONN_LISTEN
@@ -191,5 +191,5 @@ def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
             and connection.laddr.port in ports
         ):
             with contextlib.suppress(psutil.Error):
-                held[connection.pid, psutil.Process(connection.pid).name()] += 1
-    return held.most_common()
+                owners[connection.pid, psutil.Process(connection.pid).name()] += 1
+    return owners.most_common()

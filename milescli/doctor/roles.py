@@ -23,21 +23,21 @@ def check_roles(recipe: Recipe) -> list[Finding]:
         teacher_facts,
     )
 
-    told = []
+    models = []
     if recipe.keeps_reference or recipe.caches_reference:
-        told.append("reference: the policy's weights at the start")
+        models.append("reference: the policy's weights at the start")
     if (critic := critic_facts(recipe)) is not None:
-        told.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
+        models.append(f"critic: {recipe.train.critic.path or 'of the policy'}, {_shape(critic)}")
     for teacher, facts in zip(recipe.held_teachers, teacher_facts(recipe), strict=True):
-        told.append(f"teacher: {teacher.path}, {_shape(facts)}")
+        models.append(f"teacher: {teacher.path}, {_shape(facts)}")
     if (served := served_teachers(recipe)) is not None:
         names = asyncio.run(served.models())
-        told += [f"teacher: {name}, served" for name in names]
+        models += [f"teacher: {name}, served" for name in names]
     if (reward := reward_facts(recipe)) is not None:
-        told.append(f"reward model: {recipe.rollout.reward_model.path}, {_shape(reward)}")
+        models.append(f"reward model: {recipe.rollout.reward_model.path}, {_shape(reward)}")
     for path in policy_paths(recipe):
-        told.append(f"plays a role: {path.path}, {_shape(path.facts(recipe.longest_sequence))}")
-    return ok("roles", "; ".join(told) or "no model beside the policy")
+        models.append(f"plays a role: {path.path}, {_shape(path.facts(recipe.longest_sequence))}")
+    return ok("roles", "; ".join(models) or "no model beside the policy")
 
 
 def critic_facts(recipe: Recipe) -> ModelFacts | None:
@@ -54,8 +54,8 @@ def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(name on the hub, key) of those that are not on this disk."""
     from milescli.runtime.inputs.given_models import policy_paths, reward_path, teacher_paths
 
-    held = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]
-    yield from ((model.path, model.key) for model in held if model.is_on_hub)
+    models = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]
+    yield from ((model.path, model.key) for model in models if model.is_on_hub)
     critic = recipe.train.critic.path if recipe.has_critic else None
     if critic is not None and not Path(critic).expanduser().is_dir():
         yield critic, "train.critic.path"

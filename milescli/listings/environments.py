@@ -57,8 +57,8 @@ def _listed(name: str, point: PlugPoint) -> Listed:
     try:
         if point is ENVIRONMENTS:
             require(plugin, {})
-        elif (asked := getattr(plugin, "require", None)) is not None:
-            asked(Rollout(tools=[name]))
+        elif (check := getattr(plugin, "require", None)) is not None:
+            check(Rollout(tools=[name]))
     except MilesError as error:
         lacks, fix = error.why, error.fixes[0] if error.fixes else None
     return Listed(
@@ -116,11 +116,11 @@ def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked
         bound_s=CHECK_TIMEOUT_S,
     )
     try:
-        found: Checked = there(name, settings=dict(settings), rows=rows)
+        seen: Checked = there(name, settings=dict(settings), rows=rows)
     except RecipeError as error:
         if name not in ENVIRONMENTS.builtin or not error.fixes[0].startswith("mend `"):
             raise
         # nothing of the user's is to be mended: it was made with what its package does not take
         fix = f"miles env check {name} --settings '{{...}}'   # with other settings"
         raise RecipeError(error.what, why=error.why, fix=fix) from None
-    return found
+    return seen

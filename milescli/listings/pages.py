@@ -51,16 +51,16 @@ def _rows() -> Iterator[str]:
     for row in algorithm_rows():
         sets = ", ".join(f"{_short(key)} `{_text(value)}`" for key, value in row.sets.items())
         base = f"`{row.base}`" if row.base else ""
-        told = sets if row.base else "every piece: `miles algorithms grpo`"
-        yield f"| `{row.name}` | {row.about} | {base} | {told} | {row.paper} | {_learned(row)} |"
+        text = sets if row.base else "every piece: `miles algorithms grpo`"
+        yield f"| `{row.name}` | {row.about} | {base} | {text} | {row.paper} | {_learned(row)} |"
 
 
 def _learned(row: AlgorithmRow) -> str:
     if row.learned is None:
         return "not measured"
     pairs = zip(row.learned.before, row.learned.after, strict=True)
-    told = ", ".join(f"{100 * before:.0f} → {100 * after:.0f}" for before, after in pairs)
-    return f"{told} % in {row.learned.steps} steps"
+    text = ", ".join(f"{100 * before:.0f} → {100 * after:.0f}" for before, after in pairs)
+    return f"{text} % in {row.learned.steps} steps"
 
 
 def _pieces() -> Iterator[str]:
@@ -75,8 +75,8 @@ def _pieces() -> Iterator[str]:
 def _definition(point: PlugPoint, name: str) -> str:
     """Return the docstring of a built-in plug-in, in one line."""
     piece: Any = point.resolve(name)
-    said = inspect.getdoc(piece if inspect.isroutine(piece) else type(piece)) or ""
-    return " ".join(said.split())
+    doc = inspect.getdoc(piece if inspect.isroutine(piece) else type(piece)) or ""
+    return " ".join(doc.split())
 
 
 def _rewards() -> Iterator[str]:

@@ -225,7 +225,7 @@ def check_there(kind: str, path: str) -> None:
     getattr(import_module(module), name)(point.resolve(path))
 
 
-def the_one_that_fits(path: str) -> PlugPoint:
+def point_that_fits(path: str) -> PlugPoint:
     """Return the point whose parameters are those of what `path` names. Raises RecipeError where it
     cannot be imported, or fits none or several."""
     plugin: Any = imported(path)
@@ -247,7 +247,7 @@ def the_one_that_fits(path: str) -> PlugPoint:
     )
 
 
-def written(point: PlugPoint, name: str, folder: Path) -> list[Path]:
+def write_plugin(point: PlugPoint, name: str, folder: Path) -> list[Path]:
     """Write a working plug-in and its test. Raises RecipeError where the files exist, or `name` is
     no name of a module."""
     files = [folder / f"{name}.py", folder / f"test_{name}.py"]

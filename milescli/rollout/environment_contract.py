@@ -62,11 +62,11 @@ def check_environment(
     rewards, num_steps, num_ended, first, seconds = list[float](), 0, 0, "", 0.0
     for number, row in enumerate(rows):
         chosen = random.Random(number)
-        said = [chosen.choice(actions) for _ in range(MAX_STEPS)]
+        chosen_actions = [chosen.choice(actions) for _ in range(MAX_STEPS)]
         began = time.perf_counter()
-        start, steps = _played(one, row, said)
+        start, steps = _played(one, row, chosen_actions)
         seconds += time.perf_counter() - began
-        again = _played(other, row, said)
+        again = _played(other, row, chosen_actions)
         _require_same((start, steps), again, row)
         rewards.append(sum(step.reward for step in steps))
         num_steps, num_ended = num_steps + len(steps), num_ended + steps[-1].ended
@@ -89,13 +89,13 @@ def check_environment(
 
 
 def _played(
-    environment: Environment, row: Prompt, said: Sequence[str]
+    environment: Environment, row: Prompt, chosen_actions: Sequence[str]
 ) -> tuple[str | None, list[Step]]:
     start = environment.reset(prompt=row.text, label=row.label, seed=seed_of(row))
     try:
         checked_start(start)
         steps = list[Step]()
-        for action in said:
+        for action in chosen_actions:
             steps.append(checked(environment.step(action)))
             if steps[-1].ended:
                 break
@@ -108,12 +108,12 @@ def _require_same(one: Any, other: Any, row: Prompt) -> None:
     if one == other:
         return
     if one[0] != other[0]:
-        told = f"its reset says {one[0]!r:.200}, and the second time {other[0]!r:.200}"
+        difference = f"its reset says {one[0]!r:.200}, and the second time {other[0]!r:.200}"
     else:
         pairs = enumerate(zip(one[1], other[1], strict=False), start=1)
         place, (step, again) = next((n, p) for n, p in pairs if p[0] != p[1])
-        told = f"step {place} is {step!r:.200}, and the second time {again!r:.200}"
-    raise _broken(f"the same seed ({seed_of(row)}) and actions do not give the same: {told}")
+        difference = f"step {place} is {step!r:.200}, and the second time {again!r:.200}"
+    raise _broken(f"the same seed ({seed_of(row)}) and actions do not give the same: {difference}")
 
 
 def _require_range(rewards: Sequence[float], bounds: tuple[float, float] | None) -> None:

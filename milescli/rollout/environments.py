@@ -96,8 +96,8 @@ def require_environment(settings: EnvironmentSettings) -> None:
 
 def require(factory: Any, settings: Mapping[str, Any]) -> None:
     """Raises MilesError where what it makes cannot work on this machine."""
-    if (asked := getattr(factory, "require", None)) is not None:
-        asked(settings)
+    if (check := getattr(factory, "require", None)) is not None:
+        check(settings)
 
 
 def checked(step: object) -> Step:

@@ -12,7 +12,7 @@ from milescli.commands import suggest
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.plug_points import POINTS
 from milescli.core.registry import PlugPoint
-from milescli.listings.plugins import check, point_of, the_one_that_fits, written
+from milescli.listings.plugins import check, point_of, point_that_fits, write_plugin
 from milescli.recipe.keys import keys
 from tests.listings import bad_plugins
 from tests.rollout.rewards import bad_rewards
@@ -64,34 +64,34 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("point", POINTS, ids=KINDS)
 def test_a_new_one_works_and_its_test_passes(point: PlugPoint, shelf: Path) -> None:
     name = f"fresh_{point.kind}"
-    source, test = written(point, name, shelf)
+    source, test = write_plugin(point, name, shelf)
     assert f"--set {point.setting(f'{name}:{name}')}" in source.read_text()
     check(point, f"{name}:{name}")
     namespace: dict[str, object] = {}
     exec(compile(test.read_text(), test, "exec"), namespace)
     namespace["test_it_bears_its_contract"]()  # type: ignore[operator]
     with pytest.raises(RecipeError, match="is there already"):
-        written(point, name, shelf)
+        write_plugin(point, name, shelf)
     sys.modules.pop(name)
 
 
 def test_a_name_that_is_no_module_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="no name of a Python module"):
-        written(point_of("reward"), "my-reward", tmp_path)
+        write_plugin(point_of("reward"), "my-reward", tmp_path)
 
 
 def test_the_kind_is_told_by_the_parameters() -> None:
-    assert the_one_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
-    assert the_one_that_fits("milescli.train.surrogates.builtin:sapo").kind == "surrogate"
+    assert point_that_fits(f"{bad_rewards.__name__}:good").kind == "reward"
+    assert point_that_fits("milescli.train.surrogates.builtin:sapo").kind == "surrogate"
     for path, why in (
         ("milescli.rollout.collect.selectors:keep_all", "as several do"),
         ("os:getcwd", "as none does"),
     ):
         with pytest.raises(RecipeError, match="cannot be told") as refused:
-            the_one_that_fits(path)
+            point_that_fits(path)
         assert why in refused.value.why
     with pytest.raises(RecipeError, match="is no import path"):
-        the_one_that_fits("gsm8k")
+        point_that_fits("gsm8k")
     with pytest.raises(RecipeError, match="no plug point is called `rewrd`") as refused:
         point_of("rewrd")
     assert refused.value.fixes == ["miles plugins new reward my_reward"]

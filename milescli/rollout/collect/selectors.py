@@ -62,9 +62,9 @@ def chosen(
 ) -> list[int]:
     """Return the chosen places, in the order of the candidates. Raises RecipeError where the
     curriculum returns none."""
-    said = choose(candidates=candidates, history=history, count=count, settings=settings)
+    answer = choose(candidates=candidates, history=history, count=count, settings=settings)
     size = len(candidates)
-    return sorted(places_of(said, "curriculum", settings.curriculum, size=size, count=count))
+    return sorted(places_of(answer, "curriculum", settings.curriculum, size=size, count=count))
 
 
 def remember(history: dict[int, Tried], groups: Sequence[Group]) -> None:
@@ -118,16 +118,16 @@ class GroupFilter(Protocol):
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:
     """Ask the filter. Raises RecipeError where its answer is neither yes nor no."""
-    said = keep(group=group, settings=settings)
-    return yes_or_no(said, "filter", settings.filter, of=f"prompt {group.prompt.index}")
+    answer = keep(group=group, settings=settings)
+    return yes_or_no(answer, "filter", settings.filter, of=f"prompt {group.prompt.index}")
 
 
-def yes_or_no(said: object, kind: str, name: str, *, of: str) -> bool:
+def yes_or_no(answer: object, kind: str, name: str, *, of: str) -> bool:
     """Return the answer of the filter `name` as a bool. Raises RecipeError where it is neither."""
-    if said in (True, False):
-        return bool(said)
+    if answer in (True, False):
+        return bool(answer)
     raise RecipeError(
-        f"the {kind} `{name}` gave {said!r}",
+        f"the {kind} `{name}` gave {answer!r}",
         why=f"of {of}; it says True to keep, else False",
         fix=mend(name),
     )
@@ -204,22 +204,22 @@ def selected(
     `count`. Raises RecipeError."""
     if len(groups) <= count:
         return list(groups)
-    said = choose(groups=groups, count=count, settings=settings)
-    places = places_of(said, "selection", settings.selection, size=len(groups), count=count)
+    answer = choose(groups=groups, count=count, settings=settings)
+    places = places_of(answer, "selection", settings.selection, size=len(groups), count=count)
     return [groups[place] for place in sorted(places)]
 
 
-def places_of(said: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
+def places_of(answer: object, kind: str, name: str, *, size: int, count: int) -> list[int]:
     """Return `count` different places of a list of `size`, as a plug-in chose them. Raises
     RecipeError where they are none."""
     try:
-        places = [int(place) for place in said]  # type: ignore[attr-defined]
+        places = [int(place) for place in answer]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         places = []
     if len(set(places)) == count == len(places) and all(0 <= place < size for place in places):
         return places
     raise RecipeError(
-        f"the {kind} `{name}` gave {said!r:.200}",
+        f"the {kind} `{name}` gave {answer!r:.200}",
         why=f"of {size} it chooses {count}: different whole numbers from 0 to {size - 1}",
         fix=mend(name),
     )
