@@ -62,8 +62,8 @@ class TrackerFactory(Protocol):
 
 
 def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
-    """Load the trackers that `run.trackers` names. Raises RecipeError where one cannot be loaded,
-    its package is not installed, or it misses something in the environment."""
+    """Those that `run.trackers` names. Raises RecipeError where one cannot be had, its package is
+    not installed, or it misses something in the environment."""
     made = {}
     for name in dict.fromkeys(settings.trackers):
         factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name))

@@ -30,7 +30,7 @@ class Aggregation(Protocol):
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:
-    """Ask the aggregation for one sample. Raises RecipeError where it returns no LossShare."""
+    """What the aggregation says of one sample. Raises RecipeError where that is no LossShare."""
     share = aggregation(num_tokens=num_tokens, settings=settings)
     if not isinstance(share, LossShare):
         name = name_of(aggregation)

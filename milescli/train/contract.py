@@ -32,7 +32,7 @@ from milescli.train.surrogates import Surrogate
 def packed(
     sequences: Sequence[TrainSequence], *, extra: Mapping[str, torch.Tensor] | None = None
 ) -> PackedTokens:
-    """Pack all tokens of a step, sequences end to end, as `Objective.complete` sees them. `extra`:
+    """All tokens of a step, sequences end to end, as `Objective.complete` sees them. `extra`:
     streams that ranks compute, [S]."""
     lengths = [len(sequence.token_ids) for sequence in sequences]
     divisor = sum(sequence.share for sequence in sequences if sequence.loss_mask.any())
@@ -70,8 +70,8 @@ def as_microbatch(
     are_scores: bool = False,
     candidates: torch.Tensor | None = None,
 ) -> PackedTokens:
-    """Return the same tokens as a loss sees them, after `complete`; `only`: of these sequences.
-    `logprobs` [S], of all tokens; or scores. `candidates` [S, k]: log-probs of those."""
+    """The same tokens as a loss sees them, after `complete`; `only`: of these sequences. `logprobs`
+    [S], of all tokens; or scores. `candidates` [S, k]: log-probs of those."""
     chosen = range(tokens.num_sequences) if only is None else only
     at = torch.isin(tokens.places.sequence, torch.tensor(list(chosen)))
     number = torch.full((tokens.num_sequences,), -1)
@@ -110,12 +110,12 @@ _CLOSE = 1e-4
 
 
 def check_advantage(estimator: AdvantageEstimator) -> AdvantageRows:
-    """Return its advantages of the examples: a finite number for each sample, or for each token."""
+    """Its advantages of the examples; a finite number for each sample, or for each token."""
     return estimate(estimator, example_groups(), settings=_SETTINGS)
 
 
 def check_schedule(schedule: Schedule) -> list[float]:
-    """Return its learning rates over ten steps: numbers, 0 or more."""
+    """Its learning rates over ten steps; numbers, 0 or more."""
     rates = [schedule(progress=step / 9, settings=_SETTINGS.optimizer) for step in range(10)]
     for rate in rates:
         if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
@@ -124,8 +124,8 @@ def check_schedule(schedule: Schedule) -> list[float]:
 
 
 def check_rule(rule: UpdateRule) -> None:
-    """Take three steps of a few weights, which must stay finite, move, and be the same for each
-    part of a weight as for the whole."""
+    """Three steps of a few weights, which must stay finite, move, and be the same for each part of
+    a weight as for the whole."""
     rng = torch.Generator().manual_seed(0)
     start, grads = torch.randn(6, generator=rng), torch.randn(3, 6, generator=rng)
 
@@ -164,7 +164,7 @@ def check_before_log_probs(hook: Callable[..., Any]) -> None:
 
 
 def check_aggregation(aggregation: Aggregation) -> None:
-    """Call it on samples of any length."""
+    """What it says of samples of any length."""
     for num_tokens in (1, 2, 1000, 1_000_000):
         share = share_of(aggregation, num_tokens=num_tokens, settings=_SETTINGS)
         if not (share.count > 0 and np.isfinite([share.count, share.token_weight]).all()):
@@ -172,7 +172,7 @@ def check_aggregation(aggregation: Aggregation) -> None:
 
 
 def check_credit(credit: Credit) -> None:
-    """Check its advantages of tokens: a finite number for each position."""
+    """Its advantages of tokens; a finite number for each position."""
     tokens = _step(Policy(recipe=_recipe()))
     given = tokens[Stream.ADVANTAGE]
     made = credit(advantages=given, penalty=0.1 * given.abs(), tokens=tokens, settings=_SETTINGS)
@@ -180,7 +180,7 @@ def check_credit(credit: Credit) -> None:
 
 
 def check_correction(correction: CorrectionFn) -> None:
-    """Check its weights: a finite number, 0 or more, for each position."""
+    """Its weights; a finite number, 0 or more, for each position."""
     tokens = _step(Policy(recipe=_recipe()))
     made = corrected(
         correction,
@@ -194,12 +194,12 @@ def check_correction(correction: CorrectionFn) -> None:
 
 
 def check_surrogate(surrogate: Surrogate) -> None:
-    """Check its loss and gradient of the examples: finite, and the same however they are packed."""
+    """Its loss and gradient of the examples; finite, and the same however they are packed."""
     _check_loss(surrogate, Policy(recipe=_recipe(), surrogate=surrogate))
 
 
 def check_objective(factory: Callable[..., Objective[Any]]) -> None:
-    """Check the loss and gradient of a whole objective, as `check_surrogate`."""
+    """The same of a whole objective."""
     _check_loss(factory, factory(recipe=_recipe()))
 
 
@@ -251,7 +251,7 @@ def _recipe() -> Recipe:
 
 
 def _step(objective: Objective[Any]) -> PackedTokens:
-    """Pack the tokens of a step, with what ranks would compute, completed."""
+    """The tokens of a step, with what ranks would compute, completed."""
     items = EXAMPLES[getattr(objective, "takes", "groups")]()
     sequences = sequences_from(objective, items, name="policy")
     count = sum(len(sequence.token_ids) - 1 for sequence in sequences)

@@ -8,8 +8,8 @@ _METHODS = ("open", "send", "verify", "close")
 
 
 def check_channel(channel: type) -> None:
-    """Check that it has what ranks call. That weights arrive is shown by `weights.verify=true`.
-    Raises RecipeError."""
+    """Whether it has what ranks call. That weights arrive is shown by `weights.verify=true`. Raises
+    RecipeError."""
     lacking = [name for name in _METHODS if not callable(getattr(channel, name, None))]
     if lacking:
         raise RecipeError(

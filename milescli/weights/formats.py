@@ -21,19 +21,19 @@ class WeightFormat(Protocol):
     """A plug-in of `weights.format`."""
 
     def __call__(self, *, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return what the engines' own loader is given in place of one complete tensor: other
-        names, another dtype, a tensor and its scales. Called on every rank for every tensor of each
+        """What the engines' own loader is given in place of one complete tensor: other names,
+        another dtype, a tensor and its scales. Called on every rank for every tensor of each
         publish; equal input gives equal output."""
         ...
 
 
 def hf(*, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-    """Return the tensor as a Hugging Face folder has it."""
+    """As a Hugging Face folder has it."""
     return [(name, tensor)]
 
 
 def formatted(buckets: Iterator[Bucket], to_format: WeightFormat) -> Iterator[Bucket]:
-    """Yield each bucket with its tensors as the format has them. Raises RecipeError."""
+    """Each bucket, its tensors as the format has them. Raises RecipeError."""
     for bucket in buckets:
         yield [pair for name, tensor in bucket for pair in pairs_of(to_format, name, tensor)]
 
@@ -41,8 +41,7 @@ def formatted(buckets: Iterator[Bucket], to_format: WeightFormat) -> Iterator[Bu
 def pairs_of(
     to_format: WeightFormat, name: str, tensor: torch.Tensor
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return what the format makes of one tensor. Raises RecipeError where that is no list of
-    pairs."""
+    """What the format makes of one tensor. Raises RecipeError where that is none."""
     import torch
 
     made = list(to_format(name=name, tensor=tensor))
@@ -58,8 +57,7 @@ def pairs_of(
 
 
 def check_format(to_format: WeightFormat) -> list[tuple[str, torch.Tensor]]:
-    """Return what it makes of a matrix and of a gain: pairs of name and tensor. Raises
-    RecipeError."""
+    """What it makes of a matrix and of a gain; pairs of name and tensor. Raises RecipeError."""
     import torch
 
     matrix, gain = torch.arange(128.0).view(8, 16).bfloat16(), torch.ones(16).bfloat16()

@@ -13,7 +13,7 @@ from milescli.recipe.model import ScratchModel
 
 
 def check_layer_spec(change: Callable[..., Any]) -> None:
-    """Change the layers of a small dense model. Raises RecipeError."""
+    """What it makes of the layers of a small dense model. Raises RecipeError."""
     cpu_compat.install()
     import torch
 

@@ -13,13 +13,12 @@ DEFAULT = "default"
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """Return the spec as `miles` builds it."""
+    """As `miles` builds it."""
     return spec
 
 
 def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """Return what `change` makes of a layer's spec. Raises RecipeError where that is no
-    ModuleSpec."""
+    """What `change` makes of a layer's spec. Raises RecipeError where that is none."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)

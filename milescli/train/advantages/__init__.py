@@ -34,8 +34,8 @@ class AdvantageEstimator(Protocol):
 def estimate(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
 ) -> AdvantageRows:
-    """Estimate the advantages, those of each role that has a reward of its own by itself. Raises
-    RecipeError where they are not one finite number a sample."""
+    """What the estimator says, of each role that has a reward of its own by itself. Raises
+    RecipeError where that is not one finite number a sample."""
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings)
     return _estimated(estimator, groups, settings=settings)
@@ -44,7 +44,7 @@ def estimate(
 def _by_role(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
 ) -> AdvantageRows:
-    """Return [num_tokens] advantages for each trajectory of each sample."""
+    """For each sample [num_tokens] of each trajectory."""
     import numpy as np
 
     rows = [

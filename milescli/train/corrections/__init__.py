@@ -39,7 +39,7 @@ class CorrectionFn(Protocol):
 def corrected(
     correction: CorrectionFn, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> Correction:
-    """Compute the correction. Raises RecipeError where it is not a weight for each position."""
+    """What the correction says. Raises RecipeError where that is not a weight for each position."""
     made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
     values = made.weights if isinstance(made, Correction) else None
     require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))

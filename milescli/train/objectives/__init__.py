@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
-    """Load the objective that `name` names, made for `recipe`. Raises RecipeError where it, or a
-    piece of it, cannot be loaded or is none."""
+    """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
+    of it, cannot be had or is none."""
     factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name))
     with OBJECTIVES.guarded(name):
         objective = factory(recipe=recipe)
@@ -43,8 +43,8 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
 
 
 def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
-    """Load as `load_objective`, for the driver: one of the user's makes its sequences, and keeps
-    its state, in a process of its own."""
+    """As `load_objective`, for the driver: one of the user's makes its sequences, and keeps its
+    state, in a process of its own."""
     objective = load_objective(name, recipe)
     if name in OBJECTIVES.builtin:
         return objective
@@ -61,8 +61,8 @@ def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
 def sequences_from(
     objective: Objective[Any], items: Sequence[Any], *, name: str
 ) -> list[TrainSequence]:
-    """Make the sequences that the objective `name` learns from `items`. Raises RecipeError where
-    they cannot be packed."""
+    """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
+    be packed."""
     sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):

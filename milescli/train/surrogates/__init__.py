@@ -51,8 +51,7 @@ def terms_of(
     tokens: PackedTokens,
     settings: Train,
 ) -> SurrogateTerms:
-    """Compute the surrogate's terms. Raises RecipeError where they are not a loss for each
-    position."""
+    """What the surrogate says. Raises RecipeError where that is not a loss for each position."""
     terms = surrogate(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
     values = terms.loss if isinstance(terms, SurrogateTerms) else None
     require_each(surrogate, values, terms, kind="surrogate", of="a loss", count=len(log_ratio))
