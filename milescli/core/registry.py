@@ -12,7 +12,6 @@ from typing import Any, cast
 from milescli.core import user_code
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
-from milescli.core.isolated import Isolated
 from milescli.core.user_code import bounded, failures_named, name_of
 
 ENTRY_POINT_GROUP = "miles.plugins"
@@ -87,15 +86,6 @@ class Registry:
         call (`needs`, ...) is had of the result too."""
         function = cast(Callable[..., Any], self.resolve(name, key=key))
         return function if name in self.builtin else _Named(function, lambda: self.guarded(name))
-
-    def resolve_isolated(self, name: str, *, key: str, **options: Any) -> Callable[..., Any]:
-        """As `resolve_function`, for the driver: the user's is called in a process of its own, see
-        `Isolated`, whose `options` these are."""
-        function = cast(Callable[..., Any], self.resolve(name, key=key))
-        if name in self.builtin or user_code.in_user_process:
-            return function
-        path = self.path_of(name, key=key)
-        return Isolated(path, what=f"the {self.kind} `{name}`", plugin=function, **options)
 
     @contextmanager
     def guarded(self, name: str) -> Iterator[None]:

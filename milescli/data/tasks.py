@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.isolated import MAX_YIELDED
 from milescli.core.registry import Registry
 from milescli.core.user_code import mend
+from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
 
 TASK_PREFIX = "task:"
 Item = TypeVar("Item")
@@ -139,7 +139,7 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
     """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
     RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
-    rows = ROWS.resolve_isolated(path, key="data.prompts")(seed=seed)
+    rows = resolve_isolated(ROWS, path, key="data.prompts")(seed=seed)
     return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.imports import imported
-from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt
 from milescli.data.prompt_encoder import NoTokens
@@ -23,6 +22,7 @@ from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked
 from milescli.rollout.environments import ENVIRONMENTS, KEY, numbered, require
 from milescli.rollout.episode.agents import TOOLS
+from milescli.workers.isolated import Isolated
 
 CHECK_TIMEOUT_S = 120.0
 

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any, cast
 
 from milescli.backends.megatron.layer_specs import LAYER_SPECS
-from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.data.tasks import ROWS, TASK_PREFIX
 from milescli.recipe.schema import Rollout
@@ -37,6 +36,7 @@ from milescli.train.rank_hooks import BEFORE_LOG_PROBS
 from milescli.train.surrogates import SURROGATES
 from milescli.weights.channels import CHANNELS
 from milescli.weights.formats import FORMATS
+from milescli.workers.isolated import Isolated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.core.registry import Registry
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
+from milescli.workers.isolated import resolve_isolated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ AGGREGATIONS = Registry(
 
 def load_aggregation(name: str) -> Aggregation:
     """Raises RecipeError where `train.aggregation` names nothing that fits."""
-    return cast(Aggregation, AGGREGATIONS.resolve_isolated(name, key="train.aggregation"))
+    return cast(Aggregation, resolve_isolated(AGGREGATIONS, name, key="train.aggregation"))
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:

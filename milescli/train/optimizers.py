@@ -13,6 +13,7 @@ from milescli.core.registry import Registry
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
+from milescli.workers.isolated import resolve_isolated
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,7 @@ _KEY = "train.optimizer.schedule"
 
 def load_schedule(name: str) -> Schedule:
     """Raises RecipeError where `train.optimizer.schedule` names nothing that fits."""
-    return cast(Schedule, SCHEDULES.resolve_isolated(name, key=_KEY))
+    return cast(Schedule, resolve_isolated(SCHEDULES, name, key=_KEY))
 
 
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:

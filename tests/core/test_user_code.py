@@ -13,6 +13,7 @@ import pytest
 from milescli.core import user_code
 from milescli.core.errors import DataError, RecipeError
 from milescli.core.registry import Registry
+from milescli.workers.isolated import resolve_isolated
 
 HERE = "tests.core.test_user_code"
 
@@ -116,7 +117,7 @@ class Piece:
         (doubles, "doubles", "def doubles"),
         (Piece(), "Piece", "class Piece"),
         (Registry("piece", {}).resolve_function(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
-        (Registry("piece", {}).resolve_isolated(f"{HERE}:doubles", key="k"), "doubles", "def dou"),
+        (resolve_isolated(Registry("piece", {}), f"{HERE}:doubles", key="k"), "doubles", "def dou"),
         ("no_such_module:fn", "no_such_module:fn", ""),
         ("none", "none", ""),
     ],

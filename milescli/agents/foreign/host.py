@@ -17,7 +17,7 @@ from typing import Any
 from milescli.agents.foreign.packages import Package
 from milescli.agents.foreign.process import ForeignProcess, ProcessLost
 from milescli.core.errors import AgentError
-from milescli.core.user_process import CallFailed
+from milescli.workers.worker import CallFailed
 
 START_TIMEOUT_S = 120.0
 """For the imports of the package and of what it loads."""

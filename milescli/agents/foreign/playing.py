@@ -10,11 +10,11 @@ from typing import Any
 from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.types import Prompt
-from milescli.core.user_process import CallFailed
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.episode.agents import AGENTS, is_built_in, made
+from milescli.workers.worker import CallFailed
 
 MODEL = "policy"
 """As the package calls the model; the session serves one alone."""

@@ -12,17 +12,15 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from milescli.core.user_process import CallFailed
+from milescli.workers.guard import guarded
+from milescli.workers.worker import CallFailed
 
-GUARD = Path(__file__).parents[1] / "mcp_guard.py"
-"""The program around it, which ends it, and all that it began, with this process."""
 CLOSE_TIMEOUT_S = 45.0
 """For what it has to clean up once nobody asks it any more (containers, servers)."""
 _END_TIMEOUT_S = 5.0
@@ -117,10 +115,9 @@ class ForeignProcess:
         environment = {k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON}
         environment["PATH"] = f"{self.interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}"
         environment["PYTHONPATH"] = os.pathsep.join(self.folders)
-        guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid())]
         try:
             process = subprocess.Popen(
-                [*guard, str(self.interpreter), str(self.program)],
+                guarded([str(self.interpreter), str(self.program)]),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

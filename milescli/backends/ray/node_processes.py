@@ -24,8 +24,8 @@ from milescli.backends.ray.process_host import (
     Settled,
 )
 from milescli.core.errors import MilesError, WorkerDied
-from milescli.core.quick_calls import QuickCall
-from milescli.core.user_process import CallFailed
+from milescli.workers.quick_calls import QuickCall
+from milescli.workers.worker import CallFailed
 
 START_TIMEOUT_S = 60.0
 """Of an actor that takes the place of one that died."""

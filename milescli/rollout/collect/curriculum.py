@@ -13,6 +13,7 @@ from milescli.core.registry import Registry
 from milescli.core.types import Group, Prompt
 from milescli.recipe.data import Data
 from milescli.rollout.collect.selection import places_of
+from milescli.workers.isolated import resolve_isolated
 
 NONE = "none"
 
@@ -56,7 +57,7 @@ CURRICULA = Registry(
 
 def load_curriculum(name: str) -> Curriculum:
     """Raises RecipeError where `data.curriculum` names nothing that fits."""
-    return cast(Curriculum, CURRICULA.resolve_isolated(name, key="data.curriculum"))
+    return cast(Curriculum, resolve_isolated(CURRICULA, name, key="data.curriculum"))
 
 
 def chosen(

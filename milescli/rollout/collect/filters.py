@@ -12,6 +12,7 @@ from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
+from milescli.workers.isolated import resolve_isolated
 
 
 class GroupFilter(Protocol):
@@ -35,7 +36,7 @@ FILTERS = Registry(
 
 def load_filter(name: str) -> GroupFilter:
     """Raises RecipeError where `rollout.filter` names nothing that fits."""
-    return cast(GroupFilter, FILTERS.resolve_isolated(name, key="rollout.filter"))
+    return cast(GroupFilter, resolve_isolated(FILTERS, name, key="rollout.filter"))
 
 
 def is_kept(keep: GroupFilter, group: Group, *, settings: Rollout) -> bool:

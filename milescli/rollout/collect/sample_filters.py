@@ -11,6 +11,7 @@ from milescli.core.registry import Registry
 from milescli.core.types import Group, Sample, StopReason
 from milescli.recipe.schema import Rollout
 from milescli.rollout.collect.filters import yes_or_no
+from milescli.workers.isolated import resolve_isolated
 
 
 class SampleFilter(Protocol):
@@ -33,7 +34,7 @@ SAMPLE_FILTERS = Registry(
 
 def load_sample_filter(name: str) -> SampleFilter:
     """Raises RecipeError where `rollout.sample_filter` names nothing that fits."""
-    return cast(SampleFilter, SAMPLE_FILTERS.resolve_isolated(name, key="rollout.sample_filter"))
+    return cast(SampleFilter, resolve_isolated(SAMPLE_FILTERS, name, key="rollout.sample_filter"))
 
 
 def sifted(keep: SampleFilter, group: Group, *, settings: Rollout) -> Group:

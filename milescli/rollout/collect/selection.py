@@ -12,6 +12,7 @@ from milescli.core.registry import Registry
 from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
+from milescli.workers.isolated import resolve_isolated
 
 FIRST = "first"
 """Needs no group but those it takes, so that the others can be given up."""
@@ -38,7 +39,7 @@ SELECTIONS = Registry(
 
 def load_selection(name: str) -> Selection:
     """Raises RecipeError where `rollout.selection` names nothing that fits."""
-    return cast(Selection, SELECTIONS.resolve_isolated(name, key="rollout.selection"))
+    return cast(Selection, resolve_isolated(SELECTIONS, name, key="rollout.selection"))
 
 
 def selected(

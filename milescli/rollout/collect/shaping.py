@@ -14,6 +14,7 @@ from milescli.core.types import Group
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Rollout
 from milescli.rollout.rewards.scoring import finite_reward
+from milescli.workers.isolated import resolve_isolated
 
 NONE = "none"
 
@@ -38,7 +39,7 @@ SHAPINGS = Registry(
 
 def load_shaping(name: str) -> Shaping:
     """Raises RecipeError where `rollout.shaping` names nothing that fits."""
-    return cast(Shaping, SHAPINGS.resolve_isolated(name, key="rollout.shaping"))
+    return cast(Shaping, resolve_isolated(SHAPINGS, name, key="rollout.shaping"))
 
 
 def shaped(shaping: Shaping, group: Group, *, settings: Rollout) -> Group:

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.imports import imported
 from milescli.core.types import Prompt
-from milescli.core.user_worker import Asking, asking
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
 from milescli.rollout.episode.agents import made
 from milescli.rollout.episode.generations import Generating
 from milescli.rollout.episode.served_session import Served
+from milescli.workers.async_isolated import AsyncIsolated
+from milescli.workers.child import Asking, asking
 
 
 class AgentProcess:

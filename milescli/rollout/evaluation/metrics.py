@@ -14,6 +14,7 @@ from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
 from milescli.rollout.evaluation.statistics import doublings, pass_at
 from milescli.rollout.rewards.scoring import finite_reward
+from milescli.workers.isolated import resolve_isolated
 
 
 class Metrics(Protocol):
@@ -36,7 +37,7 @@ METRICS = Registry(
 
 def load_metrics(name: str) -> Metrics:
     """Raises RecipeError where `eval.metrics` names nothing that fits."""
-    return cast(Metrics, METRICS.resolve_isolated(name, key="eval.metrics"))
+    return cast(Metrics, resolve_isolated(METRICS, name, key="eval.metrics"))
 
 
 def measured(

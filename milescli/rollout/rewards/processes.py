@@ -1,4 +1,4 @@
-"""Runs a user's reward in worker processes (`core.user_process`), as many as its calls need."""
+"""Runs a user's reward in worker processes (`workers.worker`), as many as its calls need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from milescli.core.user_process import Innocent, UserProcess
 from milescli.rollout.rewards.forms import Form
+from milescli.workers.worker import Innocent, UserProcess
 
 MEMORY_KEY = "rollout.reward_memory_gib"
 CALLS_AT_ONCE = 256

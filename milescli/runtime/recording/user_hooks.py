@@ -16,6 +16,7 @@ from milescli.core.registry import Registry
 from milescli.core.scalars import scalars_of
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
+from milescli.workers.isolated import resolve_isolated
 
 LANE = "hooks"
 """What a hook waits for does not hold up a filter."""
@@ -41,7 +42,8 @@ class UserHooks:
         self._calls: dict[str, Callable[..., Any]] = {}
         for name, registry in HOOKS.items():
             if (path := getattr(settings, name)) is not None:
-                self._calls[name] = registry.resolve_isolated(
+                self._calls[name] = resolve_isolated(
+                    registry,
                     path,
                     key=f"run.hooks.{name}",
                     lane=LANE,

@@ -12,6 +12,7 @@ from milescli.core.role_views import has_role_rewards, views_of
 from milescli.core.types import Group, Sample
 from milescli.core.user_code import mend, name_of
 from milescli.recipe.train import Train
+from milescli.workers.isolated import resolve_isolated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,7 +55,7 @@ ADVANTAGES = Registry(
 
 def load_advantage(name: str) -> AdvantageEstimator:
     """Raises RecipeError where `train.advantage` names nothing that fits."""
-    return cast(AdvantageEstimator, ADVANTAGES.resolve_isolated(name, key="train.advantage"))
+    return cast(AdvantageEstimator, resolve_isolated(ADVANTAGES, name, key="train.advantage"))
 
 
 def estimate(

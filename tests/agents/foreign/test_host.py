@@ -21,7 +21,7 @@ from milescli.agents.foreign.host import ForeignHost, close_hosts
 from milescli.agents.foreign.packages import PROGRAMS, Package
 from milescli.agents.foreign.process import ForeignProcess, ProcessLost
 from milescli.core.errors import AgentError
-from milescli.core.user_process import CallFailed
+from milescli.workers.worker import CallFailed
 
 PROGRAM = Path(__file__).with_name("echoing.py")
 

@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.errors import RecipeError, WorkerDied, nearest
-from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
+from milescli.workers.async_isolated import AsyncIsolated
+from milescli.workers.worker import CallFailed
 
 _CPU_PATH = Path(__file__).parents[1] / "cpu_path"
 """Stands in for packages that SGLang imports and that a computer without a GPU lacks."""

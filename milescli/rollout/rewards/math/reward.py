@@ -15,9 +15,9 @@ import re
 import threading
 
 from milescli.core.errors import RewardError
-from milescli.core.user_process import CallFailed, UserProcess
 from milescli.rollout.rewards.math.stated_answer import stated
 from milescli.rollout.rewards.math.worker import MEMORY_BOUND_BYTES, result_of
+from milescli.workers.worker import CallFailed, UserProcess
 
 _ANSWER = "milescli.rollout.rewards.math.worker:answer"
 START_TIMEOUT_S = 120.0

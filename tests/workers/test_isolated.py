@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core import isolated, user_code
+from milescli.core import user_code
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import MAX_YIELDED, Isolated, close_lanes
 from milescli.core.registry import Registry
-from tests.core import bad_code
+from milescli.workers import isolated
+from milescli.workers.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
+from tests.workers import bad_code
 
-ROOM = "tests.core.bad_code"
+ROOM = "tests.workers.bad_code"
 PIECES = Registry("piece", {"ours": f"{ROOM}:good"}, signature=("number",))
 
 
@@ -29,11 +30,11 @@ def _ends_what_it_began() -> Iterator[None]:
 
 
 def _piece(name: str, *, bound_s: float = 30.0) -> object:
-    return PIECES.resolve_isolated(f"{ROOM}:{name}", key="train.piece", bound_s=bound_s)
+    return resolve_isolated(PIECES, f"{ROOM}:{name}", key="train.piece", bound_s=bound_s)
 
 
 def test_the_users_runs_in_another_process_and_ours_in_this_one() -> None:
-    assert PIECES.resolve_isolated("ours", key="train.piece") is bad_code.good
+    assert resolve_isolated(PIECES, "ours", key="train.piece") is bad_code.good
     assert _piece("good")(number=4) == 8
     counting = _piece("counting")
     assert [counting(number=2), counting(number=3)] == [2, 5]
@@ -118,7 +119,7 @@ def test_a_process_that_ended_between_two_calls_is_not_replaced_in_silence() -> 
 
 
 def test_lanes_do_not_wait_for_each_other_and_leave_nothing_behind() -> None:
-    slow = PIECES.resolve_isolated(f"{ROOM}:sleeping", key="train.piece", lane="slow")
+    slow = resolve_isolated(PIECES, f"{ROOM}:sleeping", key="train.piece", lane="slow")
     with concurrent.futures.ThreadPoolExecutor() as threads:
         waiting = threads.submit(lambda: slow(number=1))
         try:
@@ -148,7 +149,7 @@ def test_nested_calls_stay_in_the_process() -> None:
 
 def nested() -> tuple[int, int]:
     """Its own process, and that of a piece which it calls."""
-    inner = PIECES.resolve_isolated(f"{__name__}:pid", key="train.piece")
+    inner = resolve_isolated(PIECES, f"{__name__}:pid", key="train.piece")
     return os.getpid(), inner(number=1)
 
 

@@ -9,15 +9,16 @@ import concurrent.futures
 import itertools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
-from milescli.core.user_process import CallFailed, UserProcess
+from milescli.core.registry import Registry
+from milescli.workers.worker import CallFailed, UserProcess
 
 _CLOSING_S = 10.0
 """For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
@@ -140,6 +141,18 @@ class Isolated:
                     why=f"it was at{error}" if str(error) else "where it was cannot be told",
                     fix=[self._longer, mend] if self._longer else mend,
                 ) from None
+
+
+def resolve_isolated(
+    registry: Registry, name: str, *, key: str, **options: Any
+) -> Callable[..., Any]:
+    """Resolve `name` as `registry.resolve_function` does, for the driver: a plug-in of the user's
+    is called in a process of its own. `options`: as of `Isolated`."""
+    function = cast(Callable[..., Any], registry.resolve(name, key=key))
+    if name in registry.builtin or user_code.in_user_process:
+        return function
+    path = registry.path_of(name, key=key)
+    return Isolated(path, what=f"the {registry.kind} `{name}`", plugin=function, **options)
 
 
 _MADE: dict[int, Any] = {}

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from milescli.core.outbox import SIZE
+from milescli.workers.frames import SIZE
 
 STALL_S = 0.02
 """More than a busy machine takes from a thread now and then."""

@@ -1,4 +1,4 @@
-"""The child behind a UserProcess: `python -m milescli.core.user_worker BYTES` reads frames, calls
+"""The child behind a UserProcess: `python -m milescli.workers.child BYTES` reads frames, calls
 one function of ours for each, which calls the user's, and writes what came of it. A plain function
 runs one call at a time, an async one all at once; a plain one that is marked `in_threads`, too."""
 
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import faulthandler
 import itertools
 import os
@@ -23,11 +22,11 @@ from typing import Any, BinaryIO
 
 from milescli.core import user_code
 from milescli.core.errors import MilesError
-from milescli.core.outbox import SIZE
 from milescli.core.user_code import user_traceback
-from milescli.core.worker_threads import LeadingThreads
+from milescli.workers.child_threads import LeadingThreads
+from milescli.workers.frames import SIZE
+from milescli.workers.guard import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _MAX_FRAME_BYTES = 1 << 34
 """More is no frame, but something that was printed into the pipe."""
 
@@ -123,7 +122,7 @@ asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
 
 def main(memory_bytes: int) -> None:
     """Reply until standard input closes, or the process that asks is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # works inside C, too
     replies = _Replies(os.fdopen(os.dup(1), "wb"))
@@ -198,6 +197,6 @@ def _failed(error: BaseException) -> Failed:
 
 
 if __name__ == "__main__":
-    from milescli.core.user_worker import main as run  # one copy of this module, not two
+    from milescli.workers.child import main as run  # one copy of this module, not two
 
     run(int(sys.argv[1]))

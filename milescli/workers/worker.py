@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from milescli.core.outbox import Outbox
 from milescli.core.units import format_bytes
-from milescli.core.user_worker import Failed, read_frame
+from milescli.workers.child import Failed, read_frame
+from milescli.workers.frames import Outbox
 
 START_TIMEOUT_S = 120.0
 """Bound on the start of a process: Python, and the user's imports."""
@@ -232,7 +232,7 @@ class UserProcess:
         """From begin to end: the kernel ends the process with the thread that began it."""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "milescli.core.user_worker", str(self.memory_bytes)],
+                [sys.executable, "-m", "milescli.workers.child", str(self.memory_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -8,8 +8,8 @@ import asyncio
 from collections import deque
 from typing import Any, Protocol
 
-from milescli.core.async_isolated import AsyncIsolated
-from milescli.core.user_process import UserProcess
+from milescli.workers.async_isolated import AsyncIsolated
+from milescli.workers.worker import UserProcess
 
 
 class CallOwner(Protocol):

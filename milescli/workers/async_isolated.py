@@ -11,7 +11,7 @@ from typing import Any
 
 from milescli.core import user_code
 from milescli.core.errors import MilesError
-from milescli.core.user_process import MEMORY_BYTES, CallFailed, UserProcess
+from milescli.workers.worker import MEMORY_BYTES, CallFailed, UserProcess
 
 PING_EVERY_S = 5.0
 """While calls run: does their event loop get round to it?"""

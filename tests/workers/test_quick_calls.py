@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.core.outbox import SIZE, Outbox
-from milescli.core.quick_calls import QuickCalls
-from milescli.core.user_process import CallFailed
+from milescli.workers.frames import SIZE, Outbox
+from milescli.workers.quick_calls import QuickCalls
+from milescli.workers.worker import CallFailed
 
 pytestmark = pytest.mark.timeout(400)
 
