@@ -17,7 +17,7 @@ from typing import Any
 from milescli.core.errors import AgentError, MachineError, RecipeError
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Environment, Step, checked, checked_start, made
-from milescli.workers.quick_calls import CallProcess, NewCallProcess, QuickCall, QuickCalls
+from milescli.workers.async_worker import CallProcess, NewCallProcess, QuickCall, QuickCalls
 from milescli.workers.worker import CallFailed
 
 NUM_LINES_TOLD = 6

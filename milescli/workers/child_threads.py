@@ -1,6 +1,5 @@
-"""Many calls of a plain function at once, in the child behind a UserProcess: quick ones one after
-the other in the thread that reads them, slow ones each in a thread of its own. `user_worker` runs
-it.
+"""Many calls of a plain function at once, in the child behind a UserWorker: quick ones one after
+the other in the thread that reads them, slow ones each in a thread of its own. `child` runs it.
 
 One thread leads: it reads calls and makes them. Where a call takes longer than `STALL_S`, another
 thread leads from there on, and the call goes on in its own. For a while the lead passes on before
@@ -11,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from milescli.workers.frames import SIZE
+from milescli.workers.frames import PICKLE, SIZE, Message
 
 STALL_S = 0.02
 """More than a busy machine takes from a thread now and then."""
@@ -34,9 +32,6 @@ _QUIET_ROUNDS = 50
 """Of the watch, until it sleeps."""
 _MOST_TOGETHER = 64
 """Replies that wait for each other, while calls are there that are quick."""
-
-Message = tuple[int, str, Any]
-"""(number, kind, what), as `user_process` sends them, alone or in a list."""
 
 
 class LeadingThreads:
@@ -122,28 +117,29 @@ class LeadingThreads:
             self._flush()
             with self._lock:
                 self._pass_on()
-            self._send([(number, "value", self._made(args, options))])
+            self._send([(number, *self._made(args, options))])
             return False
         called = self._called = [now, kind]
         if not self._is_watched:
             self._wakes_watch.set()
-        value = self._made(args, options)
+        reply = (number, *self._made(args, options))
         with self._lock:
             still_leads = self._called is called
             if still_leads:  # else it is the next leader's
                 self._called = None
                 self._slow.pop(kind, None)
         if still_leads:
-            self._replies.append((number, "value", value))
+            self._replies.append(reply)
         else:
-            self._send([(number, "value", value)])
+            self._send([reply])
         return still_leads
 
-    def _made(self, args: Any, options: Any) -> Any:
+    def _made(self, args: Any, options: Any) -> tuple[str, Any]:
+        """Make a call; return (`value` or `error`, what)."""
         try:
-            return self._function(*args, **options)
+            return "value", self._function(*args, **options)
         except BaseException as error:  # SystemExit and the like must not end it in silence
-            return self._failed(error)
+            return "error", self._failed(error)
 
     def _watch(self) -> None:
         """Lets another lead where the leader's call takes long; sleeps where there is none."""
@@ -198,7 +194,7 @@ class LeadingThreads:
             end = place + SIZE.size + SIZE.unpack_from(read, place)[0]
             if end > len(read):
                 break
-            told = pickle.loads(memoryview(read)[place + SIZE.size : end])
+            told = PICKLE.unpack(memoryview(read)[place + SIZE.size : end])
             self._pending.extend(told if isinstance(told, list) else [told])
             place = end
         del read[:place]

@@ -18,7 +18,7 @@ from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
 from milescli.core.registry import Registry
-from milescli.workers.worker import CallFailed, UserProcess
+from milescli.workers.worker import CallFailed, UserWorker
 
 _CLOSING_S = 10.0
 """For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
@@ -35,14 +35,14 @@ class _Lane:
     """One process, begun when it is needed."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    process: UserProcess | None = None
+    process: UserWorker | None = None
 
     def ask(self, asked: tuple[Any, ...], *, bound_s: float) -> Any:
         """With the lock. Raises CallFailed, also where the process ended since the call before:
         what it held is lost, so that no other takes its place in silence; NoReply after `bound_s`.
         After either a later call begins anew."""
         if self.process is None:
-            self.process = UserProcess(f"{__name__}:call_there", shows_output=True)
+            self.process = UserWorker(f"{__name__}:call_there", shows_output=True)
         process = self.process
         try:
             process.ready.result()  # bounded by the process itself

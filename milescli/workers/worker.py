@@ -1,5 +1,6 @@
-"""A process for code of the user's: whatever it does (hang in C, block an event loop, exit, eat
-memory, print without end) ends at its bound, with the place where it was, and costs one process."""
+"""A child process that answers calls over its pipes, seen from its parent. `UserWorker` is one for
+code of the user's: whatever that does (hang in C, block an event loop, exit, eat memory, print
+without end) ends at its bound, is reported with the line it was at, and costs one process."""
 
 from __future__ import annotations
 
@@ -7,27 +8,24 @@ import concurrent.futures
 import contextlib
 import itertools
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from milescli.core.units import format_bytes
-from milescli.workers.child import Failed, read_frame
-from milescli.workers.frames import Outbox
+from milescli.workers.frames import PICKLE, Codec, Outbox
 
 START_TIMEOUT_S = 120.0
-"""Bound on the start of a process: Python, and the user's imports."""
+"""Bound on the start of a user's process: Python, and the user's imports."""
 MAX_PRINTED_BYTES = 8 * 1024**2
-"""Between two replies of a process."""
+"""Between two replies of a user's process."""
 MEMORY_BYTES = 8 * 1024**3
-"""Of a process, where nothing else is said."""
+"""Of a user's process, where nothing else is said."""
 _TAIL_BYTES = 4096
 _LAST_WORDS_S = 3.0
 """For what a process says where it hangs."""
@@ -36,219 +34,177 @@ _DRAIN_S = 2.0
 _PACKAGE = str(Path(__file__).parents[1])
 
 OnAsk = Callable[[int, Any], None]
-"""Told of what a call asks for while it runs: (number of the question, what)."""
+"""Receives what a call asks for while it runs: (number of the question, what)."""
 
 
 class CallFailed(Exception):
-    """One call of the user's code in another process gave nothing; says why, for the user."""
+    """A call in another process returned nothing; says why, for the user."""
 
 
-class Innocent(CallFailed):
-    """The process was ended for what another call did."""
-
-
-@dataclass(slots=True)
-class _Output:
-    """What a process has printed."""
-
-    tail: bytes = b""
-    since_reply: int = 0
-
-    def add(self, piece: bytes) -> bool:
-        """Whether it is too much."""
-        self.tail = (self.tail + piece)[-_TAIL_BYTES:]
-        self.since_reply += len(piece)
-        return self.since_reply > MAX_PRINTED_BYTES
-
-    def shown(self) -> str:
-        """`; it printed last: ...`, or nothing."""
-        text = self.tail.decode("utf-8", "replace").strip()
-        return f"; it printed last:\n{text}" if text else ""
+class EvictedCall(CallFailed):
+    """The process was ended because another call of it took too long; try again."""
 
 
 class Reply(Protocol):
-    """Who is told what came of a call, by the thread that reads: a future of threads is one."""
+    """Receives what became of a call, in the thread that reads; a future of threads is one."""
 
     def set_running_or_notify_cancel(self) -> bool:
-        """Whether anybody still waits."""
+        """Return whether anybody still waits."""
 
     def set_result(self, value: Any) -> None:
-        """It returned."""
+        """Take what the call returned."""
 
     def set_exception(self, error: BaseException) -> None:
-        """It raised, or its process has ended."""
+        """Take what the call raised, or why its process has ended."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A call that has no reply yet."""
-
-    reply: Reply
-    on_ask: OnAsk | None
-
-
-@dataclass(eq=False)
-class UserProcess:
-    """One process, and the threads that write to it and read from it: whatever it does, nobody
+class Worker:
+    """A child process, and the threads that write to it and read from it: whatever it does, nobody
     waits for its pipes."""
 
-    target: str
-    """`module:function` of ours, called there for each call; `async def`: many at once."""
-    memory_bytes: int = MEMORY_BYTES
-    memory_key: str = ""
-    """Of the recipe, which says how much memory it may take."""
-    shows_output: bool = False
-    """What it prints goes to our standard error; else only errors show the last of it."""
-    ready: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future)
-    num_running: int = 0
-
-    def __post_init__(self) -> None:
-        self._waiting: dict[int, _Pending] = {}
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        codec: Codec,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        shows_output: bool = False,
+        max_printed_bytes: float = float("inf"),
+    ) -> None:
+        """`shows_output`: what it prints goes to our standard error; else only errors show the last
+        of it. `max_printed_bytes`: it is ended if it prints more between two replies. Raises
+        OSError where the process cannot be started."""
+        self.ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        """Done with what it says once it can be called; raises as calls do where it ends first."""
+        self._codec, self._shows_output = codec, shows_output
+        self._waiting: dict[int, tuple[Reply, OnAsk | None]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._frames = Outbox()
-        self._has_ended = False
-        self._has_said_all = threading.Event()
-        self._output, self._cause, self._kind = _Output(), "", CallFailed
-        self._failure: CallFailed = CallFailed("it has ended")
-        self._frames.put((sys.path, self.target))
+        self._frames = Outbox(codec.pack)
+        self._has_ended, self._is_drained = threading.Event(), threading.Event()
+        self._cause, self._tail = "", b""
+        self._num_printed, self._max_printed = 0, max_printed_bytes
         begun: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
-        _in_thread(lambda: self._live(begun))
+        in_thread(lambda: self._live(command, env, cwd, begun))
         self._process = begun.result()
-        for work in (self._write, self._read_output, self._bound_start):
-            _in_thread(work)
+        in_thread(self._write)
+        in_thread(self._read_output)
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process, and of its group."""
         return self._process.pid
 
     @property
     def lives(self) -> bool:
-        """Whether it can be asked."""
-        return not self._has_ended and not self._cause
+        """True while it can be called."""
+        return not self._has_ended.is_set() and not self._cause
 
-    def take_a_call(self, most: int) -> bool:
-        """Whether it has room for one more; then it is taken."""
-        with self._lock:
-            has_room = self.num_running < most
-            self.num_running += has_room
-            return has_room
-
-    def give_a_call_back(self) -> None:
-        """One that was taken and is done, or was never asked."""
-        with self._lock:
-            self.num_running -= 1
-
-    def call(
-        self, *args: Any, on_ask: OnAsk | None = None, **options: Any
+    def request(
+        self, value: Any, *, kind: str = "call", on_ask: OnAsk | None = None
     ) -> tuple[int, concurrent.futures.Future[Any]]:
-        """Its number, and what the target will return. Through the future it raises CallFailed
-        with the traceback, or what MilesError the target raised."""
+        """Send one message; return its number, and the future of its reply. The future raises
+        CallFailed with what the other side raised, or what MilesError that was."""
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._lock:
-            number = next(self._numbers)
-            if self._has_ended:
-                reply.set_exception(self._failure)
-                return number, reply
-            self._waiting[number] = _Pending(reply, on_ask)
-        self._frames.put((number, "call", (args, options)))
+        (number,) = self._expect([reply], on_ask)
+        self._frames.put((number, kind, value))
         return number, reply
 
-    def call_many(self, asked: Sequence[tuple[Reply, tuple[Any, ...]]]) -> None:
-        """Of a function that is marked `in_threads`: [(who is told, arguments)], in one frame."""
-        with self._lock:
-            has_ended = self._has_ended
-            numbers = [next(self._numbers) for _ in asked]
-            if not has_ended:
-                pending = (_Pending(reply, None) for reply, _ in asked)
-                self._waiting.update(zip(numbers, pending, strict=True))
-        if has_ended:
-            for reply, _ in asked:
-                reply.set_exception(self._failure)
-            return
-        calls = zip(numbers, asked, strict=True)
-        self._frames.put([(number, "call", (args, {})) for number, (_, args) in calls])
-
-    def answer(self, number: int, question: int, value: Any) -> None:
-        """What call `number` has asked for; an exception is raised there."""
-        self._frames.put((number, "answer", (question, value)))
+    def request_many(self, calls: Sequence[tuple[Reply, Any]]) -> None:
+        """Send [(who receives the reply, value)] in one frame."""
+        numbers = self._expect([reply for reply, _ in calls])
+        self._frames.put(
+            [(number, "call", value) for number, (_, value) in zip(numbers, calls, strict=True)]
+        )
 
     def cancel(self, number: int) -> None:
-        """Of an async target: nobody waits for this call any more."""
+        """Tell it that nobody waits for this call any more."""
         with self._lock:
             self._waiting.pop(number, None)
         self._frames.put((number, "cancel", None))
 
     def ping(self) -> concurrent.futures.Future[Any]:
-        """Done as soon as the event loop of an async target gets round to it."""
-        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._lock:
-            if self._has_ended:
-                reply.set_exception(self._failure)
-                return reply
-            number = next(self._numbers)
-            self._waiting[number] = _Pending(reply, None)
-        self._frames.put((number, "ping", None))
-        return reply
+        """Return a future that is done once its event loop gets round to it."""
+        return self.request(None, kind="ping")[1]
+
+    def hang_up(self) -> None:
+        """Send nothing more; it ends by itself once it has cleaned up."""
+        self._frames.end()
 
     def end(self, cause: str = "it was ended") -> None:
-        """At once, with all processes that it began."""
+        """End it at once, with all processes that it started. `cause`: what its calls raise."""
         self._cause = self._cause or cause
-        if not self._has_ended:
-            self._kill_group()
+        if not self._has_ended.is_set():
+            self._kill()
 
-    def close(self, grace_s: float = 0.0) -> None:
-        """End it; `grace_s`: to end by itself, with what the user's code does at exit."""
-        if grace_s and self.lives:
-            self._frames.end()
-            deadline = time.monotonic() + grace_s
-            while not self._has_ended and time.monotonic() < deadline:
-                time.sleep(0.02)
-        self.end()
+    def close(self, grace_s: float = 0.0, *, cause: str = "it was ended") -> None:
+        """Let it end by itself within `grace_s`; then end it."""
+        if grace_s:
+            self.hang_up()
+            self._has_ended.wait(grace_s)
+        self.end(cause)
 
-    def end_and_say_where(self) -> str:
-        """End it for what one call does; where that was."""
-        where = self.where_it_is()
-        self._kind = Innocent
-        self.end("another call of it took too long")
-        return where
+    def _kill(self) -> None:
+        """Only before it is reaped: afterwards its number may be another's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
-    def where_it_is(self) -> str:
-        """The user's lines that it is at, each on one of its own; empty where that is not to be
-        had. What it printed before is forgotten."""
-        self._output.tail, self.shows_output = b"", False
-        if not self._has_ended:
-            with contextlib.suppress(ProcessLookupError):
-                # not by send_signal, which would reap it before its group is ended
-                os.kill(self._process.pid, signal.SIGUSR1)
-        deadline, said = time.monotonic() + _LAST_WORDS_S, b""
-        while time.monotonic() < deadline and (not said or said != self._output.tail):
-            said = self._output.tail
-            time.sleep(0.05)
-        return _where(said.decode("utf-8", "replace"))
+    def _cause_of(self, status: int) -> str:
+        """Why it ended, where nobody here wanted that."""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        return f"its process ended with {how}"
 
-    def _live(self, begun: concurrent.futures.Future[subprocess.Popen[bytes]]) -> None:
+    def _lost(self) -> Exception:
+        """What calls raise once it has ended."""
+        return CallFailed(self._cause + self.last_printed())
+
+    def _failed(self, error: Any) -> Exception:
+        """What a call raises of which the other side sent this error."""
+        return error if isinstance(error, Exception) else CallFailed(error)
+
+    def last_printed(self) -> str:
+        """Return `; it printed last: ...`, or nothing."""
+        text = self._tail.decode("utf-8", "replace").strip()
+        return f"; it printed last:\n{text}" if text else ""
+
+    def _expect(self, replies: Sequence[Reply], on_ask: OnAsk | None = None) -> list[int]:
+        with self._lock:
+            numbers = [next(self._numbers) for _ in replies]
+            has_ended = self._has_ended.is_set()
+            if not has_ended:
+                self._waiting.update(
+                    (number, (reply, on_ask))
+                    for number, reply in zip(numbers, replies, strict=True)
+                )
+        if has_ended:
+            for reply in replies:
+                reply.set_exception(self._lost())
+        return numbers
+
+    def _live(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        begun: concurrent.futures.Future[subprocess.Popen[bytes]],
+    ) -> None:
         """From begin to end: the kernel ends the process with the thread that began it."""
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "milescli.workers.child", str(self.memory_bytes)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
-                start_new_session=True,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,  # Ctrl-C is for the run, which ends this process
             )
         except OSError as error:
             begun.set_exception(error)
             return
         begun.set_result(self._process)
         self._read_replies()
-
-    def _kill_group(self) -> None:
-        """Only before it is reaped: afterwards its number may be another's."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _write(self) -> None:
         assert self._process.stdin is not None
@@ -258,80 +214,137 @@ class UserProcess:
 
     def _read_replies(self) -> None:
         assert self._process.stdout is not None
-        pipe: BinaryIO = self._process.stdout  # type: ignore[assignment]
         while True:
             try:
-                raw = read_frame(pipe)
-                if raw is None:
+                frame = self._codec.read(self._process.stdout)  # type: ignore[arg-type]
+                if frame is None:
                     break
-                told = pickle.loads(raw)
-                replies = told if isinstance(told, list) else [told]
+                said = self._codec.unpack(frame)
+                replies = said if isinstance(said, list) else [said]
                 assert all(len(reply) == 3 for reply in replies), "it says something else"
             except Exception as error:  # the user's code has found our pipe, or made what no other
                 # process can: whatever it is, no reply can be had from here on
                 self.end(f"it wrote what is no reply: {error}")
                 break
-            self._output.since_reply = 0
+            self._num_printed = 0
             for reply in replies:
                 self._take(*reply)
         self._fail_all()
 
     def _take(self, number: int, kind: str, value: Any) -> None:
-        """What the process says."""
         if kind == "ready":
-            self.ready.set_result(None)
-        elif kind == "ask":
-            pending = self._waiting.get(number)
-            if pending is not None and pending.on_ask is not None:
-                pending.on_ask(*value)
-        else:
-            self._settle(number, value)
-
-    def _settle(self, number: int, value: Any) -> None:
-        with self._lock:
-            pending = self._waiting.pop(number, None)
-        if pending is None or not pending.reply.set_running_or_notify_cancel():
+            self.ready.set_result(value)
             return
-        if isinstance(value, Failed):
-            pending.reply.set_exception(value.error or CallFailed(self._explained(value.told)))
+        if kind == "ask":
+            _, on_ask = self._waiting.get(number, (None, None))
+            if on_ask is not None:
+                on_ask(*value)
+            return
+        with self._lock:
+            reply, _ = self._waiting.pop(number, (None, None))
+        if reply is None or not reply.set_running_or_notify_cancel():
+            return
+        if kind == "error":
+            reply.set_exception(self._failed(value))
         else:
-            pending.reply.set_result(value)
-
-    def _explained(self, text: str) -> str:
-        if "MemoryError" in text:
-            key = f": {self.memory_key}" if self.memory_key else ""
-            text += f"\n(it may take {format_bytes(self.memory_bytes)}{key})"
-        return text
+            reply.set_result(value)
 
     def _fail_all(self) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-            self._kill_group()  # what it began, too
+            self._kill()  # what it began, too
         status = self._process.wait()
         self._frames.end()
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-        cause = self._cause or f"its process ended with {how}"
-        self._has_said_all.wait(_DRAIN_S)
-        failure = self._failure = self._kind(cause + self._output.shown())
+        self._cause = self._cause or self._cause_of(status)
+        self._is_drained.wait(_DRAIN_S)
         with self._lock:
-            self._has_ended = True
+            self._has_ended.set()
             waiting, self._waiting = list(self._waiting.values()), {}
         if not self.ready.done():
-            self.ready.set_exception(failure)
-        for pending in waiting:
-            if pending.reply.set_running_or_notify_cancel():
-                pending.reply.set_exception(failure)
+            self.ready.set_exception(self._lost())
+        for reply, _ in waiting:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(self._lost())
 
     def _read_output(self) -> None:
         assert self._process.stderr is not None
         while piece := os.read(self._process.stderr.fileno(), 1 << 16):
-            if self._output.add(piece):
-                self.end(f"it printed more than {format_bytes(MAX_PRINTED_BYTES)} in one call")
-            elif self.shows_output:
+            self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+            self._num_printed += len(piece)
+            if self._num_printed > self._max_printed:
+                self.end(f"it printed more than {format_bytes(int(self._max_printed))} in one call")
+            elif self._shows_output:
                 with contextlib.suppress(OSError, ValueError):
                     sys.stderr.write(piece.decode("utf-8", "replace"))
                     sys.stderr.flush()
-        self._has_said_all.set()
+        self._is_drained.set()
+
+
+class UserWorker(Worker):
+    """A process for code of the user's; `child` is its other side."""
+
+    def __init__(
+        self,
+        target: str,
+        memory_bytes: int = MEMORY_BYTES,
+        memory_key: str = "",
+        *,
+        shows_output: bool = False,
+    ) -> None:
+        """`target`: `module:function` of ours, called there for each call; an `async def` runs many
+        at once, and so does one that is marked `in_threads`. `memory_key`: of the recipe, which
+        says how much memory it may take. `shows_output`: as of Worker."""
+        self._memory_bytes, self._memory_key = memory_bytes, memory_key
+        self._lost_kind = CallFailed
+        super().__init__(
+            [sys.executable, "-m", "milescli.workers.child", str(memory_bytes)],
+            codec=PICKLE,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            shows_output=shows_output,
+            max_printed_bytes=MAX_PRINTED_BYTES,
+        )
+        self._frames.put((sys.path, target))
+        in_thread(self._bound_start)
+
+    def call(
+        self, *args: Any, on_ask: OnAsk | None = None, **options: Any
+    ) -> tuple[int, concurrent.futures.Future[Any]]:
+        """Call the target; returns as `request`."""
+        return self.request((args, options), on_ask=on_ask)
+
+    def answer(self, number: int, question: int, value: Any) -> None:
+        """Send what call `number` has asked for; an exception is raised there."""
+        self._frames.put((number, "answer", (question, value)))
+
+    def end_and_say_where(self) -> str:
+        """End it for what one call does; return where that was."""
+        where = self.where_it_is()
+        self._lost_kind = EvictedCall
+        self.end("another call of it took too long")
+        return where
+
+    def where_it_is(self) -> str:
+        """Return the user's lines that it is at, each on a line of its own; empty where they cannot
+        be had. Forgets what it printed before."""
+        self._tail, self._shows_output = b"", False
+        if not self._has_ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                # not by send_signal, which would reap it before its group is ended
+                os.kill(self._process.pid, signal.SIGUSR1)
+        deadline, said = time.monotonic() + _LAST_WORDS_S, b""
+        while time.monotonic() < deadline and (not said or said != self._tail):
+            said = self._tail
+            time.sleep(0.05)
+        return _where(said.decode("utf-8", "replace"))
+
+    def _lost(self) -> Exception:
+        return self._lost_kind(self._cause + self.last_printed())
+
+    def _failed(self, error: Any) -> Exception:
+        if isinstance(error, str) and "MemoryError" in error:
+            key = f": {self._memory_key}" if self._memory_key else ""
+            error += f"\n(it may take {format_bytes(self._memory_bytes)}{key})"
+        return super()._failed(error)
 
     def _bound_start(self) -> None:
         try:
@@ -339,16 +352,17 @@ class UserProcess:
         except TimeoutError:
             self.end(f"its module was not imported within {START_TIMEOUT_S:g} s")
         except Exception:
-            return  # told to who waits for it
+            return  # raised to whoever waits for it
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="miles-user-code", daemon=True).start()
+def in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that never keeps this process alive."""
+    threading.Thread(target=work, name="miles-worker", daemon=True).start()
 
 
 def _where(said: str) -> str:
-    """The user's frames of the main thread, of faulthandler's dump, innermost last. Others come
-    before it."""
+    """Return the user's frames of the main thread in faulthandler's dump, innermost last. Other
+    threads come before it."""
     said = said.rpartition("Current thread")[2]
     frames = [line.strip() for line in said.splitlines() if line.strip().startswith("File ")]
     own = [line for line in frames if _PACKAGE not in line and "<frozen" not in line]

@@ -21,7 +21,7 @@ from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Turn
 from milescli.rollout.environments import Step
-from milescli.workers.quick_calls import QuickCalls
+from milescli.workers.async_worker import QuickCalls
 
 HERE = "tests.agents.user_environments"
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.workers.frames import SIZE, Outbox
-from milescli.workers.quick_calls import QuickCalls
+from milescli.workers.async_worker import QuickCalls
+from milescli.workers.frames import PICKLE, SIZE, Outbox
 from milescli.workers.worker import CallFailed
 
 pytestmark = pytest.mark.timeout(400)
@@ -146,7 +146,7 @@ async def _await(future: asyncio.Future[Any]) -> Any:
 
 
 def test_a_full_pipe_holds_nobody_up_and_keeps_the_order() -> None:
-    outbox, (reader, writer) = Outbox(), os.pipe()
+    outbox, (reader, writer) = Outbox(PICKLE.pack), os.pipe()
     outbox.put("before it is open")
     thread = threading.Thread(target=outbox.run, args=(writer,))
     thread.start()
@@ -167,7 +167,7 @@ def test_a_full_pipe_holds_nobody_up_and_keeps_the_order() -> None:
 
 
 def test_what_is_put_where_nobody_reads_any_more_is_let_go() -> None:
-    outbox, (reader, writer) = Outbox(), os.pipe()
+    outbox, (reader, writer) = Outbox(PICKLE.pack), os.pipe()
     thread = threading.Thread(target=outbox.run, args=(writer,))
     thread.start()
     os.close(reader)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.errors import MilesError
-from milescli.workers.quick_calls import QuickCalls
+from milescli.workers.async_worker import QuickCalls
 from milescli.workers.worker import CallFailed
 
 PROCESS_HOST = "milescli.backends.ray.process_host:ProcessHost"

@@ -13,7 +13,7 @@ from milescli.core.registry import Registry
 from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Evaluation
-from milescli.workers.async_isolated import AsyncIsolated
+from milescli.workers.async_worker import AsyncWorker
 from milescli.workers.child import asking
 from milescli.workers.worker import CallFailed
 
@@ -91,7 +91,7 @@ class EvaluationProcess:
     def __init__(self, path: str) -> None:
         """`path`: import path, which was resolved already."""
         self.__name__ = path
-        self._process = AsyncIsolated(f"{__name__}:evaluate_there")
+        self._process = AsyncWorker(f"{__name__}:evaluate_there")
 
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
