@@ -80,7 +80,7 @@ def require_environment_there(rollout: Rollout) -> None:
     agent: Any = made(AGENTS.path_of(rollout.agent, key="rollout.agent"), rollout)
     host: ForeignHost = agent.host
     try:
-        host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)
+        host.start_now()
     except (CallFailed, AgentError) as error:
         raise RecipeError(
             f"the environment of `rollout.{rollout.agent}` cannot be loaded",
