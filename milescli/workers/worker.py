@@ -163,10 +163,10 @@ class Worker:
         """What a call raises of which the other side sent this error."""
         return error if isinstance(error, Exception) else CallFailed(error)
 
-    def last_printed(self) -> str:
-        """Return `; it printed last: ...`, or nothing."""
+    def last_printed(self, before: str = "; it printed last:\n") -> str:
+        """Return the last of its standard error with `before` in front; empty if there is none."""
         text = self._tail.decode("utf-8", "replace").strip()
-        return f"; it printed last:\n{text}" if text else ""
+        return before + text if text else ""
 
     def _expect(self, replies: Sequence[Reply], on_ask: OnAsk | None = None) -> list[int]:
         with self._lock:
