@@ -126,19 +126,25 @@ class AsyncWorker:
             await asyncio.sleep(min(PING_EVERY_S, user_code.BOUND_S))
 
 
+_Settled = tuple["QuickCall", Any, BaseException | None]
+"""A call, what it returned, what it raised."""
+
+
 class QuickCall:
-    """A call that was sent. Its reply settles `future`, in the event loop."""
+    """A call that was sent. Its reply settles `future`, in the event loop. Implements Reply."""
 
-    __slots__ = ("_loop", "future")
+    __slots__ = ("_settle_soon", "future")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
+    def __init__(self, settle_soon: Callable[[_Settled], None] | None = None) -> None:
+        """`settle_soon`: takes the reply from the thread that reads it, to call `settle`; None:
+        nothing else than `settle` is called."""
+        self._settle_soon = settle_soon
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     def again(self) -> asyncio.Future[Any]:
         """Wait for the reply anew, where whoever waited was cancelled."""
         if self.future.cancelled():
-            self.future = self._loop.create_future()
+            self.future = asyncio.get_running_loop().create_future()
         return self.future
 
     def settle(self, value: Any, error: BaseException | None) -> None:
@@ -149,6 +155,20 @@ class QuickCall:
             self.future.set_result(value)
         else:
             self.future.set_exception(error)
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """See Reply."""
+        return True
+
+    def set_result(self, value: Any) -> None:
+        """See Reply."""
+        assert self._settle_soon is not None
+        self._settle_soon((self, value, None))
+
+    def set_exception(self, error: BaseException) -> None:
+        """See Reply."""
+        assert self._settle_soon is not None
+        self._settle_soon((self, None, error))
 
 
 class CallProcess(Protocol):
@@ -175,13 +195,8 @@ class CallProcess(Protocol):
         ...
 
 
-class NewCallProcess(Protocol):
-    """Makes one: the class QuickCalls, or a node's `NodeProcesses.process`."""
-
-    def __call__(self, target: str, *, memory_bytes: int, memory_key: str) -> CallProcess:
-        """`target`: `module:function` of ours, plain and marked `in_threads`; `memory_bytes`: what
-        the process may take, as `memory_key` of the recipe says."""
-        ...
+NewCallProcess = Callable[..., CallProcess]
+"""Makes one, with the arguments of QuickCalls: that class, or a node's `NodeProcesses.process`."""
 
 
 class QuickCalls(AsyncWorker):
@@ -189,10 +204,10 @@ class QuickCalls(AsyncWorker):
     function that is marked `in_threads` (see `child_threads`). Implements CallProcess."""
 
     def __init__(self, target: str, *, memory_bytes: int, memory_key: str) -> None:
-        """See NewCallProcess."""
+        """As of AsyncWorker."""
         super().__init__(target, memory_bytes=memory_bytes, memory_key=memory_key)
-        self._unsent = list[tuple[_LocalCall, Any]]()
-        self._replies = deque[tuple[QuickCall, Any, BaseException | None]]()
+        self._unsent = list[tuple[QuickCall, Any]]()
+        self._replies = deque[_Settled]()
         self._settles = self._is_ready = False
         self._loop: asyncio.AbstractEventLoop | None = None
         """Known from the first call on."""
@@ -204,7 +219,7 @@ class QuickCalls(AsyncWorker):
             await self._started()
             self._is_ready = True
         assert self._loop is not None
-        call = _LocalCall(self._loop, self._settle_soon)
+        call = QuickCall(self._settle_soon)
         if not self._unsent:
             self._loop.call_soon(self._send)
         self._unsent.append((call, (args, {})))
@@ -224,7 +239,7 @@ class QuickCalls(AsyncWorker):
         worker.request_many(calls)
         self._count(worker, len(calls))
 
-    def _settle_soon(self, reply: tuple[QuickCall, Any, BaseException | None]) -> None:
+    def _settle_soon(self, reply: _Settled) -> None:
         """By any thread: all that come before the event loop gets round to it, at once."""
         self._replies.append(reply)
         if not self._settles:
@@ -241,29 +256,3 @@ class QuickCalls(AsyncWorker):
             call, value, error = self._replies.popleft()
             self._num_running -= 1
             call.settle(value, error)
-
-
-class _LocalCall(QuickCall):
-    """Implements Reply: the thread that reads hands what came on to the event loop."""
-
-    __slots__ = ("_settle_soon",)
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        settle_soon: Callable[[tuple[QuickCall, Any, BaseException | None]], None],
-    ) -> None:
-        super().__init__(loop)
-        self._settle_soon = settle_soon
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """See Reply."""
-        return True
-
-    def set_result(self, value: Any) -> None:
-        """See Reply."""
-        self._settle_soon((self, value, None))
-
-    def set_exception(self, error: BaseException) -> None:
-        """See Reply."""
-        self._settle_soon((self, None, error))

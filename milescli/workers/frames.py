@@ -66,6 +66,8 @@ def _read_line(pipe: BinaryIO) -> bytes | None:
 def _from_json(line: bytes) -> Message:
     try:
         number, kind, value = json.loads(line)
+        if not isinstance(number, int):
+            raise TypeError("it has no number")
     except (ValueError, TypeError) as fault:
         raise ValueError(f"{line[:80]!r} ({fault})") from None
     return number, kind, value

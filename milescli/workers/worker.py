@@ -86,10 +86,10 @@ class Worker:
         self._cause, self._tail = "", b""
         self._num_printed, self._max_printed = 0, max_printed_bytes
         begun: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
-        in_thread(lambda: self._live(command, env, cwd, begun))
+        _in_thread(lambda: self._live(command, env, cwd, begun))
         self._process = begun.result()
-        in_thread(self._write)
-        in_thread(self._read_output)
+        _in_thread(self._write)
+        _in_thread(self._read_output)
 
     @property
     def pid(self) -> int:
@@ -167,6 +167,17 @@ class Worker:
         """Return the last of its standard error with `before` in front; empty if there is none."""
         text = self._tail.decode("utf-8", "replace").strip()
         return before + text if text else ""
+
+    def _bound_start(
+        self, started: concurrent.futures.Future[Any], timeout_s: float, cause: str
+    ) -> None:
+        """End it if it has not started in time."""
+
+        def wait() -> None:
+            if not concurrent.futures.wait([started], timeout_s).done:
+                self.end(cause)
+
+        _in_thread(wait)
 
     def _expect(self, replies: Sequence[Reply], on_ask: OnAsk | None = None) -> list[int]:
         with self._lock:
@@ -304,7 +315,9 @@ class UserWorker(Worker):
             max_printed_bytes=MAX_PRINTED_BYTES,
         )
         self._frames.put((sys.path, target))
-        in_thread(self._bound_start)
+        self._bound_start(
+            self.ready, START_TIMEOUT_S, f"its module was not imported within {START_TIMEOUT_S:g} s"
+        )
 
     def call(
         self, *args: Any, on_ask: OnAsk | None = None, **options: Any
@@ -346,16 +359,8 @@ class UserWorker(Worker):
             error += f"\n(it may take {format_bytes(self._memory_bytes)}{key})"
         return super()._failed(error)
 
-    def _bound_start(self) -> None:
-        try:
-            self.ready.result(timeout=START_TIMEOUT_S)
-        except TimeoutError:
-            self.end(f"its module was not imported within {START_TIMEOUT_S:g} s")
-        except Exception:
-            return  # raised to whoever waits for it
 
-
-def in_thread(work: Callable[[], None]) -> None:
+def _in_thread(work: Callable[[], None]) -> None:
     """Run `work` in a thread that never keeps this process alive."""
     threading.Thread(target=work, name="miles-worker", daemon=True).start()
 

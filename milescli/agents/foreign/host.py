@@ -21,7 +21,7 @@ from milescli.agents.foreign.packages import Package
 from milescli.core.errors import AgentError
 from milescli.workers.frames import JSON
 from milescli.workers.guard import guarded
-from milescli.workers.worker import CallFailed, Worker, in_thread
+from milescli.workers.worker import CallFailed, Worker
 
 START_TIMEOUT_S = 120.0
 """For the imports of the package and of what it loads."""
@@ -56,8 +56,8 @@ class ForeignWorker(Worker):
         self.started = self.ask("start", start)[1]
         """Done once it can be asked; raises ProcessLost where it ends first, or starts too slowly,
         CallFailed with what the package raised."""
-        self._name = package.name
-        in_thread(self._bound_start)
+        cause = f"the process of {package.name} did not start within {START_TIMEOUT_S:g} s"
+        self._bound_start(self.started, START_TIMEOUT_S, cause)
 
     def ask(
         self, method: str, params: Mapping[str, Any]
@@ -81,10 +81,6 @@ class ForeignWorker(Worker):
 
     def _lost(self) -> Exception:
         return ProcessLost(self._cause + self.last_printed())
-
-    def _bound_start(self) -> None:
-        if not concurrent.futures.wait([self.started], START_TIMEOUT_S).done:
-            self.end(f"the process of {self._name} did not start within {START_TIMEOUT_S:g} s")
 
 
 @dataclass(eq=False)

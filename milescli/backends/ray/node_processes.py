@@ -158,7 +158,7 @@ class _Actor:
 
     def call(self, calls: NodeCalls, process: int, args: tuple[Any, ...]) -> QuickCall:
         """Its reply settles the future."""
-        number, call = next(self._numbers), QuickCall(asyncio.get_running_loop())
+        number, call = next(self._numbers), QuickCall()
         self._waiting[number] = calls, call
         self.order(Called(process, number, args))
         if self._reading is None or self._reading.done():
