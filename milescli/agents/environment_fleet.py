@@ -68,7 +68,7 @@ def act(episode: int, what: Asked) -> str | Step | None:
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
-act.in_threads = True  # type: ignore[attr-defined]  # many at once: see workers.child_threads
+act.in_threads = True  # type: ignore[attr-defined]  # workers.child_threads runs many at once
 
 
 def _acted(episode: int, what: Asked) -> str | Step | None:
