@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import os
 import queue
 import resource
@@ -25,9 +24,9 @@ from milescli.sandbox.contained import Contained, NotStarted, Printed
 from milescli.sandbox.jail import NUM_SLOTS, Jail, clear, filter_for, own_mounts, reachable
 from milescli.sandbox.seccomp import program
 from milescli.workers.frames import JSON
+from milescli.workers.guard import adopt_orphans
 
 _MEMORY_BYTES = 2 * 1024**3
-_SUBREAPER = 36
 _STACK_BYTES = 512 * 1024
 _CELL_GRACE_S = 1.0
 """For a cell that is interrupted to end by itself."""
@@ -170,7 +169,7 @@ class Supervisor:
 
 def main(config: dict[str, Any]) -> None:
     """Until standard input ends, or the driver is gone."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # no zombie is left to an init that may not reap
+    adopt_orphans()  # no zombie is left to an init that may not reap
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 65536

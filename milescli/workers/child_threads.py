@@ -110,7 +110,7 @@ class LeadingThreads:
                 self._flush()
 
     def _leads_after(self, number: int, args: Any, options: Any) -> bool:
-        """Make one call. Returns False if another thread has begun to lead, and the reply is sent."""
+        """Make one call. Return False if another thread leads since, and the reply is sent."""
         kind = type(args[-1])
         now = time.monotonic()
         if kind in self._slow and now < self._slow[kind][0]:

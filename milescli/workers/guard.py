@@ -28,6 +28,11 @@ def end_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Become the parent of what descendants of this process leave behind when they end."""
+    ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
+
+
 def guarded(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` below a guard, which outlives this process only
     to end what `command` started."""
@@ -41,7 +46,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
     libc.prctl(PDEATHSIG, signal.SIGTERM)
     # what the command started in groups of their own is our child once its parent is gone
-    libc.prctl(CHILD_SUBREAPER, 1)
+    adopt_orphans()
     if os.getppid() != parent:  # it was gone before it could tell
         end_group()
 
