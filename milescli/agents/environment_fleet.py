@@ -15,10 +15,10 @@ from itertools import count
 from typing import Any
 
 from milescli.core.errors import AgentError, MachineError, RecipeError
-from milescli.core.quick_calls import CallProcess, NewCallProcess, QuickCall, QuickCalls
-from milescli.core.user_process import CallFailed
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.rollout.environments import Environment, Step, checked, checked_start, made
+from milescli.workers.async_worker import CallProcess, NewCallProcess, QuickCall, QuickCalls
+from milescli.workers.worker import CallFailed
 
 NUM_LINES_TOLD = 6
 """Of where a call is, the innermost."""
@@ -68,7 +68,7 @@ def act(episode: int, what: Asked) -> str | Step | None:
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
-act.in_threads = True  # type: ignore[attr-defined]  # many at once: see core.worker_threads
+act.in_threads = True  # type: ignore[attr-defined]  # workers.child_threads runs many at once
 
 
 def _acted(episode: int, what: Asked) -> str | Step | None:

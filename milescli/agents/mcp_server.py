@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, MachineError
 from milescli.recipe.agents import McpServer
+from milescli.workers.guard import guarded
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -36,8 +35,6 @@ _TAIL_BYTES = 2048
 _LAST_WORDS_S = 1.0
 _MIN_SECRET = 6
 """Characters of a value that is blotted out; shorter ones would be found everywhere."""
-GUARD = Path(__file__).with_name("mcp_guard.py")
-"""The program around each server that is started."""
 
 
 class ServerLost(Exception):
@@ -195,11 +192,11 @@ class ServerLink:
         settings = self.settings
         if settings.url is not None:
             return Client(await _http(settings, settings.url, stack), cache=None)
-        command = [*("-I", "-S", str(GUARD), str(os.getpid())), *settings.command]
+        program, *arguments = guarded(settings.command)
         env = {name: os.environ[name] for name in settings.env if name in os.environ}
-        program = StdioServerParameters(command=sys.executable, args=command, env=env)
+        server = StdioServerParameters(command=program, args=arguments, env=env)
         printed = stack.enter_context(self._printed.open())
-        return Client(stdio_client(program, errlog=printed), cache=None)
+        return Client(stdio_client(server, errlog=printed), cache=None)
 
     def _lose(self, client: Client | None) -> None:
         """The next call connects anew, where nobody has done so already."""

@@ -10,8 +10,8 @@ from milescli.agents.foreign.host import ForeignHost
 from milescli.agents.foreign.packages import package_named
 from milescli.agents.foreign.playing import host_of
 from milescli.core.errors import AgentError, RecipeError
-from milescli.core.user_process import CallFailed
 from milescli.rollout.environments import Step
+from milescli.workers.worker import CallFailed
 
 FULL = "CAPACITY_REACHED"
 CALL_TIMEOUT_S = 3600.0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from milescli.core.errors import RecipeError, nearest
-from milescli.core.isolated import MAX_YIELDED, resolve_isolated
 from milescli.core.plug_points import ROWS
 from milescli.core.user_code import mend
+from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
 
 TASK_PREFIX = "task:"
 Item = TypeVar("Item")

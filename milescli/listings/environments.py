@@ -12,7 +12,6 @@ from typing import Any
 
 from milescli.core.errors import MilesError, RecipeError
 from milescli.core.imports import imported
-from milescli.core.isolated import Isolated
 from milescli.core.plug_points import ENVIRONMENTS, TOOLS
 from milescli.core.registry import PlugPoint
 from milescli.core.types import Prompt
@@ -23,6 +22,7 @@ from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked
 from milescli.rollout.environments import numbered, require
+from milescli.workers.isolated import Isolated
 
 CHECK_TIMEOUT_S = 120.0
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.imports import imported
-from milescli.core.isolated import Isolated
 from milescli.core.plug_points import AGENTS, GENERATIONS, POINTS, REWARDS
 from milescli.core.registry import PlugPoint
 from milescli.recipe.schema import Rollout
+from milescli.workers.isolated import Isolated
 
 EXAMPLES: dict[str, str] = {
     "reward": '''def NAME(SIGNATURE):

@@ -20,7 +20,6 @@ from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodesJoined, Stopped
 from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
-from milescli.core.isolated import close_lanes
 from milescli.core.silence import Silence
 from milescli.runtime.devices import Devices
 from milescli.runtime.planning import plan_without_plugins
@@ -45,6 +44,7 @@ from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
 from milescli.train.base import Trainer
+from milescli.workers.isolated import close_lanes
 
 T = TypeVar("T")
 

@@ -1,5 +1,5 @@
-"""The local kinds, from the driver's side: one warm supervisor, asked by frames over its pipes.
-Begun with the first run, begun anew where it died, ended with this process."""
+"""The local kinds, from the driver's side: one warm supervisor, a worker. Started with the first
+run, started anew where it died, ended with this process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import atexit
 import base64
 import concurrent.futures
 import contextlib
-import itertools
 import json
 import os
-import queue
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
@@ -26,7 +24,8 @@ from typing import Any
 from milescli.core.errors import AgentError, MachineError, MilesError, WaitTimeout, WorkerDied
 from milescli.sandbox.base import Limits, Ran
 from milescli.sandbox.jail import clear, closed_folders
-from milescli.sandbox.wire import read_frame, write_frame
+from milescli.workers.frames import JSON
+from milescli.workers.worker import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
@@ -75,7 +74,7 @@ class LocalSandbox:
         """See Sandbox."""
         supervisor = await self._warm()
         asked = {"op": "open", "files": encoded(files), "limits": asdict(limits)}
-        number, reply = supervisor.send(asked)
+        number, reply = supervisor.request(asked)
         await supervisor.wait(number, reply, bound_s=_SLACK_S)
         return LocalSession(supervisor, number, limits)
 
@@ -94,7 +93,7 @@ class LocalSandbox:
     @property
     def pid(self) -> int | None:
         """Of the supervisor; None where there is none now."""
-        return self._supervisor.process.pid if self._supervisor else None
+        return self._supervisor.pid if self._supervisor else None
 
     async def _warm(self) -> _Supervisor:
         supervisor = self._supervisor
@@ -173,129 +172,91 @@ class LocalSession:
 
     def _end(self) -> None:
         self._is_open = False
-        self._supervisor.send({"op": "cancel", "of": self._number})
+        self._supervisor.cancel(self._number)
 
 
-class _Supervisor:
-    """Its process, and the threads that write to it and read from it."""
+class _Supervisor(Worker):
+    """The process that starts every run."""
 
     def __init__(self, config: Mapping[str, str]) -> None:
         """Raises MachineError where it cannot be had."""
-        self._numbers = itertools.count()
-        self._waiting: dict[int, concurrent.futures.Future[Reply]] = {}
-        self._frames: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
-        self._lock, self.lives = threading.Lock(), True
         place = tempfile.gettempdir()
         if os.geteuid() == 0 and closed_folders(place):
             place = "/tmp"
         self.folder = tempfile.mkdtemp(prefix="miles-sandbox-", dir=place)
-        ready: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        self._waiting[-1] = ready
-        self.process = subprocess.Popen(
+        super().__init__(
             [
                 f"{config['prefix']}/{config['python']}",
                 *("-I", "-S", "-c", _BOOT, str(ROOT)),
                 json.dumps({**config, "root": str(ROOT), "folder": self.folder}),
             ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            codec=JSON,  # what is inside came from code of a model
             env={},
             cwd="/",
-            start_new_session=True,  # Ctrl-C is for the run, which ends this process
         )
-        for work in (self._write, self._read):
-            threading.Thread(target=work, name="miles-sandbox", daemon=True).start()
-        self._require_ready(ready)
-
-    def send(self, message: Reply) -> tuple[int, concurrent.futures.Future[Reply]]:
-        """Its number, and what will come back."""
-        reply: concurrent.futures.Future[Reply] = concurrent.futures.Future()
-        with self._lock:
-            number = next(self._numbers)
-            if self.lives:
-                self._waiting[number] = reply
-            else:
-                reply.set_exception(_died())
-        self._frames.put({**message, "number": number})
-        return number, reply
+        self._require_ready()
 
     async def ask(self, message: Reply, *, bound_s: float) -> Reply:
-        """The reply. Raises as `wait`."""
-        return await self.wait(*self.send(message), bound_s=bound_s)
+        """Return the reply. Raises as `wait`."""
+        return await self.wait(*self.request(message), bound_s=bound_s)
 
     async def wait(
         self, number: int, reply: concurrent.futures.Future[Reply], *, bound_s: float
     ) -> Reply:
-        """Of a message that was sent. Raises WorkerDied, WaitTimeout, and MachineError where the
-        jail failed; then, and where we are cancelled, what runs there is ended."""
+        """Return the reply to a message that was sent. Raises WorkerDied, WaitTimeout, and
+        MachineError where the jail failed; then, and where we are cancelled, what runs there is
+        ended."""
         try:
             async with asyncio.timeout(bound_s):
-                value = await asyncio.wrap_future(reply)
+                return await asyncio.wrap_future(reply)
         except BaseException as error:
-            self.send({"op": "cancel", "of": number})
+            self.cancel(number)
             if isinstance(error, TimeoutError):
                 raise WaitTimeout(
                     "the sandbox did not reply",
-                    why=f"its supervisor (process {self.process.pid}) was given {bound_s:g} s",
+                    why=f"its supervisor (process {self.pid}) was given {bound_s:g} s",
                     fix=_FIX,
                 ) from None
             raise
-        if "error" in value:
-            raise MachineError("the sandbox could not be made", why=value["error"], fix=_FIX)
-        return value
 
-    def close(self) -> None:
+    def close(self, grace_s: float = _CLOSING_S, *, cause: str = "it was closed") -> None:
         """End it, and all that runs in it."""
-        self._frames.put(None)
-        try:
-            self.process.wait(_CLOSING_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        super().close(grace_s, cause=cause)
+        self._has_ended.wait(_CLOSING_S)
         clear(self.folder)
 
-    def _require_ready(self, ready: concurrent.futures.Future[Reply]) -> None:
+    def _kill(self) -> None:
+        """Itself alone: the wardens of its runs end those first, then themselves."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _lost(self) -> Exception:
+        return WorkerDied(
+            "the supervisor of the sandbox has ended",
+            why="nobody asked it to; what ran in it has ended with it",
+            fix="miles doctor   # how much memory is free? then start or resume the run",
+        )
+
+    def _failed(self, error: Any) -> Exception:
+        return MachineError("the sandbox could not be made", why=error, fix=_FIX)
+
+    def _require_ready(self) -> None:
         try:
-            told = ready.result(START_TIMEOUT_S)
+            closed = self.ready.result(START_TIMEOUT_S)
         except (TimeoutError, WorkerDied):
-            self.process.kill()
-            assert self.process.stderr is not None
-            why = self.process.stderr.read(2000).decode("utf-8", "replace").strip()
-            self.close()
+            self.close(0.0)
             raise MachineError(
-                "the sandbox did not start", why=why or "its supervisor said nothing", fix=_FIX
+                "the sandbox did not start",
+                why=self.last_printed("") or "its supervisor said nothing",
+                fix=_FIX,
             ) from None
-        if closed := told.get("closed_folders"):
+        if closed:
             self.close()
             raise MachineError(
                 "the sandbox cannot give each run a user of its own",
                 why=f"Python or its packages are below {closed}, which no other user may enter",
                 fix=f"chmod o+x {closed}",
             )
-
-    def _write(self) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended: its reader says so
-            while (frame := self._frames.get()) is not None:
-                write_frame(self.process.stdin, frame)  # type: ignore[arg-type]
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        while (frame := read_frame(self.process.stdout)) is not None:  # type: ignore[arg-type]
-            with self._lock:
-                reply = self._waiting.pop(frame.pop("number"), None)
-            if reply is not None and reply.set_running_or_notify_cancel():
-                reply.set_result(frame)
-        with self._lock:
-            self.lives = False
-            waiting, self._waiting = list(self._waiting.values()), {}
-        self._frames.put(None)
-        for reply in waiting:
-            if reply.set_running_or_notify_cancel():
-                reply.set_exception(_died())
 
 
 def ran(reply: Reply) -> Ran:
@@ -314,14 +275,6 @@ def encoded(files: Mapping[str, str | bytes] | None) -> dict[str, str]:
         raw = content.encode() if isinstance(content, str) else content
         made[str(path)] = base64.b64encode(raw).decode()
     return made
-
-
-def _died() -> WorkerDied:
-    return WorkerDied(
-        "the supervisor of the sandbox has ended",
-        why="nobody asked it to; what ran in it has ended with it",
-        fix="miles doctor   # how much memory is free? then start or resume the run",
-    )
 
 
 def _interpreter() -> dict[str, str]:

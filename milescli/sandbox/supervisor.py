@@ -1,16 +1,15 @@
 """The warm process that starts every run of a driver: small, with an empty environment, ended with
-its driver. Standard library alone; a local sandbox starts one, and speaks to it by frames.
+its driver. Standard library alone; a local sandbox starts one, and calls it as a worker.
 
-Each message has a number and an `op`. `run` (code, stdin, files, limits) -> what came of it. `open`
-(files, limits) -> {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session).
-`cancel` (of: a number). A reply {error} means that the jail itself failed.
+Each call has an `op`. `run` (code, stdin, files, limits) -> what came of it. `open` (files, limits)
+-> {opened}; then `cell` (session, code, wall_s, output_bytes), `close` (session). An error means
+that the jail itself failed.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import os
 import queue
 import resource
@@ -24,10 +23,10 @@ from typing import Any
 from milescli.sandbox.contained import Contained, NotStarted, Printed
 from milescli.sandbox.jail import NUM_SLOTS, Jail, clear, filter_for, own_mounts, reachable
 from milescli.sandbox.seccomp import program
-from milescli.sandbox.wire import read_frame, write_frame
+from milescli.workers.frames import JSON
+from milescli.workers.guard import adopt_orphans
 
 _MEMORY_BYTES = 2 * 1024**3
-_SUBREAPER = 36
 _STACK_BYTES = 512 * 1024
 _CELL_GRACE_S = 1.0
 """For a cell that is interrupted to end by itself."""
@@ -42,7 +41,8 @@ class _Task:
 
     number: int
     asked: dict[str, Any]
-    inbox: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[tuple[int, dict[str, Any]]] = field(default_factory=queue.SimpleQueue)
+    """Cells, and the wish to close it, each with its number."""
     contained: Contained | None = None
     is_cancelled: bool = False
 
@@ -65,15 +65,19 @@ class Supervisor:
         self._filter = program()
         self._out = os.fdopen(os.dup(1), "wb")
 
-    def reply(self, number: int, message: dict[str, Any]) -> None:
-        """To the driver; where it is gone, our own end is near."""
+    def reply(self, number: int, value: Any, *, kind: str = "value") -> None:
+        """Send to the driver; where it is gone, our own end is near."""
         with self._lock, contextlib.suppress(OSError):
-            write_frame(self._out, {"number": number, **message})
+            self._out.write(JSON.pack((number, kind, value)))
+            self._out.flush()
 
-    def take(self, message: dict[str, Any]) -> None:
-        """One message of the driver's."""
-        number, op = message["number"], message["op"]
-        if op in ("run", "open"):
+    def take(self, number: int, kind: str, message: dict[str, Any]) -> None:
+        """Take one message of the driver's."""
+        if kind == "cancel":
+            if (task := self._tasks.get(number)) is not None:
+                task.cancel()
+            return
+        if message["op"] in ("run", "open"):
             task = _Task(number, message)
             thread = threading.Thread(target=self._live, args=(task,), daemon=True)
             with self._lock:
@@ -81,14 +85,11 @@ class Supervisor:
                 self._threads.add(thread)
             thread.start()
             return
-        task = self._tasks.get(message["of"] if op == "cancel" else message["session"])
+        task = self._tasks.get(message["session"])
         if task is None:
-            if op != "cancel":
-                self.reply(number, {"gone": True})
-        elif op == "cancel":
-            task.cancel()
+            self.reply(number, {"gone": True})
         else:
-            task.inbox.put(message)
+            task.inbox.put((number, message))
             if task.contained is not None:
                 task.contained.wake()
 
@@ -104,24 +105,25 @@ class Supervisor:
         try:
             slot = self._slots.pop()
         except IndexError:
-            told = f"{NUM_SLOTS} runs and sessions are open, which is the most"
-            self._finish(task, {"error": told})
+            why = f"{NUM_SLOTS} runs and sessions are open, which is the most"
+            self._finish(task, why, kind="error")
             return
+        kind = "value"
         try:
             result = self._run(task, slot)
         except (NotStarted, OSError, ValueError) as error:
-            result = {"error": f"{type(error).__name__}: {error}"}
+            kind, result = "error", f"{type(error).__name__}: {error}"
         finally:
             self._slots.append(slot)
-        self._finish(task, result)
+        self._finish(task, result, kind=kind)
 
-    def _finish(self, task: _Task, result: dict[str, Any]) -> None:
+    def _finish(self, task: _Task, result: Any, *, kind: str) -> None:
         with self._lock:
             self._tasks.pop(task.number, None)
             self._threads.discard(threading.current_thread())
-        self.reply(task.number, result)
+        self.reply(task.number, result, kind=kind)
         while not task.inbox.empty():
-            self.reply(task.inbox.get()["number"], {"gone": True})
+            self.reply(task.inbox.get()[0], {"gone": True})
 
     def _run(self, task: _Task, slot: int) -> dict[str, Any]:
         asked = task.asked
@@ -149,9 +151,9 @@ class Supervisor:
                 return {"closed": why or "it was closed"}
             if task.inbox.empty():
                 continue
-            message = task.inbox.get()
+            number, message = task.inbox.get()
             if message["op"] == "close":
-                task.inbox.put(message)  # answered when all has ended
+                task.inbox.put((number, message))  # answered when all has ended
                 return {"closed": "it was closed"}
             contained.send(message["code"], wall_s=message["wall_s"])
             until = min(deadline, time.monotonic() + message["wall_s"] + _CELL_GRACE_S)
@@ -160,14 +162,14 @@ class Supervisor:
             lives = result["why"] == "wall time of a cell" or (
                 result["ended"] == "exited" and contained.process.poll() is None
             )
-            self.reply(message["number"], {**result, "lives": lives})
+            self.reply(number, {**result, "lives": lives})
             if not lives:
                 return {"closed": result["why"] or "its process has ended"}
 
 
 def main(config: dict[str, Any]) -> None:
     """Until standard input ends, or the driver is gone."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # no zombie is left to an init that may not reap
+    adopt_orphans()  # no zombie is left to an init that may not reap
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else 65536
@@ -180,7 +182,8 @@ def main(config: dict[str, Any]) -> None:
     try:
         _serve(_jail(config, folder=folder))
     except PermissionError as error:
-        write_frame(sys.stdout.buffer, {"number": -1, "closed_folders": str(error)})
+        sys.stdout.buffer.write(JSON.pack((-1, "ready", str(error))))
+        sys.stdout.buffer.flush()
     finally:
         clear(folder)
         os._exit(0)
@@ -220,7 +223,7 @@ def _serve(jail: Jail) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=look, daemon=True).start()
-    supervisor.reply(-1, {"ready": True})
-    while (message := read_frame(sys.stdin.buffer)) is not None:
-        supervisor.take(message)
+    supervisor.reply(-1, None, kind="ready")
+    while (line := JSON.read(sys.stdin.buffer)) is not None:
+        supervisor.take(*JSON.unpack(line))
     supervisor.end()

@@ -9,11 +9,11 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import SCHEDULES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Warmup
 from milescli.recipe.train import Optimizer
+from milescli.workers.isolated import resolve_isolated
 
 if TYPE_CHECKING:
     import torch

@@ -16,12 +16,12 @@ import pytest
 from milescli.agents.environment import EnvironmentAgent, try_environment
 from milescli.agents.environment_fleet import EnvironmentFleet, OtherNode
 from milescli.core.errors import AgentError, ContextFull, RecipeError
-from milescli.core.quick_calls import QuickCalls
 from milescli.core.types import Prompt, StopReason
 from milescli.recipe.agents import EnvironmentSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Reply, Turn
 from milescli.rollout.environments import Step
+from milescli.workers.async_worker import QuickCalls
 
 HERE = "tests.agents.user_environments"
 

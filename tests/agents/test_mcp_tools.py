@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from milescli.agents import mcp_server, mcp_tools
-from milescli.agents.mcp_server import GUARD
 from milescli.agents.mcp_tools import close_servers
 from milescli.agents.tool_kit import ToolKit, offered
 from milescli.agents.tools import ToolBox
@@ -28,6 +27,7 @@ from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import ToolCall
 from milescli.rollout.episode.episode import load_agent
 from milescli.runtime.inputs.plugins import check_at_once
+from milescli.workers import guard
 from tests.agents.test_tools import PROMPT, Session, call
 
 pytest.importorskip("mcp", reason="the package mcp is not installed: pip install 'mcp>=2'")
@@ -162,10 +162,10 @@ def test_a_server_that_dies_again_and_again_stops_the_run(monkeypatch: pytest.Mo
 
 def test_a_server_at_an_address_that_goes_away_is_an_error_and_comes_back() -> None:
     port = free_ports(1)[0]
-    command = [*COMMAND, str(port)]
-    keeper = f"import subprocess\nwhile True: subprocess.run({command!r})"
-    guarded = [*("-I", "-S", str(GUARD), str(os.getpid())), sys.executable, "-c", keeper]
-    with subprocess.Popen([sys.executable, *guarded], start_new_session=True) as process:
+    serve = [*COMMAND, str(port)]
+    keeper = f"import subprocess\nwhile True: subprocess.run({serve!r})"
+    command = guard.guarded([sys.executable, "-c", keeper])
+    with subprocess.Popen(command, start_new_session=True) as process:
         try:
             rollout = rollout_of({"url": f"http://127.0.0.1:{port}/mcp"})
             first = _once_there(rollout)
@@ -208,7 +208,7 @@ def test_variables_are_passed_on_by_name_and_shown_nowhere(
 def _words_of_servers() -> list[str]:
     """The command lines of those that this process has started."""
     commands = [child.cmdline() for child in psutil.Process().children()]
-    return [word for words in commands if str(GUARD) in words for word in words]
+    return [word for words in commands if guard.__file__ in words for word in words]
 
 
 def refused(server: dict[str, Any], kind: type[Exception] = MachineError) -> Any:

@@ -40,8 +40,8 @@ ROLES: dict[str, Callable[[psutil.Process], bool]] = {
     ),
     "ray-agent": _titled("ray::DashboardAgent"),
     "ray-environments": _titled("ray::RuntimeEnvAgent"),
-    "reward": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
-    "environment": lambda process: "milescli.core.user_worker" in " ".join(process.cmdline()),
+    "reward": lambda process: "milescli.workers.child" in " ".join(process.cmdline()),
+    "environment": lambda process: "milescli.workers.child" in " ".join(process.cmdline()),
 }
 """Role -> whether a process of the run has it."""
 

@@ -12,8 +12,8 @@ import pytest
 
 from milescli.core import user_code
 from milescli.core.errors import DataError, RecipeError
-from milescli.core.isolated import resolve_isolated
 from milescli.core.registry import PlugPoint
+from milescli.workers.isolated import resolve_isolated
 
 HERE = "tests.core.test_user_code"
 ON_RANKS = PlugPoint(

@@ -240,7 +240,7 @@ def test_a_killed_engine_that_may_not_be_replaced_is_named_as_the_cause(
     name = request.node.name
     with resumed("--set", "fault.max_restarts=0") as attempt:
         assert listening_beyond_loopback(attempt.processes) == []
-        assert _bearers_of_secrets(attempt) == {"milescli.core.user_worker"}
+        assert _bearers_of_secrets(attempt) == {"milescli.workers.child"}
         log, mark = "engine-1-server.log", "sglang::scheduler"
         _writer(workplace, name, attempt, log=log, mark=mark).send_signal(signal.SIGKILL)
     finished = attempt.finished

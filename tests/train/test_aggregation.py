@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import AGGREGATIONS
 from milescli.recipe.train import Train
 from milescli.train.aggregation import LossShare, share_of
+from milescli.workers.isolated import resolve_isolated
 
 
 def _share(name: str, num_tokens: int) -> LossShare:

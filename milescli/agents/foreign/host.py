@@ -1,5 +1,6 @@
-"""The process of one package, for all who ask it in this process of ours: begun by the first
-request, begun again where it ends too early, bounded in each request. Called by the agents and the
+"""The process of one package, in the package's own virtual environment, for all who call it in
+this process of ours: started by the first request, started again where it ends too early, bounded
+in each request. `programs/miles_serving.py` is its far end. Called by the agents and the
 environment of these packages."""
 
 from __future__ import annotations
@@ -7,37 +8,90 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.agents.foreign.packages import Package
-from milescli.agents.foreign.process import ForeignProcess, ProcessLost
 from milescli.core.errors import AgentError
-from milescli.core.user_process import CallFailed
+from milescli.workers.frames import JSON
+from milescli.workers.guard import guarded
+from milescli.workers.worker import CallFailed, Worker
 
 START_TIMEOUT_S = 120.0
 """For the imports of the package and of what it loads."""
+CLOSE_TIMEOUT_S = 45.0
+"""For what it has to clean up once nobody calls it any more (containers, servers)."""
 MAX_LOST = 8
 """Times in a row that the process may end; then the run stops."""
 _PING_TIMEOUT_S = 10.0
+_END_TIMEOUT_S = 5.0
+_NOT_PASSED_ON = ("VIRTUAL_ENV", "PYTHONHOME", "PYTHONPATH", "__PYVENV_LAUNCHER__")
 _HOSTS: weakref.WeakSet[ForeignHost] = weakref.WeakSet()
+
+
+class ProcessLost(CallFailed):
+    """The process ended before it replied."""
+
+
+class ForeignWorker(Worker):
+    """A process of a package, below a guard that ends all it started."""
+
+    def __init__(
+        self, package: Package, *, start: Mapping[str, Any], folders: Sequence[str] = ()
+    ) -> None:
+        """`start`: parameters of its first request; `folders`: where it, and what it starts, look
+        for imports too."""
+        interpreter = package.interpreter
+        environment = {k: v for k, v in os.environ.items() if k not in _NOT_PASSED_ON}
+        environment["PATH"] = f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        environment["PYTHONPATH"] = os.pathsep.join(folders)
+        command = guarded([str(interpreter), str(package.program)])
+        super().__init__(command, codec=JSON, env=environment)
+        self.started = self.ask("start", start)[1]
+        """Done once it can be asked; raises ProcessLost where it ends first, or starts too slowly,
+        CallFailed with what the package raised."""
+        cause = f"the process of {package.name} did not start within {START_TIMEOUT_S:g} s"
+        self._bound_start(self.started, START_TIMEOUT_S, cause)
+
+    def ask(
+        self, method: str, params: Mapping[str, Any]
+    ) -> tuple[int, concurrent.futures.Future[Any]]:
+        """Send a request; return its number, and the future of its reply. The future raises
+        CallFailed with what the package raised, ProcessLost where the process ends."""
+        return self.request((method, dict(params)))
+
+    def end(self, cause: str = "it was ended") -> None:
+        """See Worker. The guard ends the others, then itself."""
+        super().end(cause)
+        if not self._has_ended.wait(_END_TIMEOUT_S):
+            super()._kill()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+    def _cause_of(self, status: int) -> str:
+        return "its process has ended"  # the guard's status says nothing of it
+
+    def _lost(self) -> Exception:
+        return ProcessLost(self._cause + self.last_printed())
 
 
 @dataclass(eq=False)
 class ForeignHost:
-    """May be asked from any thread, and from any event loop."""
+    """May be called from any thread, and from any event loop."""
 
     package: Package
     start: Mapping[str, Any]
-    """Parameters of the request `start`, the first that a process of it is asked."""
+    """Parameters of the request `start`, the first that a process of it gets."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _process: ForeignProcess | None = None
-    _started: concurrent.futures.Future[Any] | None = None
-    """Of what the process said to `start`."""
+    _worker: ForeignWorker | None = None
     _num_lost: int = 0
 
     def __post_init__(self) -> None:
@@ -47,88 +101,81 @@ class ForeignHost:
 
     @property
     def pid(self) -> int | None:
-        """Of the guard around its process; None where there is none now."""
-        return self._process.pid if self._process is not None else None
+        """Id of the guard around its process; None where there is none now."""
+        return self._worker.pid if self._worker is not None else None
 
     async def ask(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """What it replies. Raises CallFailed with what the package raised or that it took too
-        long, ProcessLost where the process ended, AgentError where it ends each time."""
-        process, started = self._begun()
+        """Return what it replies. Raises CallFailed with what the package raised or that it took
+        too long, ProcessLost where the process ended, AgentError where it ends each time."""
+        worker = self._begun()
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await asyncio.shield(asyncio.wrap_future(started))
-        except TimeoutError:
-            raise self._gave_up(process, f"did not start within {START_TIMEOUT_S:g} s") from None
+            await asyncio.shield(asyncio.wrap_future(worker.started))
+            number, reply = worker.ask(method, params)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    result = await asyncio.wrap_future(reply)
+            except TimeoutError:
+                await asyncio.to_thread(_give_up, worker, number)
+                raise CallFailed(_too_long(method, timeout_s)) from None
+            except asyncio.CancelledError:
+                worker.cancel(number)
+                raise
         except ProcessLost as error:
-            raise self._was_lost(process, error) from None
-        number, reply = process.request(method, params)
-        try:
-            async with asyncio.timeout(timeout_s):
-                result = await asyncio.wrap_future(reply)
-        except TimeoutError:
-            process.cancel(number)
-            await asyncio.to_thread(self._end_if_silent, process)
-            raise CallFailed(_too_long(method, timeout_s)) from None
-        except asyncio.CancelledError:
-            process.cancel(number)
-            raise
-        except ProcessLost as error:
-            raise self._was_lost(process, error) from None
+            raise self._was_lost(worker, error) from None
         self._num_lost = 0
         return result
 
+    def start_now(self) -> ForeignWorker:
+        """Return its process, once that can be asked. Raises as `ask`."""
+        worker = self._begun()
+        try:
+            worker.started.result()  # bounded by the worker itself
+        except ProcessLost as error:
+            raise self._was_lost(worker, error) from None
+        return worker
+
     def ask_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
         """As `ask`, for threads."""
-        process, started = self._begun()
+        worker = self.start_now()
         try:
-            started.result(START_TIMEOUT_S)
-        except TimeoutError:
-            raise self._gave_up(process, f"did not start within {START_TIMEOUT_S:g} s") from None
+            number, reply = worker.ask(method, params)
+            try:
+                result = reply.result(timeout_s)
+            except TimeoutError:
+                _give_up(worker, number)
+                raise CallFailed(_too_long(method, timeout_s)) from None
         except ProcessLost as error:
-            raise self._was_lost(process, error) from None
-        number, reply = process.request(method, params)
-        try:
-            result = reply.result(timeout_s)
-        except TimeoutError:
-            process.cancel(number)
-            self._end_if_silent(process)
-            raise CallFailed(_too_long(method, timeout_s)) from None
-        except ProcessLost as error:
-            raise self._was_lost(process, error) from None
+            raise self._was_lost(worker, error) from None
         self._num_lost = 0
         return result
 
     def hang_up(self) -> None:
-        """Its process begins to clean up; `close` waits for it."""
-        if (process := self._process) is not None:
-            process.hang_up()
+        """Let its process begin to clean up; `close` waits for it."""
+        if (worker := self._worker) is not None:
+            worker.hang_up()
 
     def close(self) -> None:
-        """End its process; a later request begins another."""
+        """End its process; a later request starts another."""
         with self._lock:
-            process, self._process, self._started = self._process, None, None
-        if process is not None:
-            process.close()
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close(CLOSE_TIMEOUT_S, cause="it was closed")
 
-    def _begun(self) -> tuple[ForeignProcess, concurrent.futures.Future[Any]]:
+    def _begun(self) -> ForeignWorker:
         with self._lock:
-            if self._process is not None and not self._process.lives:
-                self._process, self._num_lost = None, self._num_lost + 1
-            if self._process is None:
+            if self._worker is not None and not self._worker.lives:
+                self._worker, self._num_lost = None, self._num_lost + 1
+            if self._worker is None:
                 self.package.require(asked_by=f"`{self.package.use}`")
-                self._process = ForeignProcess(
-                    self.package.interpreter, self.package.program, folders=[os.getcwd()]
-                )
-                weakref.finalize(self, self._process.end, "nobody can ask it any more")
-                self._started = self._process.request("start", self.start)[1]
-            assert self._started is not None
-            return self._process, self._started
+                self._worker = ForeignWorker(self.package, start=self.start, folders=[os.getcwd()])
+                weakref.finalize(self, self._worker.end, "nobody can ask it any more")
+            return self._worker
 
-    def _was_lost(self, process: ForeignProcess, error: ProcessLost) -> Exception:
-        """What to raise. Counted once for each process; the next request begins another."""
+    def _was_lost(self, worker: ForeignWorker, error: ProcessLost) -> Exception:
+        """Return what to raise. Counted once for each process; the next request starts another."""
         with self._lock:
-            if process is self._process:
-                self._process = self._started = None
+            if worker is self._worker:
+                self._worker = None
                 self._num_lost += 1
         if self._num_lost < MAX_LOST:
             return error
@@ -138,23 +185,20 @@ class ForeignHost:
             fix=f"{self.package.interpreter} {self.package.program}   # does it start?",
         )
 
-    def _gave_up(self, process: ForeignProcess, why: str) -> Exception:
-        process.end(f"it {why}")
-        return self._was_lost(process, ProcessLost(f"the process of {self.package.name} {why}"))
 
-    def _end_if_silent(self, process: ForeignProcess) -> None:
-        """One whose event loop is held up answers nobody."""
-        _, pong = process.request("ping", {})
-        try:
-            pong.result(_PING_TIMEOUT_S)
-        except TimeoutError:
-            process.end(f"its event loop did not come round for {_PING_TIMEOUT_S:g} s")
-        except CallFailed:
-            return
+def _give_up(worker: ForeignWorker, number: int) -> None:
+    """Cancel a request. A process whose event loop is held up answers nobody, and is ended."""
+    worker.cancel(number)
+    try:
+        worker.ping().result(_PING_TIMEOUT_S)
+    except TimeoutError:
+        worker.end(f"its event loop did not come round for {_PING_TIMEOUT_S:g} s")
+    except CallFailed:
+        return
 
 
 def close_hosts() -> None:
-    """End all that this process has begun. Idempotent; a later request begins anew."""
+    """End all that this process has started. Idempotent; a later request starts anew."""
     hosts = list(_HOSTS)
     for host in hosts:  # all at once
         host.hang_up()

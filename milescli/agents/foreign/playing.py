@@ -11,11 +11,11 @@ from milescli.agents.foreign.host import ForeignHost
 from milescli.core.errors import AgentError, RecipeError
 from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
-from milescli.core.user_process import CallFailed
 from milescli.recipe.agents import FOREIGN
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Outcome, Session
 from milescli.rollout.episode.agents import is_built_in, made
+from milescli.workers.worker import CallFailed
 
 MODEL = "policy"
 """As the package calls the model; the session serves one alone."""
@@ -81,7 +81,7 @@ def require_environment_there(rollout: Rollout) -> None:
     agent: Any = made(AGENTS.path_of(rollout.agent), rollout)
     host: ForeignHost = agent.host
     try:
-        host.ask_now("ping", {}, timeout_s=ASK_TIMEOUT_S)
+        host.start_now()
     except (CallFailed, AgentError) as error:
         raise RecipeError(
             f"the environment of `rollout.{rollout.agent}` cannot be loaded",

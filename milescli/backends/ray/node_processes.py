@@ -24,8 +24,8 @@ from milescli.backends.ray.process_host import (
     Settled,
 )
 from milescli.core.errors import MilesError, WorkerDied
-from milescli.core.quick_calls import QuickCall
-from milescli.core.user_process import CallFailed
+from milescli.workers.async_worker import QuickCall
+from milescli.workers.worker import CallFailed
 
 START_TIMEOUT_S = 60.0
 """Of an actor that takes the place of one that died."""
@@ -158,7 +158,7 @@ class _Actor:
 
     def call(self, calls: NodeCalls, process: int, args: tuple[Any, ...]) -> QuickCall:
         """Its reply settles the future."""
-        number, call = next(self._numbers), QuickCall(calls)
+        number, call = next(self._numbers), QuickCall()
         self._waiting[number] = calls, call
         self.order(Called(process, number, args))
         if self._reading is None or self._reading.done():
@@ -170,7 +170,7 @@ class _Actor:
         numbers = [number for number, (owner, _) in self._waiting.items() if owner is calls]
         for number in numbers:
             _, call = self._waiting.pop(number)
-            call.set_exception(CallFailed("its process was ended"))
+            call.settle(None, CallFailed("its process was ended"))
 
     def forget(self) -> None:
         """Nothing of it is waited for any more."""
@@ -209,10 +209,7 @@ class _Actor:
             if calls is None or call is None:
                 continue  # of a process that was closed meanwhile
             calls.lives = calls.lives and reply.process_lives
-            if reply.error is not None:
-                call.set_exception(reply.error)
-            else:
-                call.set_result(reply.value)
+            call.settle(reply.value, reply.error)
 
     async def _lose(self, error: Exception) -> None:
         if self.failure is not None:
@@ -222,15 +219,13 @@ class _Actor:
         waiting, self._waiting = self._waiting, {}
         for calls, call in waiting.values():
             calls.lives = False
-            call.set_exception(self.failure)
+            call.settle(None, self.failure)
 
 
 class NodeCalls:
     """One process there, begun with the first call. Implements CallProcess."""
 
     pid = None
-    loop: asyncio.AbstractEventLoop
-    """Known from the first call on."""
 
     def __init__(self, owner: NodeProcesses, opened: Opened) -> None:
         self.lives = True
@@ -239,7 +234,6 @@ class NodeCalls:
 
     async def begin(self, *args: Any) -> QuickCall:
         """See CallProcess."""
-        self.loop = asyncio.get_running_loop()
         if self._actor is None and self.lives:
             try:
                 actor = await self._owner.actor()
@@ -262,13 +256,3 @@ class NodeCalls:
         if actor is not None and actor.failure is None:
             actor.drop(self)
             actor.order(Closed(self._opened.process))
-
-    def settle_soon(self, settled: tuple[QuickCall, Any, BaseException | None]) -> None:
-        """See CallOwner. In the event loop already."""
-        call, value, error = settled
-        if call.future.done():
-            return
-        if error is None:
-            call.future.set_result(value)
-        else:
-            call.future.set_exception(error)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.errors import MilesError
-from milescli.core.quick_calls import QuickCalls
-from milescli.core.user_process import CallFailed
+from milescli.workers.async_worker import QuickCalls
+from milescli.workers.worker import CallFailed
 
 PROCESS_HOST = "milescli.backends.ray.process_host:ProcessHost"
 POLL_S = 10.0

@@ -19,7 +19,6 @@ from typing import Any
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, WaitTimeout
 from milescli.core.events import FlowStats, RolloutStats
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import CURRICULA, FILTERS, SAMPLE_FILTERS, SELECTIONS, SHAPINGS
 from milescli.core.types import Group, Prompt, Sample, WeightVersion
 from milescli.recipe.schema import Recipe, Rollout
@@ -38,6 +37,7 @@ from milescli.rollout.collect.selectors import (
     sifted,
 )
 from milescli.rollout.episode.episode import Episodes
+from milescli.workers.isolated import resolve_isolated
 
 SeedOf = Callable[[int, int, int], int]
 """(run seed, position of the prompt, sample index) -> sampling seed."""

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.imports import imported
 from milescli.core.types import Prompt
-from milescli.core.user_worker import Asking, asking
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Door, Outcome, Reply, Session, Turn
 from milescli.rollout.episode.agents import made
 from milescli.rollout.episode.generations import Generating
 from milescli.rollout.episode.served_session import Served
+from milescli.workers.async_worker import AsyncWorker
+from milescli.workers.child import Asking, asking
 
 
 class AgentProcess:
@@ -28,7 +28,7 @@ class AgentProcess:
         self.__name__ = agent
         self._said = (agent, generation, settings)
         memory_bytes = int(settings.reward_memory_gib * 1024**3)
-        self._process = AsyncIsolated(
+        self._process = AsyncWorker(
             f"{__name__}:play_there",
             memory_bytes=memory_bytes,
             memory_key="rollout.reward_memory_gib",

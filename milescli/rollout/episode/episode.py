@@ -12,7 +12,6 @@ from milescli.core.errors import AgentError, MilesError
 from milescli.core.plug_points import AGENTS, GENERATIONS
 from milescli.core.types import Prompt, Sample, StopReason, Trajectory
 from milescli.core.user_code import mend, user_traceback
-from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.base import Agent, GenerateRequest, Outcome, RolloutEngine
 from milescli.rollout.episode.agent_process import AgentProcess
@@ -24,6 +23,7 @@ from milescli.rollout.rewards.role_rewards import (
     with_role_rewards,
 )
 from milescli.rollout.rewards.scoring import Response, Score, Scoring, finite_reward
+from milescli.workers.worker import CallFailed
 
 _OF_AGENTS = {
     "reward_memory_gib",

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.concurrency import all_or_first_error
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
 from milescli.core.plug_points import EVALUATIONS
 from milescli.core.types import Prompt, Sample
 from milescli.core.user_code import mend
-from milescli.core.user_process import CallFailed
-from milescli.core.user_worker import asking
 from milescli.recipe.schema import Evaluation
+from milescli.workers.async_worker import AsyncWorker
+from milescli.workers.child import asking
+from milescli.workers.worker import CallFailed
 
 ALL = "all"
 
@@ -84,7 +84,7 @@ class EvaluationProcess:
     def __init__(self, path: str) -> None:
         """`path`: import path, which was resolved already."""
         self.__name__ = path
-        self._process = AsyncIsolated(f"{__name__}:evaluate_there")
+        self._process = AsyncWorker(f"{__name__}:evaluate_there")
 
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from milescli.core.isolated import Isolated
 from milescli.core.plug_points import REWARDS
 from milescli.rollout.base import BoundedReward, RewardFn
 from milescli.rollout.rewards.forms import form_of
 from milescli.rollout.rewards.processes import ProcessReward
 from milescli.rollout.rewards.scoring import Scorer, Scoring, WeightedScorer, is_async
+from milescli.workers.isolated import Isolated
 
 if TYPE_CHECKING:  # worker processes, which begin by the dozen, need no schema
     from milescli.recipe.schema import Rollout

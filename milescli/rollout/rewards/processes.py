@@ -1,26 +1,19 @@
-"""Runs a user's reward in worker processes (`core.user_process`), as many as its calls need."""
+"""Runs a user's reward in processes of its own, as many as its calls need."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from milescli.core.user_process import Innocent, UserProcess
 from milescli.rollout.rewards.forms import Form
+from milescli.workers.pool import Pool
 
 MEMORY_KEY = "rollout.reward_memory_gib"
 CALLS_AT_ONCE = 256
 """Concurrent calls of an async reward, and responses in one call of a batched one."""
 MAX_WORKERS = 32
 """Most worker processes of a plain reward."""
-GROW_AFTER_S = 0.5
-"""Plain rewards that compute are done sooner in as many workers as there are cores; where a call
-has waited so long for workers that are all at work, they wait for something, and further ones are
-begun."""
 
 
 class ProcessReward:
@@ -41,27 +34,23 @@ class ProcessReward:
         where it has `within`; `max_concurrency`: as it says itself."""
         self.__name__ = path
         self.form = form
-        self._said = (path, timeout_s)
-        self._target = f"milescli.rollout.rewards.forms:{'score_async' if is_async else 'score'}"
-        self._memory_bytes = memory_bytes
+        self._arguments = (path, timeout_s)
         most = max_concurrency or CALLS_AT_ONCE
-        self._calls_each = min(CALLS_AT_ONCE, most) if is_async else 1
-        self._most_workers = 1 if is_async else min(MAX_WORKERS, most)
+        calls_each = min(CALLS_AT_ONCE, most) if is_async else 1
+        max_workers = 1 if is_async else min(MAX_WORKERS, most)
         if form is Form.BATCH:
-            self._most_workers = 1  # a second would make batches smaller
-        self._first_workers = min(max(2, len(os.sched_getaffinity(0))), self._most_workers)
-        self._workers: list[UserProcess] = []
-        self._freed = asyncio.Event()
+            max_workers = 1  # a second would make batches smaller
+        self.max_concurrency = CALLS_AT_ONCE if form is Form.BATCH else max_workers * calls_each
+        """Calls that make sense at once."""
+        self.pool = Pool(
+            f"milescli.rollout.rewards.forms:{'score_async' if is_async else 'score'}",
+            memory_bytes=memory_bytes,
+            memory_key=MEMORY_KEY,
+            max_workers=max_workers,
+            calls_each=calls_each,
+        )
         self._batch: list[tuple[Sequence[Any], asyncio.Future[float]]] = []
         self._batching: asyncio.Task[None] | None = None
-        self._end = weakref.finalize(self, _end_all, self._workers)
-
-    @property
-    def max_concurrency(self) -> int:
-        """Calls that make sense at once."""
-        if self.form is Form.BATCH:
-            return CALLS_AT_ONCE
-        return self._most_workers * self._calls_each
 
     @property
     def scores_groups(self) -> bool:
@@ -71,8 +60,8 @@ class ProcessReward:
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
     ) -> object:
-        """What the reward says of one response. Raises CallFailed, or TimeoutError with where it
-        was after `timeout_s`."""
+        """Score one response. Raises CallFailed, or TimeoutError with the lines it was at after
+        `timeout_s`."""
         if self.form is not Form.BATCH:
             return await self._call((prompt, response, label), timeout_s)
         reward: asyncio.Future[float] = asyncio.get_running_loop().create_future()
@@ -84,11 +73,11 @@ class ProcessReward:
     async def score_group(
         self, *, prompt: str, responses: list[str], label: str | None, timeout_s: float
     ) -> list[float]:
-        """What it says of all responses to one prompt; Form.GROUP. Raises as `score`."""
+        """Score all responses to one prompt; Form.GROUP. Raises as `score`."""
         return await self._call((prompt, responses, label), timeout_s)
 
     async def _score_batches(self, timeout_s: float) -> None:
-        """What has come while the call before ran is the next batch."""
+        """Score batches; what arrives while one is scored is the next."""
         await asyncio.sleep(0)
         while self._batch:
             taken, self._batch[:] = self._batch[:CALLS_AT_ONCE], self._batch[CALLS_AT_ONCE:]
@@ -109,71 +98,10 @@ class ProcessReward:
                 else:
                     reward.set_result(rewards[place])
 
-    async def _call(self, asked: Sequence[Any], timeout_s: float) -> Any:
-        question = dict(zip(self.form.value, asked, strict=True))
-        while True:
-            try:
-                return await self._ask(await self._free_worker(), question, timeout_s)
-            except Innocent:
-                continue  # the call that was to blame raises, or gets a worker of its own
-
-    async def _ask(self, worker: UserProcess, question: dict[str, Any], timeout_s: float) -> Any:
-        number, reply = worker.call(*self._said, question)
-        reply.add_done_callback(lambda _: worker.give_a_call_back())
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await asyncio.wrap_future(reply)
-        except TimeoutError:
-            where = await asyncio.to_thread(worker.end_and_say_where)
-            raise TimeoutError(f"it did not return within {timeout_s:g} s{where}") from None
-        except asyncio.CancelledError:
-            if self._calls_each == 1:
-                worker.end("nobody waits for it any more")
-            else:
-                worker.cancel(number)
-            raise
-        finally:
-            self._freed.set()
+    async def _call(self, values: Sequence[Any], timeout_s: float) -> Any:
+        question = dict(zip(self.form.value, values, strict=True))
+        return await self.pool.call(*self._arguments, question, timeout_s=timeout_s)
 
     def close(self) -> None:
         """End all workers."""
-        self._end()
-
-    async def _free_worker(self) -> UserProcess:
-        worker = self._idle_worker()
-        while worker is None:
-            self._freed.clear()
-            are_at_work = all(worker.ready.done() for worker in self._workers)
-            has_waited = False
-            try:
-                async with asyncio.timeout(GROW_AFTER_S):
-                    await self._freed.wait()
-            except TimeoutError:
-                has_waited = are_at_work
-            worker = self._idle_worker(may_grow=has_waited)
-        try:
-            await asyncio.shield(asyncio.wrap_future(worker.ready))
-        except BaseException:
-            worker.give_a_call_back()
-            raise
-        return worker
-
-    def _idle_worker(self, *, may_grow: bool = False) -> UserProcess | None:
-        """One that has room for a call, which is taken; else a new one, where there may be."""
-        self._workers[:] = [worker for worker in self._workers if worker.lives]
-        for worker in self._workers:
-            if worker.take_a_call(self._calls_each):
-                return worker
-        most = self._most_workers if may_grow else self._first_workers
-        if len(self._workers) >= most:
-            return None
-        self._workers.append(
-            UserProcess(self._target, self._memory_bytes, MEMORY_KEY, num_running=1)
-        )
-        return self._workers[-1]
-
-
-def _end_all(workers: list[UserProcess]) -> None:
-    for worker in workers:
-        with contextlib.suppress(OSError):
-            worker.end()
+        self.pool.close()

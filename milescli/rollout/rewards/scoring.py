@@ -14,8 +14,8 @@ from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.types import Prompt
 from milescli.core.user_code import place_of, user_traceback
-from milescli.core.user_process import CallFailed
 from milescli.rollout.base import BoundedReward, RewardFn
+from milescli.workers.worker import CallFailed
 
 T = TypeVar("T")
 NUM_THREADS = 32

@@ -22,7 +22,6 @@ from milescli.console.transfer import Transfer
 from milescli.core.concurrency import all_or_first_error, in_thread
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import EvalDone
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import METRICS
 from milescli.core.types import Group, Prompt, Sample, StopReason, WeightVersion
 from milescli.recipe.schema import Recipe
@@ -43,6 +42,7 @@ from milescli.runtime.evaluation.results import (
 )
 from milescli.runtime.evaluation.sets import LoadedSet
 from milescli.runtime.recording.side_files import SideFiles
+from milescli.workers.isolated import resolve_isolated
 
 Watch = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 """Samples that will be asked for -> what is told how many more are done."""

@@ -12,11 +12,11 @@ from typing import Any
 from milescli.core.concurrency import in_thread
 from milescli.core.events import Event
 from milescli.core.examples import example_groups
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import HOOKS
 from milescli.core.scalars import scalars_of
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe
+from milescli.workers.isolated import resolve_isolated
 
 
 class UserHooks:

@@ -8,7 +8,6 @@ are. Whoever ends this process by SIGKILL ends the driver, too."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -46,6 +45,7 @@ from milescli.recipe.machine import Fault
 from milescli.runtime.recording.side_files import LineFile
 from milescli.runtime.recovery.restarts import Restarts
 from milescli.runtime.recovery.supervise import ended_now
+from milescli.workers.guard import end_with_parent
 
 if TYPE_CHECKING:
     from milescli.console.output import Output
@@ -254,8 +254,6 @@ def _pause(seconds: float, run: RunDir) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG"""
 _FROM_TERMINAL = 0x80
 """SI_KERNEL: of a signal that the terminal sent, to all its foreground."""
 _SHARED = (
@@ -326,9 +324,7 @@ def _is_foreground() -> bool:
 
 
 def _be_driver(*, pipe: int, parent: int, own_group: bool, mask: set[signal.Signals]) -> None:
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:  # it has just ended, and this process would not be told
-        os._exit(1)
+    end_with_parent(parent)
     if own_group:
         os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

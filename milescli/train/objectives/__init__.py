@@ -8,11 +8,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import Isolated
 from milescli.core.plug_points import OBJECTIVES
 from milescli.core.user_code import mend
 from milescli.recipe.schema import Recipe
 from milescli.train.streams import FROM_RANKS
+from milescli.workers.isolated import Isolated
 
 if TYPE_CHECKING:
     from milescli.train.base import Objective, TrainSequence

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import ADVANTAGES, AGGREGATIONS, CORRECTIONS, CREDITS, SURROGATES
 from milescli.core.types import Group, Sample, StepReport
 from milescli.recipe.distill import teachers_by_source
@@ -26,6 +25,7 @@ from milescli.train.objectives.supervised import divergence, needs_of, streams_o
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 from milescli.train.surrogates import Surrogate, terms_of
+from milescli.workers.isolated import resolve_isolated
 
 
 class EntropyControl:

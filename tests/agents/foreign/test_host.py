@@ -17,11 +17,10 @@ import psutil
 import pytest
 
 from milescli.agents.foreign import host as hosts
-from milescli.agents.foreign.host import ForeignHost, close_hosts
+from milescli.agents.foreign.host import ForeignHost, ForeignWorker, ProcessLost, close_hosts
 from milescli.agents.foreign.packages import PROGRAMS, Package
-from milescli.agents.foreign.process import ForeignProcess, ProcessLost
 from milescli.core.errors import AgentError
-from milescli.core.user_process import CallFailed
+from milescli.workers.worker import CallFailed
 
 PROGRAM = Path(__file__).with_name("echoing.py")
 
@@ -131,15 +130,15 @@ def test_one_that_dies_again_and_again_stops_the_run(monkeypatch: pytest.MonkeyP
 
 
 def test_it_cleans_up_and_ends_with_all_that_it_began() -> None:
-    process = ForeignProcess(PACKAGE.interpreter, PROGRAM, folders=[str(PROGRAMS)])
-    assert process.request("start", {})[1].result(60)
-    child = process.request("child", {})[1].result(60)
+    process = ForeignWorker(PACKAGE, start={}, folders=[str(PROGRAMS)])
+    assert process.started.result(60)
+    child = process.ask("child", {})[1].result(60)
     guard = process.pid
-    process.close()
+    process.close(60, cause="it was closed")
     assert not process.lives
     assert_gone(guard, child)
     with pytest.raises(ProcessLost, match="it cleaned up"):
-        process.request("echo", {"value": 1})[1].result(60)
+        process.ask("echo", {"value": 1})[1].result(60)
 
 
 def test_it_ends_where_the_run_is_killed() -> None:

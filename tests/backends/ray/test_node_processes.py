@@ -92,7 +92,7 @@ def _workers(session: tuple[Cluster, str, Path]) -> list[psutil.Process]:
     for pid in processes_of(session[1]):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
-            workers += [process] if "milescli.core.user_worker" in process.cmdline() else []
+            workers += [process] if "milescli.workers.child" in process.cmdline() else []
     return workers
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.core.examples import example_groups
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import FILTERS, SHAPINGS
 from milescli.core.types import Group, Prompt, WeightVersion
 from milescli.recipe.data import Data
@@ -31,6 +30,7 @@ from milescli.rollout.collect.selectors import (
     shaped,
     variance,
 )
+from milescli.workers.isolated import resolve_isolated
 from tests.rollout.engines import ScriptedEngine, make_episodes, make_scorer, make_source
 from tests.samples import make_group, make_sample, make_trajectory, rewarded
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import METRICS
 from milescli.recipe.schema import Evaluation
 from milescli.rollout.evaluation.metrics import measured
+from milescli.workers.isolated import resolve_isolated
 from tests.samples import rewarded
 
 

@@ -14,8 +14,9 @@ import pytest
 from milescli.core.errors import DataError, RewardError
 from milescli.core.types import Prompt
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards import in_processes, processes
+from milescli.rollout.rewards import in_processes
 from milescli.rollout.rewards.scoring import Scorer
+from milescli.workers import pool
 
 pytestmark = pytest.mark.slow
 ROOM = "tests.rollout.rewards.bad_rewards"
@@ -57,17 +58,9 @@ class _Starting:
 
     lives = True
 
-    def __init__(self, *said: object, num_running: int) -> None:
-        self.is_free = not num_running
+    def __init__(self, *said: object) -> None:
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         asyncio.get_running_loop().call_later(1.0, self.ready.set_result, None)
-
-    def take_a_call(self, most: int) -> bool:
-        was_free, self.is_free = self.is_free, False
-        return was_free
-
-    def give_a_call_back(self) -> None:
-        self.is_free = True
 
     def call(self, *said: object) -> tuple[int, concurrent.futures.Future[float]]:
         reply: concurrent.futures.Future[float] = concurrent.futures.Future()
@@ -79,14 +72,14 @@ class _Starting:
 
 
 def test_workers_that_still_start_are_no_reason_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "UserProcess", _Starting)
+    monkeypatch.setattr(pool, "UserWorker", _Starting)
     reward = in_processes(f"{ROOM}:good", Rollout(reward=f"{ROOM}:good"))
     assert reward is not None
 
     async def run() -> int:
         asked = {"prompt": "", "response": "4", "label": "4", "timeout_s": 60.0}
         assert await asyncio.gather(*(reward.score(**asked) for _ in range(50))) == [1.0] * 50
-        return len(reward._workers)
+        return len(reward.pool.workers)
 
     assert asyncio.run(run()) == max(2, len(os.sched_getaffinity(0)))
     reward.close()
@@ -226,7 +219,7 @@ def test_calls_that_wait_for_others_get_further_workers() -> None:
         calls = [asyncio.create_task(scorer.score(prompt, "4")) for _ in range(12)]
         try:
             assert await asyncio.gather(*calls) == [1.0] * 12
-            return len(reward._workers)  # type: ignore[attr-defined]
+            return len(reward.pool.workers)  # type: ignore[attr-defined]
         finally:
             reward.close()  # type: ignore[attr-defined]
 

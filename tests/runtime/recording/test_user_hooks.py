@@ -13,10 +13,10 @@ import pytest
 
 from milescli.core.errors import RecipeError
 from milescli.core.events import EvalDone, PhaseStarted
-from milescli.core.isolated import close_lanes
 from milescli.recipe.machine import HookSettings, RunSettings
 from milescli.recipe.schema import Recipe
 from milescli.runtime.recording.user_hooks import UserHooks
+from milescli.workers.isolated import close_lanes
 
 TOLD = "MILES_TEST_TOLD"
 """A file; hooks run in another process."""

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import resolve_isolated
 from milescli.core.plug_points import ADVANTAGES
 from milescli.core.types import Group, Sample, Trajectory
 from milescli.recipe.train import Train
 from milescli.train.advantages import estimate
+from milescli.workers.isolated import resolve_isolated
 from tests.samples import make_group, make_sample, make_trajectory
 
 BATCHES = st.lists(

@@ -1,9 +1,9 @@
 """The far end of the pipes: reads requests as lines of JSON, has each handled in a task of its own,
-and writes what came of it. The standard library alone: it runs in the virtual environments of
-other packages, where nothing of miles is installed. `host.py` of miles speaks to it.
+and writes its result. The standard library alone: it runs in the virtual environments of other
+packages, where nothing of miles is installed. `host.py` of miles speaks to it.
 
-Requests:  {"id": 3, "method": "play", "params": {...}}, {"id": 3, "cancel": true}
-Replies:   {"id": 3, "result": ...} or {"id": 3, "error": {"message": ..., "traceback": ...}}
+Requests:  [3, "call", ["play", {...}]], [3, "cancel", null], [3, "ping", null]
+Replies:   [3, "value", ...] or [3, "error", "ValueError: ..."]
 """
 
 import asyncio
@@ -47,43 +47,39 @@ async def _serve(handler, requests, replies):
         replies.write(json.dumps(reply).encode() + b"\n")
         replies.flush()
 
-    async def handled(request):
-        method = request["method"]
+    async def handled(number, method, params):
         try:
             if method.startswith("_") or method == "close":
                 raise ValueError(f"no request is called {method}")
-            result = await getattr(handler, method)(**request.get("params") or {})
-            reply = {"id": request["id"], "result": result}
+            reply = [number, "value", await getattr(handler, method)(**params)]
             json.dumps(reply, allow_nan=False)
         except asyncio.CancelledError:
             return
         except BaseException as error:
-            reply = {"id": request["id"], "error": _error_of(error, is_start=method == "start")}
+            reply = [number, "error", _error_of(error, is_start=method == "start")]
         send(reply)
 
     threading.Thread(target=read, daemon=True).start()
     while line := await lines.get():
-        request = json.loads(line)
-        number = request["id"]
-        if request.get("cancel"):
+        number, kind, value = json.loads(line)
+        if kind == "cancel":
             if number in tasks:
                 tasks[number].cancel()
-        elif request["method"] == "ping":
-            send({"id": number, "result": None})
+        elif kind == "ping":
+            send([number, "value", None])
         else:
-            tasks[number] = loop.create_task(handled(request))
+            tasks[number] = loop.create_task(handled(number, *value))
             tasks[number].add_done_callback(lambda _, number=number: tasks.pop(number, None))
     await _end(handler, list(tasks.values()))
 
 
 def _error_of(error, *, is_start):
     """What cannot be begun is a line, with its place; all else has its last frames."""
-    message = f"{type(error).__name__}: {error}"
     if is_start:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return {"message": f"{message} ({place.filename}:{place.lineno})"}
+        return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
     lines = traceback.format_exception(error, limit=-NUM_FRAMES, chain=False)
-    return {"message": message, "traceback": "".join(lines)[-4000:]}
+    return "".join(lines)[-4000:]
 
 
 async def _end(handler, tasks):

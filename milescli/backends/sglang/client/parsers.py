@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from milescli.core.async_isolated import AsyncIsolated
 from milescli.core.errors import RecipeError, WorkerDied, nearest
-from milescli.core.user_process import CallFailed
 from milescli.recipe.schema import Rollout
 from milescli.rollout.base import Parsed, ToolCall
+from milescli.workers.async_worker import AsyncWorker
+from milescli.workers.worker import CallFailed
 
 _CPU_PATH = Path(__file__).parents[1] / "cpu_path"
 """Stands in for packages that SGLang imports and that a computer without a GPU lacks."""
@@ -169,13 +169,13 @@ _PROMPT_END = 64
 class SglangReplies:
     """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
 
-    def __init__(self, form: ReplyForm, *, process: AsyncIsolated | None = None) -> None:
+    def __init__(self, form: ReplyForm, *, process: AsyncWorker | None = None) -> None:
         """`process`: of another one, to share; None: one of its own, which begins with the first
         response."""
         self._form = form
         self._num_ended, self._has_replied = 0, False
         """Processes that have ended, or did not reply; whether this one ever has."""
-        self.process = process or AsyncIsolated(f"{__name__}:parse_there")
+        self.process = process or AsyncWorker(f"{__name__}:parse_there")
 
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""

@@ -10,7 +10,6 @@ there is none, and a last one says how it ended.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -26,6 +25,7 @@ import traceback
 
 from milescli.core.imports import without_garbage_search
 from milescli.platform.no_compiler import compile_nothing
+from milescli.workers.guard import end_with_parent
 
 BEFORE_PLUGINS = (
     "sglang.srt.arg_groups.overrides",
@@ -47,15 +47,11 @@ imported."""
 LARGEST_REQUEST = 1 << 20
 REAP_TIMEOUT_S = 2.0
 """Until an engine ends before its children, which were sent SIGKILL."""
-_SET_DEATH_SIGNAL = 1
 
 
 def main() -> None:
     """Import, listen, fork. Returns in engines alone, with their arguments in `sys.argv`."""
-    parent = int(sys.argv[1])
-    ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    end_with_parent(int(sys.argv[1]))
     environment = dict(os.environ)
     import_all()
     driver = socket.socket(fileno=os.dup(0))

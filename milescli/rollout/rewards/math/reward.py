@@ -15,9 +15,9 @@ import re
 import threading
 
 from milescli.core.errors import RewardError
-from milescli.core.user_process import CallFailed, UserProcess
 from milescli.rollout.rewards.math.stated_answer import stated
 from milescli.rollout.rewards.math.worker import MEMORY_BOUND_BYTES, result_of
+from milescli.workers.worker import CallFailed, UserWorker
 
 _ANSWER = "milescli.rollout.rewards.math.worker:answer"
 START_TIMEOUT_S = 120.0
@@ -97,7 +97,7 @@ class Graders:
     one."""
 
     def __init__(self, size: int) -> None:
-        self._idle: list[UserProcess] = []
+        self._idle: list[UserWorker] = []
         self._places = threading.BoundedSemaphore(size)
 
     def ask(self, question: dict[str, str], *, limit_s: float) -> dict[str, object] | None:
@@ -114,13 +114,13 @@ class Graders:
             self._idle.append(process)
             return value
 
-    def _free(self) -> UserProcess:
+    def _free(self) -> UserWorker:
         while self._idle:
             with contextlib.suppress(IndexError):  # another thread was quicker
                 process = self._idle.pop()
                 if process.lives:
                     return process
-        process = UserProcess(_ANSWER, MEMORY_BOUND_BYTES)
+        process = UserWorker(_ANSWER, MEMORY_BOUND_BYTES)
         try:
             # pays for the imports before the first question
             process.call({"label": "1"})[1].result(timeout=START_TIMEOUT_S)

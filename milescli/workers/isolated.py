@@ -1,6 +1,6 @@
-"""Plain functions and objects of the user's that the driver calls, in a process of their own. All
-of a lane share one process and run one at a time, so that what one leaves in a module another
-finds there."""
+"""Runs plain functions and objects of the user's that the driver calls in a process of their own.
+All of a lane share one process and run one at a time, so that one finds there what another has left
+in a module."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from milescli.core import user_code
 from milescli.core.errors import RecipeError
 from milescli.core.imports import imported
 from milescli.core.registry import PlugPoint
-from milescli.core.user_process import CallFailed, UserProcess
+from milescli.workers.worker import CallFailed, UserWorker
 
 _CLOSING_S = 10.0
 """For what the user's code does at exit, e.g. a tracker that sends the last of its lines."""
 MAX_YIELDED = 2_000_001
-"""Values that are taken of an iterator; who asks refuses so many."""
+"""Values that are taken of an iterator; callers refuse so many."""
 
 
 class NoReply(Exception):
-    """A call did not return; says where it was, or nothing."""
+    """A call did not return in time; holds the lines where it was, or nothing."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One process, begun when it is needed."""
+    """One process, started when it is needed."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    process: UserProcess | None = None
+    process: UserWorker | None = None
 
-    def ask(self, asked: tuple[Any, ...], *, bound_s: float) -> Any:
-        """With the lock. Raises CallFailed, also where the process ended since the call before:
-        what it held is lost, so that no other takes its place in silence; NoReply after `bound_s`.
-        After either a later call begins anew."""
+    def call(self, *args: Any, bound_s: float) -> Any:
+        """Call `call_there`, with the lock. Raises CallFailed, also where the process ended since
+        the call before: its state is lost, so it is not replaced in silence; NoReply after
+        `bound_s`. After either, a later call starts another process."""
         if self.process is None:
-            self.process = UserProcess(f"{__name__}:call_there", shows_output=True)
+            self.process = UserWorker(f"{__name__}:call_there", shows_output=True)
         process = self.process
         try:
             process.ready.result()  # bounded by the process itself
-            _, reply = process.call(list(sys.path), *asked)
+            _, reply = process.call(list(sys.path), *args)
             if not concurrent.futures.wait([reply], timeout=bound_s).done:
                 raise NoReply(process.end_and_say_where())
             return reply.result()
@@ -58,17 +58,17 @@ class _Lane:
 _NUMBERS = itertools.count()
 _LANES: dict[str, _Lane] = {}
 PIECES = "pieces"
-"""The lane of all that nothing else is said of."""
+"""The lane of plug-ins that name none."""
 
 
 def lanes() -> list[_Lane]:
-    """Those that were asked for so far."""
+    """Return those that were used so far."""
     return list(_LANES.values())
 
 
 def close_lanes() -> None:
-    """End what was begun: at once where it is in the middle of something. Idempotent; a later call
-    begins anew."""
+    """End all processes, at once if they are in the middle of a call. Idempotent; a later call
+    starts anew."""
     for lane in lanes():
         process = lane.process
         if process is None:
@@ -87,8 +87,8 @@ atexit.register(close_lanes)
 
 
 class Isolated:
-    """What an import path names, called in another process. Attributes are those of the one here;
-    what can be called among them, and what `live` names, are that one's there."""
+    """Calls what an import path names in another process. Attributes are read from the plug-in in
+    this process, except those that `live` names; methods are called in the other."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Isolated:
     ) -> None:
         """`what`: "the filter `mypkg:strict`", for errors. `made_with`: the path names a factory,
         which is called there once, with this. `bound_s`: on one call; None: `BOUND_S`. `longer`:
-        how the user raises it."""
+        how the user raises that bound."""
         self._path, self._what, self._plugin = path, what, plugin
         self._made_with = None if made_with is None else dict(made_with)
         self._live, self._lane, self._longer = live, lane, longer
@@ -113,7 +113,7 @@ class Isolated:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Raises RecipeError where it raises, ends its process, or does not return in time."""
-        return self._ask(None, args, options)
+        return self._call(None, args, options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__name__":
@@ -121,18 +121,18 @@ class Isolated:
         if name == "__name__":
             return user_code.name_of(self._plugin)
         if name in self._live and hasattr(type(self._plugin), name):
-            return self._ask(name, (), None)
+            return self._call(name, (), None)
         found = getattr(self._plugin, name)
         if not callable(found):
             return found
-        return lambda *args, **options: self._ask(name, args, options)
+        return lambda *args, **options: self._call(name, args, options)
 
-    def _ask(self, attribute: str | None, args: tuple[Any, ...], options: Any) -> Any:
+    def _call(self, attribute: str | None, args: tuple[Any, ...], options: Any) -> Any:
         lane, mend = _LANES.setdefault(self._lane, _Lane()), user_code.mend(self._plugin)
-        asked = (self._path, self._number, self._made_with, attribute, args, options)
+        there = (self._path, self._number, self._made_with, attribute, args, options)
         with lane.lock:
             try:
-                return lane.ask(asked, bound_s=self._bound_s)
+                return lane.call(*there, bound_s=self._bound_s)
             except CallFailed as error:
                 raise RecipeError(f"{self._what} failed", why=str(error), fix=mend) from None
             except NoReply as error:
@@ -154,7 +154,7 @@ def resolve_isolated(point: PlugPoint, name: str, **options: Any) -> Any:
 
 
 _MADE: dict[int, Any] = {}
-"""There: what a factory made, by the number of who asks."""
+"""In the other process: what a factory made, by the number of its Isolated."""
 
 
 def call_there(
@@ -166,8 +166,8 @@ def call_there(
     args: tuple[Any, ...],
     options: Mapping[str, Any] | None,
 ) -> Any:
-    """In the other process, where modules are found as here (`paths`): what `path` names, or the
-    object that it makes, or a method or (no `options`) a property of it."""
+    """In the other process, which imports from `paths`: call what `path` names, or the object that
+    it makes, or a method of that; without `options`, return a property of it."""
     sys.path[:] = paths
     target: Any = imported(path)
     if made_with is not None:

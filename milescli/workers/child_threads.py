@@ -1,6 +1,5 @@
-"""Many calls of a plain function at once, in the child behind a UserProcess: quick ones one after
-the other in the thread that reads them, slow ones each in a thread of its own. `user_worker` runs
-it.
+"""Runs many calls of a plain function at once, in the child behind a UserWorker: quick ones one
+after the other in the thread that reads them, slow ones each in a thread of its own.
 
 One thread leads: it reads calls and makes them. Where a call takes longer than `STALL_S`, another
 thread leads from there on, and the call goes on in its own. For a while the lead passes on before
@@ -11,32 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from milescli.core.outbox import SIZE
+from milescli.workers.frames import PICKLE, SIZE, Message
 
 STALL_S = 0.02
 """More than a busy machine takes from a thread now and then."""
 FIRST_WHILE_S, LONGEST_WHILE_S = 0.05, 1.0
-"""How long a kind of calls is held to be slow: twice as long each time that one is."""
+"""How long a kind of calls counts as slow: twice as long each time that one is."""
 MAX_THREADS = 4096
 """Calls that may be slow at once; further ones wait."""
 STACK_BYTES = 1024**2
-"""Of each: all of them count against the memory of the process."""
+"""Of each thread: all stacks count against the memory of the process."""
 _PIECE = 1 << 16
-"""Of what a pipe holds."""
+"""Bytes that are read at a time; a pipe holds as much."""
 _QUIET_ROUNDS = 50
-"""Of the watch, until it sleeps."""
+"""Rounds without a call until the watch sleeps."""
 _MOST_TOGETHER = 64
-"""Replies that wait for each other, while calls are there that are quick."""
-
-Message = tuple[int, str, Any]
-"""(number, kind, what), as `user_process` sends them, alone or in a list."""
+"""Most replies that are sent in one frame, while quick calls are waiting."""
 
 
 class LeadingThreads:
@@ -50,9 +45,9 @@ class LeadingThreads:
         reply: Callable[[list[Message]], None],
         failed: Callable[[BaseException], Any],
     ) -> None:
-        """`function`: of the call's arguments; the type of the last tells kinds of calls apart.
-        `source`: the pipe; `reply`: writes, by one thread at a time; `failed`: what is told of an
-        exception."""
+        """`function`: makes a call; the type of its last argument is the kind of the call.
+        `source`: the pipe; `reply`: writes, in one thread at a time; `failed`: returns what is sent
+        of an exception."""
         self._function, self._source, self._reply, self._failed = function, source, reply, failed
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._baton, self._ended = threading.Semaphore(0), threading.Event()
@@ -63,12 +58,12 @@ class LeadingThreads:
         self._read = bytearray()
         self._replies: list[Message] = []
         self._called: list[Any] | None = None
-        """[began, kind] of what the leader is at, where it still leads."""
+        """[began, kind] of the call that the leader is making, while it leads."""
         self._slow: dict[type, tuple[float, float]] = {}
-        """Kinds of calls that are held to be slow: (until when, for how long)."""
+        """Kinds of calls that count as slow: (until when, for how long)."""
 
     def run(self) -> None:
-        """Until the pipe ends."""
+        """Serve calls until the pipe ends."""
         threading.stack_size(STACK_BYTES)
         self._start_thread()
         threading.Thread(target=self._watch, daemon=True).start()
@@ -79,7 +74,7 @@ class LeadingThreads:
         threading.Thread(target=self._live, name="miles-call", daemon=True).start()
 
     def _live(self) -> None:
-        """Of each thread: lead, then be there to lead again."""
+        """Lead, then wait to lead again; in each thread."""
         while True:
             self._lead()
             with self._lock:
@@ -90,7 +85,7 @@ class LeadingThreads:
             self._baton.acquire()
 
     def _pass_on(self) -> None:
-        """Another thread leads; with the lock."""
+        """Let another thread lead; with the lock."""
         if self._num_idle:
             self._num_idle -= 1
             self._baton.release()
@@ -100,7 +95,7 @@ class LeadingThreads:
             self._has_no_leader = True  # the first that is free does
 
     def _lead(self) -> None:
-        """Read and call, until another leads."""
+        """Read and make calls, until another thread leads."""
         while True:
             if not self._pending and not self._filled():
                 self._ended.set()
@@ -115,38 +110,39 @@ class LeadingThreads:
                 self._flush()
 
     def _leads_after(self, number: int, args: Any, options: Any) -> bool:
-        """Make one call. False: another leads meanwhile, and the reply is sent."""
+        """Make one call. Return False if another thread leads since, and the reply is sent."""
         kind = type(args[-1])
         now = time.monotonic()
         if kind in self._slow and now < self._slow[kind][0]:
             self._flush()
             with self._lock:
                 self._pass_on()
-            self._send([(number, "value", self._made(args, options))])
+            self._send([(number, *self._made(args, options))])
             return False
         called = self._called = [now, kind]
         if not self._is_watched:
             self._wakes_watch.set()
-        value = self._made(args, options)
+        reply = (number, *self._made(args, options))
         with self._lock:
             still_leads = self._called is called
             if still_leads:  # else it is the next leader's
                 self._called = None
                 self._slow.pop(kind, None)
         if still_leads:
-            self._replies.append((number, "value", value))
+            self._replies.append(reply)
         else:
-            self._send([(number, "value", value)])
+            self._send([reply])
         return still_leads
 
-    def _made(self, args: Any, options: Any) -> Any:
+    def _made(self, args: Any, options: Any) -> tuple[str, Any]:
+        """Make a call; return (`value` or `error`, what)."""
         try:
-            return self._function(*args, **options)
+            return "value", self._function(*args, **options)
         except BaseException as error:  # SystemExit and the like must not end it in silence
-            return self._failed(error)
+            return "error", self._failed(error)
 
     def _watch(self) -> None:
-        """Lets another lead where the leader's call takes long; sleeps where there is none."""
+        """Let another thread lead where the leader's call takes long; sleep where there is none."""
         quiet = 0
         while True:
             time.sleep(STALL_S)
@@ -156,9 +152,9 @@ class LeadingThreads:
                 quiet = quiet + 1 if called is None else 0
                 if called is not None and time.monotonic() - called[0] > STALL_S:
                     self._called, kind = None, called[1]
-                    _, held_s = self._slow.get(kind, (0.0, FIRST_WHILE_S / 2))
-                    held_s = min(2 * held_s, LONGEST_WHILE_S)
-                    self._slow[kind] = (time.monotonic() + held_s, held_s)
+                    _, slow_s = self._slow.get(kind, (0.0, FIRST_WHILE_S / 2))
+                    slow_s = min(2 * slow_s, LONGEST_WHILE_S)
+                    self._slow[kind] = (time.monotonic() + slow_s, slow_s)
                     replies, self._replies = self._replies, []
                     self._pass_on()
             self._send(replies)
@@ -169,7 +165,7 @@ class LeadingThreads:
                 self._is_watched, quiet = True, 0
 
     def _flush(self) -> None:
-        """By the leader."""
+        """Send all replies; called by the leader."""
         with self._lock:
             replies, self._replies = self._replies, []
         self._send(replies)
@@ -180,7 +176,7 @@ class LeadingThreads:
                 self._reply(replies)
 
     def _filled(self) -> bool:
-        """Wait for calls; False where there will be none."""
+        """Wait for calls; return False where there will be none."""
         self._flush()
         while not self._pending:
             piece = b""
@@ -198,7 +194,7 @@ class LeadingThreads:
             end = place + SIZE.size + SIZE.unpack_from(read, place)[0]
             if end > len(read):
                 break
-            told = pickle.loads(memoryview(read)[place + SIZE.size : end])
-            self._pending.extend(told if isinstance(told, list) else [told])
+            message = PICKLE.unpack(memoryview(read)[place + SIZE.size : end])
+            self._pending.extend(message if isinstance(message, list) else [message])
             place = end
         del read[:place]

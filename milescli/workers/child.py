@@ -1,12 +1,11 @@
-"""The child behind a UserProcess: `python -m milescli.core.user_worker BYTES` reads frames, calls
-one function of ours for each, which calls the user's, and writes what came of it. A plain function
-runs one call at a time, an async one all at once; a plain one that is marked `in_threads`, too."""
+"""The other side of a UserWorker: `python -m milescli.workers.child BYTES` reads messages, calls
+one function of ours for each, which calls the user's, and writes its result. A plain function runs
+one call at a time; an async one, or a plain one that is marked `in_threads`, all at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import ctypes
 import faulthandler
 import itertools
 import os
@@ -23,42 +22,10 @@ from typing import Any, BinaryIO
 
 from milescli.core import user_code
 from milescli.core.errors import MilesError
-from milescli.core.outbox import SIZE
 from milescli.core.user_code import user_traceback
-from milescli.core.worker_threads import LeadingThreads
-
-_PR_SET_PDEATHSIG = 1
-_MAX_FRAME_BYTES = 1 << 34
-"""More is no frame, but something that was printed into the pipe."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """In place of a value."""
-
-    told: str
-    """The traceback, from the user's first frame on."""
-    error: Exception | None = None
-    """A MilesError, as it is; else None."""
-
-
-def write_frame(pipe: BinaryIO, frame: bytes) -> None:
-    """Its length, and itself."""
-    pipe.write(SIZE.pack(len(frame)))
-    pipe.write(frame)
-    pipe.flush()
-
-
-def read_frame(pipe: BinaryIO) -> bytes | None:
-    """None where the pipe has ended. Raises ValueError where it holds something else."""
-    head = pipe.read(SIZE.size)
-    if not head:
-        return None
-    size = SIZE.unpack(head)[0] if len(head) == SIZE.size else _MAX_FRAME_BYTES + 1
-    if size > _MAX_FRAME_BYTES:
-        raise ValueError(repr(head))
-    frame = pipe.read(size)
-    return frame if len(frame) == size else None
+from milescli.workers.child_threads import LeadingThreads
+from milescli.workers.frames import PICKLE, Message
+from milescli.workers.guard import end_with_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +35,32 @@ class _Replies:
     pipe: BinaryIO
 
     def send(self, number: int, kind: str, value: Any) -> None:
-        """A value that cannot be sent becomes a failure."""
+        """Send one message. A value that cannot be sent becomes an error."""
         try:
-            frame = pickle.dumps((number, kind, value))
+            frame = PICKLE.pack((number, kind, value))
         except Exception as error:  # a lambda, a generator, ... of the user's
-            told = f"it returned {value!r:.200}, which no other process can be given: {error}"
-            frame = pickle.dumps((number, kind, Failed(told)))
-        write_frame(self.pipe, frame)
+            text = f"it returned {value!r:.200}, which no other process can be given: {error}"
+            frame = PICKLE.pack((number, "error", text))
+        self._write(frame)
 
-    def send_many(self, told: list[tuple[int, str, Any]]) -> None:
-        """In one frame; where one cannot be sent, each by itself."""
+    def send_many(self, messages: list[Message]) -> None:
+        """Send them in one frame; where one cannot be sent, each by itself."""
         try:
-            frame = pickle.dumps(told)
+            frame = PICKLE.pack(messages)
         except Exception:
-            for one in told:
-                self.send(*one)
+            for message in messages:
+                self.send(*message)
         else:
-            write_frame(self.pipe, frame)
+            self._write(frame)
+
+    def _write(self, frame: bytes) -> None:
+        self.pipe.write(frame)
+        self.pipe.flush()
 
 
 @dataclass(slots=True)
 class Asking:
-    """What an async call may ask the other side for, while it runs."""
+    """Lets an async call ask the other side for things while it runs."""
 
     number: int
     send: Callable[[int, str, Any], None]
@@ -97,7 +68,7 @@ class Asking:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def ask(self, what: Any) -> Any:
-        """What the other side answers; raises what it raised."""
+        """Return what the other side answers; raise what it raised."""
         question = next(self.numbers)
         answer = self.answers[question] = asyncio.get_running_loop().create_future()
         self.send(self.number, "ask", (question, what))
@@ -107,7 +78,7 @@ class Asking:
             del self.answers[question]
 
     def settle(self, question: int, value: Any) -> None:
-        """An answer has come."""
+        """Take an answer."""
         answer = self.answers.get(question)
         if answer is None or answer.done():
             return
@@ -118,12 +89,12 @@ class Asking:
 
 
 asking: contextvars.ContextVar[Asking] = contextvars.ContextVar("asking")
-"""Of the call that runs."""
+"""Belongs to the call that runs."""
 
 
 def main(memory_bytes: int) -> None:
     """Reply until standard input closes, or the process that asks is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends this process
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # works inside C, too
     replies = _Replies(os.fdopen(os.dup(1), "wb"))
@@ -131,7 +102,7 @@ def main(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     user_code.in_user_process = True
     source = sys.stdin.buffer
-    if (first := read_frame(source)) is None:
+    if (first := PICKLE.read(source)) is None:
         return
     paths, target = pickle.loads(first)
     sys.path[:] = paths
@@ -140,18 +111,19 @@ def main(memory_bytes: int) -> None:
     replies.send(-1, "ready", None)
     if getattr(function, "in_threads", False):
         # nothing else was sent before "ready": all of it is still in the pipe
-        LeadingThreads(function, source.fileno(), reply=replies.send_many, failed=_failed).run()
+        LeadingThreads(function, source.fileno(), reply=replies.send_many, failed=_sendable).run()
         return
     if iscoroutinefunction(function):
         asyncio.run(_serve_all_at_once(function, source, replies))
         return
-    while (frame := read_frame(source)) is not None:
+    while (frame := PICKLE.read(source)) is not None:
         number, _, (args, options) = pickle.loads(frame)
+        kind, value = "value", None
         try:
             value = function(*args, **options)
         except BaseException as error:  # SystemExit and the like must not end it in silence
-            value = _failed(error)
-        replies.send(number, "value", value)
+            kind, value = "error", _sendable(error)
+        replies.send(number, kind, value)
 
 
 async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies) -> None:
@@ -161,18 +133,19 @@ async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies)
     def read() -> None:
         frame: bytes | None = b""
         while frame is not None:
-            frame = read_frame(source)
+            frame = PICKLE.read(source)
             loop.call_soon_threadsafe(frames.put_nowait, frame)
 
     async def run(number: int, args: Any, options: Any) -> None:
         asking.set(calls[number])
+        kind, value = "value", None
         try:
             value = await function(*args, **options)
         except asyncio.CancelledError:
             return
         except BaseException as error:
-            value = _failed(error)
-        replies.send(number, "value", value)
+            kind, value = "error", _sendable(error)
+        replies.send(number, kind, value)
 
     def forget(number: int) -> None:
         tasks.pop(number, None)
@@ -191,13 +164,15 @@ async def _serve_all_at_once(function: Any, source: BinaryIO, replies: _Replies)
             tasks[number].cancel() if kind == "cancel" else calls[number].settle(*what)
 
 
-def _failed(error: BaseException) -> Failed:
+def _sendable(error: BaseException) -> MilesError | str:
+    """Return what is sent of an error: a MilesError as it is, else the traceback from the user's
+    first frame on."""
     if isinstance(error, MilesError):
-        return Failed(str(error), error)
-    return Failed(user_traceback(error) if isinstance(error, Exception) else f"it raised {error!r}")
+        return error
+    return user_traceback(error) if isinstance(error, Exception) else f"it raised {error!r}"
 
 
 if __name__ == "__main__":
-    from milescli.core.user_worker import main as run  # one copy of this module, not two
+    from milescli.workers.child import main as run  # one copy of this module, not two
 
     run(int(sys.argv[1]))

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from milescli.core import isolated, user_code
+from milescli.core import user_code
 from milescli.core.errors import RecipeError
-from milescli.core.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
 from milescli.core.registry import PlugPoint
-from tests.core import bad_code
+from milescli.workers import isolated
+from milescli.workers.isolated import MAX_YIELDED, Isolated, close_lanes, resolve_isolated
+from tests.workers import bad_code
 
-ROOM = "tests.core.bad_code"
+ROOM = "tests.workers.bad_code"
 PIECES = PlugPoint(
     kind="piece",
     key="train.piece",

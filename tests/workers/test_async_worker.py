@@ -1,11 +1,10 @@
 """Many calls at once in a process: quick ones are not held up by slow ones, nothing is lost where
-one hangs, raises or dies, and a full pipe holds nobody up."""
+one hangs, raises or dies."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 
 from milescli.core.errors import RecipeError
-from milescli.core.outbox import SIZE, Outbox
-from milescli.core.quick_calls import QuickCalls
-from milescli.core.user_process import CallFailed
+from milescli.workers.async_worker import QuickCalls
+from milescli.workers.worker import CallFailed
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -143,35 +141,3 @@ def test_a_reply_that_nobody_waited_for_can_be_waited_for_again() -> None:
 
 async def _await(future: asyncio.Future[Any]) -> Any:
     return await future
-
-
-def test_a_full_pipe_holds_nobody_up_and_keeps_the_order() -> None:
-    outbox, (reader, writer) = Outbox(), os.pipe()
-    outbox.put("before it is open")
-    thread = threading.Thread(target=outbox.run, args=(writer,))
-    thread.start()
-    for number in range(40):
-        outbox.put(bytes([number]) * 50_000)  # 2 MB: far more than a pipe holds
-    outbox.end()
-    read = bytearray()
-    while piece := os.read(reader, 1 << 20):
-        read += piece
-    thread.join()
-    os.close(reader)
-    told, place = list[Any](), 0
-    while place < len(read):
-        end = place + SIZE.size + SIZE.unpack_from(read, place)[0]
-        told.append(pickle.loads(read[place + SIZE.size : end]))
-        place = end
-    assert told == ["before it is open", *(bytes([number]) * 50_000 for number in range(40))]
-
-
-def test_what_is_put_where_nobody_reads_any_more_is_let_go() -> None:
-    outbox, (reader, writer) = Outbox(), os.pipe()
-    thread = threading.Thread(target=outbox.run, args=(writer,))
-    thread.start()
-    os.close(reader)
-    for _ in range(3):
-        outbox.put("lost")
-    outbox.end()
-    thread.join()

@@ -1,0 +1,1 @@
+"""Child processes that answer calls over pipes: workers, pools of them, and what guards them."""

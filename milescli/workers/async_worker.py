@@ -1,0 +1,258 @@
+"""A process for functions of the user's that an event loop here calls. `AsyncWorker`: of an async
+function, whose calls may ask for things here. `QuickCalls`: of a plain one whose calls may be over
+in a moment; all that are made in one round of the event loop go there in one frame."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from milescli.core import user_code
+from milescli.core.errors import MilesError
+from milescli.workers.worker import MEMORY_BYTES, CallFailed, UserWorker
+
+PING_EVERY_S = 5.0
+"""While calls run: does their event loop get round to it?"""
+
+Answer = Callable[..., Awaitable[Any]]
+"""Maps what is asked for there to what it gets."""
+
+
+class AsyncWorker:
+    """One process, started with the first call. Belongs to one event loop. Whatever the user's code
+    does to the event loop of the process, the driver's own goes on."""
+
+    def __init__(
+        self, target: str, *, memory_bytes: int = MEMORY_BYTES, memory_key: str = ""
+    ) -> None:
+        """`target`, `memory_bytes`, `memory_key`: as of UserWorker; the target is an `async
+        def`."""
+        self._arguments = (target, memory_bytes, memory_key)
+        self._worker: UserWorker | None = None
+        self._num_running = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    async def call(self, *args: Any, answer: Answer, **options: Any) -> Any:
+        """Return what the target returns. `answer`: awaited with what it asks for
+        (`child.asking`). Raises what `answer` raised, a MilesError of the target's, or CallFailed
+        with its traceback."""
+        worker, loop = await self._started(), asyncio.get_running_loop()
+        answering, failures = set[asyncio.Task[None]](), list[Exception]()
+
+        async def settle(question: int, asked: tuple[Any, ...]) -> None:
+            value: Any
+            try:
+                value = await answer(*asked)
+            except MilesError as error:
+                value = error
+            except Exception as error:  # a fault of ours, or of an engine: raised here, too
+                failures.append(error)
+                value = RuntimeError(f"miles failed: {error!r}")
+            worker.answer(number, question, value)
+
+        def start(question: int, asked: tuple[Any, ...]) -> None:
+            task = loop.create_task(settle(question, asked))
+            answering.add(task)
+            task.add_done_callback(answering.discard)
+
+        number, reply = worker.call(
+            *args,
+            on_ask=lambda question, asked: loop.call_soon_threadsafe(start, question, asked),
+            **options,
+        )
+        self._count(worker, 1)
+        try:
+            return await asyncio.wrap_future(reply)
+        except CallFailed as error:
+            raise failures[-1] if failures else error from None
+        except asyncio.CancelledError:
+            worker.cancel(number)
+            raise
+        finally:
+            self._num_running -= 1
+            for task in list(answering):
+                task.cancel()
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process; None where there is none now."""
+        return self._worker.pid if self._worker is not None else None
+
+    @property
+    def lives(self) -> bool:
+        """True if it can be called, also before it was started."""
+        return self._worker is None or self._worker.lives
+
+    def close(self) -> None:
+        """End the process; a later call starts another."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+    async def _started(self) -> UserWorker:
+        """One that has ended by itself fails its calls: the state that it had is lost."""
+        worker = self._worker
+        if worker is None:
+            worker = self._worker = UserWorker(*self._arguments, shows_output=True)
+            weakref.finalize(self, worker.end)
+        await asyncio.shield(asyncio.wrap_future(worker.ready))
+        return worker
+
+    def _count(self, worker: UserWorker, num_calls: int) -> None:
+        """Watch the process while calls run."""
+        self._num_running += num_calls
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.get_running_loop().create_task(self._watch_loop(worker))
+
+    async def _watch_loop(self, worker: UserWorker) -> None:
+        """End the process if its event loop does not come round for `BOUND_S`."""
+        while self._num_running and worker.lives:
+            pong = asyncio.wrap_future(worker.ping())
+            try:
+                async with asyncio.timeout(user_code.BOUND_S):
+                    await pong
+            except TimeoutError:
+                where = await asyncio.to_thread(worker.where_it_is)
+                worker.end(
+                    f"it held its event loop up for {user_code.BOUND_S:g} s"
+                    + (f"; it was at{where}" if where else "")
+                )
+                return
+            except CallFailed:
+                return
+            await asyncio.sleep(min(PING_EVERY_S, user_code.BOUND_S))
+
+
+_Settled = tuple["QuickCall", Any, BaseException | None]
+"""A call, what it returned, what it raised."""
+
+
+class QuickCall:
+    """A call that was sent. Its reply settles `future`, in the event loop. Implements Reply."""
+
+    __slots__ = ("_settle_soon", "future")
+
+    def __init__(self, settle_soon: Callable[[_Settled], None] | None = None) -> None:
+        """`settle_soon`: takes the reply from the thread that reads it, to call `settle`; None:
+        nothing else than `settle` is called."""
+        self._settle_soon = settle_soon
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def again(self) -> asyncio.Future[Any]:
+        """Wait for the reply anew, where whoever waited was cancelled."""
+        if self.future.cancelled():
+            self.future = asyncio.get_running_loop().create_future()
+        return self.future
+
+    def settle(self, value: Any, error: BaseException | None) -> None:
+        """Take what it returned, or raised. In the event loop."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(value)
+        else:
+            self.future.set_exception(error)
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """See Reply."""
+        return True
+
+    def set_result(self, value: Any) -> None:
+        """See Reply."""
+        assert self._settle_soon is not None
+        self._settle_soon((self, value, None))
+
+    def set_exception(self, error: BaseException) -> None:
+        """See Reply."""
+        assert self._settle_soon is not None
+        self._settle_soon((self, None, error))
+
+
+class CallProcess(Protocol):
+    """A process with quick calls, here or on another computer; started with the first call."""
+
+    @property
+    def lives(self) -> bool:
+        """True if it can be called, also before it was started."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the process on this computer; None where there is none here now."""
+        ...
+
+    async def begin(self, *args: Any) -> QuickCall:
+        """Send a call, and do not wait for its reply. The future raises CallFailed where the
+        function raises or the process ends, or what MilesError the function raised. Raises
+        CallFailed where the process has ended."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+NewCallProcess = Callable[..., CallProcess]
+"""Makes one, with the arguments of QuickCalls: that class, or a node's `NodeProcesses.process`."""
+
+
+class QuickCalls(AsyncWorker):
+    """One process, started with the first call. Belongs to one event loop. The target is a plain
+    function that is marked `in_threads` (see `child_threads`). Implements CallProcess."""
+
+    def __init__(self, target: str, *, memory_bytes: int, memory_key: str) -> None:
+        """As of AsyncWorker."""
+        super().__init__(target, memory_bytes=memory_bytes, memory_key=memory_key)
+        self._unsent = list[tuple[QuickCall, Any]]()
+        self._replies = deque[_Settled]()
+        self._settles = self._is_ready = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Known from the first call on."""
+
+    async def begin(self, *args: Any) -> QuickCall:
+        """See CallProcess. CallFailed has the function's traceback."""
+        if self._worker is None or not self._is_ready:
+            self._loop = asyncio.get_running_loop()
+            await self._started()
+            self._is_ready = True
+        assert self._loop is not None
+        call = QuickCall(self._settle_soon)
+        if not self._unsent:
+            self._loop.call_soon(self._send)
+        self._unsent.append((call, (args, {})))
+        return call
+
+    def close(self) -> None:
+        """See AsyncWorker."""
+        self._is_ready = False
+        super().close()
+
+    def _send(self) -> None:
+        calls, self._unsent = self._unsent, []
+        if (worker := self._worker) is None:  # closed meanwhile
+            for call, _ in calls:
+                call.future.cancel()
+            return
+        worker.request_many(calls)
+        self._count(worker, len(calls))
+
+    def _settle_soon(self, reply: _Settled) -> None:
+        """By any thread: all that come before the event loop gets round to it, at once."""
+        self._replies.append(reply)
+        if not self._settles:
+            self._settles = True
+            try:
+                assert self._loop is not None
+                self._loop.call_soon_threadsafe(self._settle)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+
+    def _settle(self) -> None:
+        self._settles = False
+        while self._replies:
+            call, value, error = self._replies.popleft()
+            self._num_running -= 1
+            call.settle(value, error)

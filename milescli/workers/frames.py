@@ -1,0 +1,142 @@
+"""Messages between two processes over a pipe: how they are packed, and an outbox that never makes
+its user wait. Standard library alone; used by both sides.
+
+A message is (number, kind, value): `call`, `cancel`, `ping` and `answer` go to a worker; `ready`,
+`value`, `error` and `ask` come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import queue
+import select
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+Message = tuple[int, str, Any]
+SIZE = struct.Struct("<Q")
+"""Before each pickled frame."""
+_MAX_FRAME_BYTES = 1 << 34
+"""More is no frame, but something that was printed into the pipe."""
+_MAX_LINE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How messages become bytes."""
+
+    pack: Callable[[Any], bytes]
+    """Raises where the message cannot be sent."""
+    read: Callable[[BinaryIO], bytes | None]
+    """Reads the next frame of a pipe; None where the pipe has ended. Raises ValueError where it
+    holds something else."""
+    unpack: Callable[[bytes], Any]
+    """Returns a message, or a list of them. Raises where a frame is none."""
+
+
+def _pickled(message: Any) -> bytes:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return SIZE.pack(len(body)) + body
+
+
+def _read_pickled(pipe: BinaryIO) -> bytes | None:
+    head = pipe.read(SIZE.size)
+    if not head:
+        return None
+    size = SIZE.unpack(head)[0] if len(head) == SIZE.size else _MAX_FRAME_BYTES + 1
+    if size > _MAX_FRAME_BYTES:
+        raise ValueError(repr(head))
+    frame = pipe.read(size)
+    return frame if len(frame) == size else None
+
+
+def _read_line(pipe: BinaryIO) -> bytes | None:
+    line = pipe.readline(_MAX_LINE_BYTES)
+    if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
+        return None  # torn, or nothing
+    return line
+
+
+def _from_json(line: bytes) -> Message:
+    try:
+        number, kind, value = json.loads(line)
+        if not isinstance(number, int):
+            raise TypeError("it has no number")
+    except (ValueError, TypeError) as fault:
+        raise ValueError(f"{line[:80]!r} ({fault})") from None
+    return number, kind, value
+
+
+PICKLE = Codec(_pickled, _read_pickled, pickle.loads)
+"""A length and a pickle; between processes of our own."""
+JSON = Codec(lambda message: json.dumps(message).encode() + b"\n", _read_line, _from_json)
+"""A line of JSON; to processes that hold code of others, from which no pickle is read."""
+
+
+class Outbox:
+    """Frames in the order in which they are put. What is put is written at once if the pipe has
+    room, and by a thread if it has none. Any thread may put one."""
+
+    def __init__(self, pack: Callable[[Any], bytes]) -> None:
+        self._pack = pack
+        self._lock = threading.Lock()
+        self._late: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._num_late = 0
+        """Put, and not yet written by the thread."""
+        self._pipe = -1
+        """Not open yet, or no more."""
+
+    def put(self, message: Any) -> None:
+        """Send a message. Where the other end is gone, nothing happens: whoever reads from there
+        reports that. Raises where the message cannot be packed."""
+        data = self._pack(message)
+        with self._lock:
+            if self._pipe >= 0 and not self._num_late:
+                data = data[self._written(data) :]
+                if not data:
+                    return
+            self._num_late += 1
+        self._late.put(data)
+
+    def end(self) -> None:
+        """Close the pipe behind what was put."""
+        self._late.put(None)
+
+    def run(self, pipe: int) -> None:
+        """Write until `end`, in a thread of its own; then close the pipe."""
+        os.set_blocking(pipe, False)
+        with self._lock:
+            self._pipe = pipe
+        with contextlib.suppress(OSError):  # it has ended: its reader says so
+            while (data := self._late.get()) is not None:
+                self._write_all(pipe, data)
+                with self._lock:
+                    self._num_late -= 1
+        with self._lock:
+            self._pipe = -1
+        os.close(pipe)
+
+    def _written(self, data: bytes) -> int:
+        """Write what the pipe has room for; return how many bytes that was."""
+        try:
+            return os.write(self._pipe, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)
+
+    @staticmethod
+    def _write_all(pipe: int, data: bytes) -> None:
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        view = memoryview(data)
+        while view:
+            poll.poll()
+            with contextlib.suppress(BlockingIOError):
+                view = view[os.write(pipe, view) :]

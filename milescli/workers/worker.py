@@ -1,0 +1,374 @@
+"""A child process that answers calls over its pipes, seen from its parent. `UserWorker` is one for
+code of the user's: whatever that does (hang in C, block an event loop, exit, eat memory, print
+without end) ends at its bound, is reported with the line it was at, and costs one process."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from milescli.core.units import format_bytes
+from milescli.workers.frames import PICKLE, Codec, Outbox
+
+START_TIMEOUT_S = 120.0
+"""Bound on the start of a user's process: Python, and the user's imports."""
+MAX_PRINTED_BYTES = 8 * 1024**2
+"""Between two replies of a user's process."""
+MEMORY_BYTES = 8 * 1024**3
+"""Of a user's process, where nothing else is said."""
+_TAIL_BYTES = 4096
+_LAST_WORDS_S = 3.0
+"""For what a process says where it hangs."""
+_DRAIN_S = 2.0
+"""For what an ended process has printed: its pipe has no other end, unless it began a daemon."""
+_PACKAGE = str(Path(__file__).parents[1])
+
+OnAsk = Callable[[int, Any], None]
+"""Receives what a call asks for while it runs: (number of the question, what)."""
+
+
+class CallFailed(Exception):
+    """A call in another process returned nothing; says why, for the user."""
+
+
+class EvictedCall(CallFailed):
+    """The process was ended because another call of it took too long; try again."""
+
+
+class Reply(Protocol):
+    """Receives what became of a call, in the thread that reads; a future of threads is one."""
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Return whether anybody still waits."""
+
+    def set_result(self, value: Any) -> None:
+        """Take what the call returned."""
+
+    def set_exception(self, error: BaseException) -> None:
+        """Take what the call raised, or why its process has ended."""
+
+
+class Worker:
+    """A child process, and the threads that write to it and read from it: whatever it does, nobody
+    waits for its pipes."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        codec: Codec,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        shows_output: bool = False,
+        max_printed_bytes: float = float("inf"),
+    ) -> None:
+        """`shows_output`: what it prints goes to our standard error; else only errors show the last
+        of it. `max_printed_bytes`: it is ended if it prints more between two replies. Raises
+        OSError where the process cannot be started."""
+        self.ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        """Done with what it says once it can be called; raises as calls do where it ends first."""
+        self._codec, self._shows_output = codec, shows_output
+        self._waiting: dict[int, tuple[Reply, OnAsk | None]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._frames = Outbox(codec.pack)
+        self._has_ended, self._is_drained = threading.Event(), threading.Event()
+        self._cause, self._tail = "", b""
+        self._num_printed, self._max_printed = 0, max_printed_bytes
+        begun: concurrent.futures.Future[subprocess.Popen[bytes]] = concurrent.futures.Future()
+        _in_thread(lambda: self._live(command, env, cwd, begun))
+        self._process = begun.result()
+        _in_thread(self._write)
+        _in_thread(self._read_output)
+
+    @property
+    def pid(self) -> int:
+        """Id of the process, and of its group."""
+        return self._process.pid
+
+    @property
+    def lives(self) -> bool:
+        """True while it can be called."""
+        return not self._has_ended.is_set() and not self._cause
+
+    def request(
+        self, value: Any, *, kind: str = "call", on_ask: OnAsk | None = None
+    ) -> tuple[int, concurrent.futures.Future[Any]]:
+        """Send one message; return its number, and the future of its reply. The future raises
+        CallFailed with what the other side raised, or what MilesError that was."""
+        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        (number,) = self._expect([reply], on_ask)
+        self._frames.put((number, kind, value))
+        return number, reply
+
+    def request_many(self, calls: Sequence[tuple[Reply, Any]]) -> None:
+        """Send [(who receives the reply, value)] in one frame."""
+        numbers = self._expect([reply for reply, _ in calls])
+        self._frames.put(
+            [(number, "call", value) for number, (_, value) in zip(numbers, calls, strict=True)]
+        )
+
+    def cancel(self, number: int) -> None:
+        """Tell it that nobody waits for this call any more."""
+        with self._lock:
+            self._waiting.pop(number, None)
+        self._frames.put((number, "cancel", None))
+
+    def ping(self) -> concurrent.futures.Future[Any]:
+        """Return a future that is done once its event loop gets round to it."""
+        return self.request(None, kind="ping")[1]
+
+    def hang_up(self) -> None:
+        """Send nothing more; it ends by itself once it has cleaned up."""
+        self._frames.end()
+
+    def end(self, cause: str = "it was ended") -> None:
+        """End it at once, with all processes that it started. `cause`: what its calls raise."""
+        self._cause = self._cause or cause
+        if not self._has_ended.is_set():
+            self._kill()
+
+    def close(self, grace_s: float = 0.0, *, cause: str = "it was ended") -> None:
+        """Let it end by itself within `grace_s`; then end it."""
+        if grace_s:
+            self.hang_up()
+            self._has_ended.wait(grace_s)
+        self.end(cause)
+
+    def _kill(self) -> None:
+        """Only before it is reaped: afterwards its number may be another's."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _cause_of(self, status: int) -> str:
+        """Why it ended, where nobody here wanted that."""
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+        return f"its process ended with {how}"
+
+    def _lost(self) -> Exception:
+        """What calls raise once it has ended."""
+        return CallFailed(self._cause + self.last_printed())
+
+    def _failed(self, error: Any) -> Exception:
+        """What a call raises of which the other side sent this error."""
+        return error if isinstance(error, Exception) else CallFailed(error)
+
+    def last_printed(self, before: str = "; it printed last:\n") -> str:
+        """Return the last of its standard error with `before` in front; empty if there is none."""
+        text = self._tail.decode("utf-8", "replace").strip()
+        return before + text if text else ""
+
+    def _bound_start(
+        self, started: concurrent.futures.Future[Any], timeout_s: float, cause: str
+    ) -> None:
+        """End it if it has not started in time."""
+
+        def wait() -> None:
+            if not concurrent.futures.wait([started], timeout_s).done:
+                self.end(cause)
+
+        _in_thread(wait)
+
+    def _expect(self, replies: Sequence[Reply], on_ask: OnAsk | None = None) -> list[int]:
+        with self._lock:
+            numbers = [next(self._numbers) for _ in replies]
+            has_ended = self._has_ended.is_set()
+            if not has_ended:
+                self._waiting.update(
+                    (number, (reply, on_ask))
+                    for number, reply in zip(numbers, replies, strict=True)
+                )
+        if has_ended:
+            for reply in replies:
+                reply.set_exception(self._lost())
+        return numbers
+
+    def _live(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        begun: concurrent.futures.Future[subprocess.Popen[bytes]],
+    ) -> None:
+        """From begin to end: the kernel ends the process with the thread that began it."""
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=env,
+                cwd=cwd,
+                start_new_session=True,  # Ctrl-C is for the run, which ends this process
+            )
+        except OSError as error:
+            begun.set_exception(error)
+            return
+        begun.set_result(self._process)
+        self._read_replies()
+
+    def _write(self) -> None:
+        assert self._process.stdin is not None
+        pipe = os.dup(self._process.stdin.fileno())
+        self._process.stdin.close()
+        self._frames.run(pipe)
+
+    def _read_replies(self) -> None:
+        assert self._process.stdout is not None
+        while True:
+            try:
+                frame = self._codec.read(self._process.stdout)  # type: ignore[arg-type]
+                if frame is None:
+                    break
+                said = self._codec.unpack(frame)
+                replies = said if isinstance(said, list) else [said]
+                assert all(len(reply) == 3 for reply in replies), "it says something else"
+            except Exception as error:  # the user's code has found our pipe, or made what no other
+                # process can: whatever it is, no reply can be had from here on
+                self.end(f"it wrote what is no reply: {error}")
+                break
+            self._num_printed = 0
+            for reply in replies:
+                self._take(*reply)
+        self._fail_all()
+
+    def _take(self, number: int, kind: str, value: Any) -> None:
+        if kind == "ready":
+            self.ready.set_result(value)
+            return
+        if kind == "ask":
+            _, on_ask = self._waiting.get(number, (None, None))
+            if on_ask is not None:
+                on_ask(*value)
+            return
+        with self._lock:
+            reply, _ = self._waiting.pop(number, (None, None))
+        if reply is None or not reply.set_running_or_notify_cancel():
+            return
+        if kind == "error":
+            reply.set_exception(self._failed(value))
+        else:
+            reply.set_result(value)
+
+    def _fail_all(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+            self._kill()  # what it began, too
+        status = self._process.wait()
+        self._frames.end()
+        self._cause = self._cause or self._cause_of(status)
+        self._is_drained.wait(_DRAIN_S)
+        with self._lock:
+            self._has_ended.set()
+            waiting, self._waiting = list(self._waiting.values()), {}
+        if not self.ready.done():
+            self.ready.set_exception(self._lost())
+        for reply, _ in waiting:
+            if reply.set_running_or_notify_cancel():
+                reply.set_exception(self._lost())
+
+    def _read_output(self) -> None:
+        assert self._process.stderr is not None
+        while piece := os.read(self._process.stderr.fileno(), 1 << 16):
+            self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+            self._num_printed += len(piece)
+            if self._num_printed > self._max_printed:
+                self.end(f"it printed more than {format_bytes(int(self._max_printed))} in one call")
+            elif self._shows_output:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(piece.decode("utf-8", "replace"))
+                    sys.stderr.flush()
+        self._is_drained.set()
+
+
+class UserWorker(Worker):
+    """A process for code of the user's; `child` is its other side."""
+
+    def __init__(
+        self,
+        target: str,
+        memory_bytes: int = MEMORY_BYTES,
+        memory_key: str = "",
+        *,
+        shows_output: bool = False,
+    ) -> None:
+        """`target`: `module:function` of ours, called there for each call; an `async def` runs many
+        at once, and so does one that is marked `in_threads`. `memory_key`: of the recipe, which
+        says how much memory it may take. `shows_output`: as of Worker."""
+        self._memory_bytes, self._memory_key = memory_bytes, memory_key
+        self._lost_kind = CallFailed
+        super().__init__(
+            [sys.executable, "-m", "milescli.workers.child", str(memory_bytes)],
+            codec=PICKLE,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            shows_output=shows_output,
+            max_printed_bytes=MAX_PRINTED_BYTES,
+        )
+        self._frames.put((sys.path, target))
+        self._bound_start(
+            self.ready, START_TIMEOUT_S, f"its module was not imported within {START_TIMEOUT_S:g} s"
+        )
+
+    def call(
+        self, *args: Any, on_ask: OnAsk | None = None, **options: Any
+    ) -> tuple[int, concurrent.futures.Future[Any]]:
+        """Call the target; returns as `request`."""
+        return self.request((args, options), on_ask=on_ask)
+
+    def answer(self, number: int, question: int, value: Any) -> None:
+        """Send what call `number` has asked for; an exception is raised there."""
+        self._frames.put((number, "answer", (question, value)))
+
+    def end_and_say_where(self) -> str:
+        """End it for what one call does; return where that was."""
+        where = self.where_it_is()
+        self._lost_kind = EvictedCall
+        self.end("another call of it took too long")
+        return where
+
+    def where_it_is(self) -> str:
+        """Return the user's lines that it is at, each on a line of its own; empty where they cannot
+        be had. Forgets what it printed before."""
+        self._tail, self._shows_output = b"", False
+        if not self._has_ended.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                # not by send_signal, which would reap it before its group is ended
+                os.kill(self._process.pid, signal.SIGUSR1)
+        deadline, said = time.monotonic() + _LAST_WORDS_S, b""
+        while time.monotonic() < deadline and (not said or said != self._tail):
+            said = self._tail
+            time.sleep(0.05)
+        return _where(said.decode("utf-8", "replace"))
+
+    def _lost(self) -> Exception:
+        return self._lost_kind(self._cause + self.last_printed())
+
+    def _failed(self, error: Any) -> Exception:
+        if isinstance(error, str) and "MemoryError" in error:
+            key = f": {self._memory_key}" if self._memory_key else ""
+            error += f"\n(it may take {format_bytes(self._memory_bytes)}{key})"
+        return super()._failed(error)
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread that never keeps this process alive."""
+    threading.Thread(target=work, name="miles-worker", daemon=True).start()
+
+
+def _where(said: str) -> str:
+    """Return the user's frames of the main thread in faulthandler's dump, innermost last. Other
+    threads come before it."""
+    said = said.rpartition("Current thread")[2]
+    frames = [line.strip() for line in said.splitlines() if line.strip().startswith("File ")]
+    own = [line for line in frames if _PACKAGE not in line and "<frozen" not in line]
+    return "".join(f"\n  {line}" for line in reversed(own[:6])) if own else ""
