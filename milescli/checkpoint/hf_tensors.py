@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.pipeline import Piece
 from milescli.checkpoint.safetensors_file import TensorSpec, torch_dtype
-from milescli.checkpoint.source import Source
+from milescli.checkpoint.source import Source, require_finite
 from milescli.checkpoint.torch_dist.keys import Box, items_of
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
 from milescli.core.errors import CheckpointError

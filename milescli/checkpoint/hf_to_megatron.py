@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.matching import Matched, match
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
@@ -22,7 +21,7 @@ from milescli.checkpoint.record import (
     write_plain_config,
 )
 from milescli.checkpoint.safetensors_file import TensorSpec, make_header
-from milescli.checkpoint.source import Source
+from milescli.checkpoint.source import Source, require_finite
 from milescli.checkpoint.torch_dist.framing import framing_sizes, make_framing
 from milescli.checkpoint.torch_dist.keys import Item, can_stack, incomplete, items_of
 from milescli.checkpoint.torch_dist.metadata import (

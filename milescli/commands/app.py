@@ -22,7 +22,6 @@ import typer
 from milescli import __version__
 from milescli.commands import (
     algorithms,
-    command_line,
     convert,
     data,
     doctor,
@@ -42,6 +41,7 @@ from milescli.commands import (
     ui,
     why,
 )
+from milescli.commands.driving import remember
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
@@ -170,7 +170,7 @@ def _run(argv: list[str] | None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     is_program = argv is None
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
-    command_line.remember(argv, is_program=is_program)
+    remember(argv, is_program=is_program)
     output = Output(_mode(argv))
     try:
         if not is_heard:

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from milescli.agents.environment import Game
-from milescli.commands.show_listings import settings_of
+from milescli.commands.show.listings import settings_of
 from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
 from milescli.core.types import Prompt

@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from milescli.checkpoint.base_mark import require_base
-from milescli.checkpoint.finite import require_finite
-from milescli.checkpoint.source import open_source
+from milescli.checkpoint.source import open_source, require_finite
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
 from milescli.export.folder import write_folder
 from milescli.export.stored import Named, read_folder

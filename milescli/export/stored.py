@@ -11,9 +11,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.formats.base import Scheme, quantise_by_rows, row_chunks
-from milescli.checkpoint.source import QuantisedReader, Source
+from milescli.checkpoint.source import QuantisedReader, Source, require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.choose import Choice
 from milescli.models.base import Entry, WeightTable

@@ -17,8 +17,8 @@ def check_layer_spec(change: Callable[..., Any]) -> None:
     cpu_compat.install()
     import torch
 
-    from milescli.backends.megatron.model import build_config
-    from milescli.backends.megatron.specs import layer_spec
+    from milescli.backends.megatron.architecture.model import build_config
+    from milescli.backends.megatron.architecture.specs import layer_spec
 
     facts = parse_facts(scratch.config_of(ScratchModel()))
     config = build_config(

@@ -14,6 +14,7 @@ from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.cpu import collectives
 from milescli.core.imports import without_garbage_search, without_packages
+from milescli.plan.types import Plan
 from milescli.platform.allocation import keep_freed_memory
 from milescli.platform.no_compiler import compile_nothing
 
@@ -70,6 +71,23 @@ def install() -> bool:
         _mend_megatron()
         keep_freed_memory()
     return True
+
+
+def take_device(plan: Plan) -> torch.device:
+    """Return the CPU, or the one accelerator that this process sees. Call it once, before the
+    process imports Megatron."""
+    # it announces every layer and buffer, and warns of what this room has chosen on purpose
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    if install():
+        torch.set_num_threads(plan.cpu_threads)
+        return torch.device("cpu")
+    import_megatron()
+    from milescli.backends.megatron.layers.attention import avoid_cudnn
+
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    avoid_cudnn()
+    return device
 
 
 def _redirect_runtime() -> None:

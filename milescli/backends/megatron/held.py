@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.megatron import model, replay, weights
-from milescli.backends.megatron.forward import Passes
+from milescli.backends.megatron.architecture import model
 from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.sleeping import HeldSleeper, Sleeper
+from milescli.backends.megatron.state import weights
+from milescli.backends.megatron.state.sleeping import HeldSleeper, Sleeper
+from milescli.backends.megatron.step import replay
+from milescli.backends.megatron.step.forward import Passes
 from milescli.models import load_facts, table
 from milescli.models.mtp import with_mtp
 from milescli.recipe.speculative import Mtp

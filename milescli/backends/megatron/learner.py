@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from milescli.backends.megatron import replay, rounding, stepping
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.microbatch import Microbatch
-from milescli.backends.megatron.saving import release_state
-from milescli.backends.megatron.shard import RankShard
-from milescli.backends.megatron.snapshot import Reference
+from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.snapshot import Reference
+from milescli.backends.megatron.step import replay, rounding, stepping
+from milescli.backends.megatron.step.microbatch import Microbatch
+from milescli.backends.megatron.step.shard import RankShard
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.types import StepReport
 from milescli.recipe.schema import Recipe

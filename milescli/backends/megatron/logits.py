@@ -33,7 +33,8 @@ def logits(
 def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
     from megatron.core import dist_checkpointing
 
-    from milescli.backends.megatron import model, weights
+    from milescli.backends.megatron.architecture import model
+    from milescli.backends.megatron.state import weights
 
     facts = load_facts(folder)
     config = model.build_config(
@@ -50,9 +51,9 @@ def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
 
 
 def _of_rows(built, facts, rows: list[list[int]], *, mesh) -> list[torch.Tensor]:
-    from milescli.backends.megatron import model
+    from milescli.backends.megatron.architecture import model
     from milescli.backends.megatron.layers.attention import pack_row
-    from milescli.backends.megatron.rows import RowShape, make_row
+    from milescli.backends.megatron.step.rows import RowShape, make_row
 
     device, rows_logits = mesh.device, []
     for tokens in rows:
@@ -87,7 +88,8 @@ def main() -> None:
     come of rounding otherwise, as NUMBER.rounded."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     on_host = cpu_compat.install()
-    from milescli.backends.megatron import mesh, rounding
+    from milescli.backends.megatron import mesh
+    from milescli.backends.megatron.step import rounding
 
     torch.set_num_threads(request.get("threads", 1))
     own = mesh.bring_up(

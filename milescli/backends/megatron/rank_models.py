@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from milescli.backends.megatron.checkpoint import CheckpointIO
 from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.megatron.learner import Learner
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.snapshot import Reference, Snapshot
+from milescli.backends.megatron.state.checkpoint import CheckpointIO
+from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.models import ModelFacts, load_facts
 from milescli.plan.legal import check_layout

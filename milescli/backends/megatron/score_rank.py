@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milescli.backends.megatron.device import take_device
+from milescli.backends.megatron.cpu_compat import take_device
 from milescli.plan.types import Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainShard
@@ -49,7 +49,7 @@ class ScoreRank:
 
     def score(self, shard: TrainShard) -> list[np.ndarray] | None:
         """Per sequence of the shard, [n] float32 score behind each token; 0.0 for the first."""
-        from milescli.backends.megatron.shard import RankShard
+        from milescli.backends.megatron.step.shard import RankShard
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)
         own.fill(Stream.VALUES, self.model.passes.score(own.microbatches, temperature=1.0))

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.megatron import optimizer, stepping
-from milescli.backends.megatron.checkpoint import CheckpointIO
-from milescli.backends.megatron.gathering import hf_buckets, merged_buckets
+from milescli.backends.megatron.architecture.lora import Adapters
 from milescli.backends.megatron.held import HeldModel
-from milescli.backends.megatron.lora import Adapters
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.microbatch import Microbatch
-from milescli.backends.megatron.saving import release_state
-from milescli.backends.megatron.sleeping import Sleeper
-from milescli.backends.megatron.weights import TIED_OUTPUT
+from milescli.backends.megatron.state import optimizer
+from milescli.backends.megatron.state.checkpoint import CheckpointIO
+from milescli.backends.megatron.state.gathering import hf_buckets, merged_buckets
+from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.sleeping import Sleeper
+from milescli.backends.megatron.state.weights import TIED_OUTPUT
+from milescli.backends.megatron.step import stepping
+from milescli.backends.megatron.step.microbatch import Microbatch
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
 from milescli.plan.memory import bucket_bytes, shape_of

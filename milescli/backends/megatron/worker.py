@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from milescli.backends.megatron.device import take_device
+from milescli.backends.megatron.cpu_compat import take_device
 from milescli.backends.megatron.profiled import Profiled
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
@@ -35,7 +35,7 @@ from milescli.weights.formats import formatted, load_format
 if TYPE_CHECKING:
     from milescli.backends.megatron.held import HeldModel
     from milescli.backends.megatron.learner import Learner
-    from milescli.backends.megatron.snapshot import Reference
+    from milescli.backends.megatron.state.snapshot import Reference
     from milescli.backends.megatron.trained import TrainedModel
 
 
@@ -103,7 +103,7 @@ class TrainerRank(Profiled):
 
     def _build(self) -> None:
         from milescli.backends.megatron.rank_models import AdapterTurns, build_models
-        from milescli.backends.megatron.snapshot import Reference, Snapshot
+        from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 
         models = build_models(
             policy=self.model_dir,
@@ -341,7 +341,7 @@ class TrainerRank(Profiled):
 
     def silence_layers(self, first: int) -> None:
         """See Trainer."""
-        from milescli.backends.megatron import weights
+        from milescli.backends.megatron.state import weights
 
         weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)
 

@@ -18,7 +18,7 @@ from milescli.backends.megatron.cpu.kernels import ShortAttention, is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
-from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
+from milescli.backends.megatron.step.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts
 
 _LENGTH_SPREAD = 0.7
