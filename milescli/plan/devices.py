@@ -16,7 +16,8 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One device, as its maker describes it. Rates are dense (no sparsity) and peak."""
+    """Specifies one device as its maker's data sheet does. Rates are dense (no sparsity) and
+    peak."""
 
     name: str
     """As `8xNAME` says."""
@@ -207,9 +208,9 @@ _ARCHS = {
 
 
 def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
-    """The devices of a machine, and whether their name was known; if not, those of the table that
-    are of their architecture, else A100s. Of several models the slowest, for whom the others wait.
-    For a CPU: one core."""
+    """Return (the specification of a machine's devices, whether their name is known). An unknown
+    device gets the specification of its architecture, else the A100's. Among several models the
+    slowest counts, since the others wait for it. For a CPU the result describes one core."""
     devices = {
         (device.name, device.arch): device for node in machine.nodes for device in node.devices
     }
@@ -221,8 +222,9 @@ def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
 
 
 def pair_bandwidth(model: str) -> float | None:
-    """Bytes a second from one device of this model to another of its node, one way: NVLink's
-    switches give a pair the whole bandwidth of a device, xGMI one link of seven. None over PCIe."""
+    """Return the bandwidth from one device of this model to another of its node, in bytes per
+    second, one way: NVLink's switches give a pair the whole bandwidth of a device, xGMI gives it
+    one link of seven. None over PCIe."""
     interconnect, whole = DEVICE_MODELS[model].interconnect, DEVICES[model].link_bandwidth
     return {"nvlink": whole, "xgmi": whole / XGMI_PEERS}.get(interconnect)
 
@@ -235,54 +237,53 @@ NEAR_S, FAR_S = 20e-6, 60e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The links of one kind of device, with so many devices to a node."""
+    """Models the interconnect of one kind of device, for a given number of devices per node."""
 
     device: DeviceSpec
     devices_per_node: int
 
     @property
     def near(self) -> int:
-        """Neighbouring devices that the fast link spans."""
+        """Return the number of neighbouring devices that the fast link spans."""
         return max(
             self.devices_per_node, self.device.link_domain if self.device.link_domain > 8 else 0
         )
 
     def spans_network(self, ranks: int, *, stride: int = 1) -> bool:
-        """The group lies beyond the reach of the fast link."""
+        """Return True if the group reaches beyond the fast link."""
         return (ranks - 1) * stride >= self.near
 
     def start_s(self, ranks: int, *, stride: int = 1) -> float:
-        """Seconds that a collective takes beside the transfer of its bytes."""
+        """Return the latency of a collective in seconds, without the transfer of its bytes."""
         return FAR_S if self.spans_network(ranks, stride=stride) else NEAR_S
 
     def ring(self, ranks: int, *, stride: int = 1) -> float:
-        """Bytes a second that a rank of an all-gather or reduce-scatter takes in. A ring crosses to
-        the next node once, whatever it holds of the node before, and as many rings as the group has
-        ranks there share the node's network adapters between them (NCCL's notion of bus bandwidth:
-        nccl-tests, doc/PERFORMANCE.md)."""
+        """Return the bytes per second that a rank of an all-gather or reduce-scatter receives. A
+        ring crosses to the next node once, and as many rings as the group has ranks on a node share
+        its network adapters (NCCL's bus bandwidth: nccl-tests, doc/PERFORMANCE.md)."""
         link = self.device.link_bandwidth
         if self.spans_network(ranks, stride=stride):
             link = min(link, max(1, self.near // stride) * self.device.network_bandwidth)
         return LINK_SHARE * link
 
     def exchange_s(self, sent: float, *, ranks: int, stride: int = 1) -> float:
-        """Seconds of an all-to-all in which each rank sends `sent` bytes, those to itself counted:
-        what stays within reach of the fast link, and beside it what goes out by the rank's own
-        adapter."""
+        """Return the seconds of an all-to-all in which each rank sends `sent` bytes, including
+        those to itself: part goes over the fast link, and at the same time the rest goes out
+        through the rank's own adapter."""
         inside = min(ranks, max(1, self.near // stride))
         within = sent * (inside - 1) / ranks / self.device.link_bandwidth
         beyond = sent * (ranks - inside) / ranks / self.device.network_bandwidth
         return max(within, beyond) / LINK_SHARE + self.start_s(ranks, stride=stride)
 
     def hop(self, stride: int) -> float:
-        """Bytes a second from a rank to the one `stride` devices on."""
+        """Return the bytes per second from a rank to the one `stride` devices away."""
         return LINK_SHARE * (
             self.device.link_bandwidth if stride < self.near else self.device.network_bandwidth
         )
 
     def across(self, ranks: int) -> float:
-        """Bytes a second from one rank to all others, each of which passes them on (a broadcast):
-        as its own adapter allows."""
+        """Return the bytes per second of a broadcast from one rank to all others, each of which
+        passes the data on; the rank's own adapter bounds it."""
         return self.hop(self.near if ranks > self.near else 1)
 
 
@@ -292,7 +293,7 @@ FILE = Path(__file__).with_name("measured.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Of one kind of device. The defaults are estimates."""
+    """Holds the efficiency that runs reach on one kind of device. The defaults are estimates."""
 
     train_share: float = 0.45
     """Of peak FLOP/s that a dense layer's products reach in training, without communication."""
@@ -330,16 +331,17 @@ class Reached:
 
     @property
     def asleep(self) -> int:
-        """Bytes of a device that a sleeping engine keeps."""
+        """Return the device bytes that a sleeping engine still occupies."""
         return self.engine_context + self.engine_graphs
 
     def says(self, name: str, text: str) -> str:
-        """The figure as people read it, with its rank: `45 %`, or `41 % (measured)`."""
+        """Format a constant for people, and say whether it was measured: `45 %`, or `41 %
+        (measured)`."""
         return f"{text} (measured)" if name in self.measured else text
 
 
 def reached(device: str) -> Reached:
-    """`device` as `8xNAME` says."""
+    """Load the constants of a device, named as in `8xNAME`."""
     row = dict(_table().get(device, {}))
     source = str(row.pop("source", ""))
     known = {field.name for field in fields(Reached)} - {"measured", "source"}

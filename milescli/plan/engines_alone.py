@@ -24,8 +24,8 @@ from milescli.recipe.schema import Recipe, Rollout
 def plan_engines(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
 ) -> Plan:
-    """The engines that this recipe would have, were there nothing to train; `reward`: the reward
-    model beside them. Raises FitError where none holds the model."""
+    """Plan the engines of a recipe that trains nothing; `reward` is the reward model that runs
+    beside them. Raises FitError if no engine layout holds the model."""
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
     recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _asked(recipe)})

@@ -1,6 +1,6 @@
-"""Main memory of computers without accelerators: trainer ranks and engines stand in it side by
-side, as nothing sleeps there. Refuses what does not fit, and gives the engines' caches what is
-left. Pure; called by `make`."""
+"""Plans main memory on computers without accelerators, where trainer ranks and engines coexist
+because nothing sleeps. Refuses what does not fit, and gives the remaining memory to the engines'
+caches. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -52,9 +52,10 @@ PHASES: dict[Phase, str] = {
 
 
 def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int) -> ProcessMemory:
-    """`widest`: bytes of the gradient of the largest weight (an embedding of a large vocabulary),
-    which is there twice for a moment; `sent`: of weights on their way. A model is built of weights
-    that are there once more, before gradients and optimizer are."""
+    """Estimate the main memory of a trainer rank. `widest` is the gradient of the largest weight
+    (the embedding of a large vocabulary) in bytes, which exists twice for a moment; `sent` is the
+    bytes of weights in transit. Building a model needs its weights twice, before gradients and
+    optimizer exist."""
     base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
     step = base + rank.total + int(HEAP * rank.activations) + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
@@ -73,9 +74,9 @@ def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int)
 def of_engine(
     name: str, node: int, num_ranks: int, *, weights: int, compared: int, used: int, sent: int
 ) -> ProcessMemory:
-    """`compared`: bytes of the copy with which the first publication is compared; `used`: of
-    `engine_workspace`; `sent`: of a bucket of weights. Weights are read from a file of half as
-    many bytes, which are there beside them."""
+    """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
+    first publication is compared, `used` comes from `engine_workspace`, and `sent` is the bytes of
+    one bucket of weights. Loading maps a file of half as many bytes as the weights."""
     held = ENGINE_PROCESS + weights
     return ProcessMemory(
         name=name,
@@ -90,8 +91,8 @@ def of_engine(
 
 
 def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> int:
-    """Of one engine rank beside weights and cache, bytes: the widest tensors of a prefill, and
-    float32 logits of the requests that run, with copies for sampling."""
+    """Return the bytes that one engine rank needs beside weights and cache: the widest tensors of a
+    prefill, and float32 logits of the running requests, with copies for sampling."""
     tokens = min(PREFILL_TOKENS, engines.max_running_requests * engines.context_length)
     wide = max(facts.ffn_hidden_size, facts.topk * facts.moe_ffn_hidden_size) / engines.tp
     prefill = tokens * size * (6 * facts.hidden_size + 3 * wide)
@@ -99,14 +100,14 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 
 
 def of_others(node: int, *, copies: int) -> ProcessMemory:
-    """Driver, router and Ray; and whoever keeps the copies of all ranks' states (`copies` bytes
-    with those that are beside the ranks)."""
+    """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
+    all ranks' states (`copies` bytes, including those beside the ranks)."""
     held = SESSION + _in_keeper(copies)
     return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), held))
 
 
 def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
-    """Phase -> bytes of all these processes on one node."""
+    """Return phase -> bytes of all these processes on one node."""
     mapped = [process.shared_bytes for process in processes]
     twice = sum(mapped) - max(mapped, default=0)
     return {
@@ -122,7 +123,8 @@ def _in_keeper(copies: int) -> int:
 def with_caches(
     processes: Sequence[ProcessMemory], slots: Sequence[Slot], cache: int
 ) -> list[ProcessMemory]:
-    """`cache`: of one engine rank."""
+    """Add the cache of the engines to their processes. `cache` is the bytes of one engine rank's
+    cache."""
     ranks = Counter(
         (slot.node, f"engine-{slot.engine}") for slot in slots if slot.engine is not None
     )
@@ -152,7 +154,7 @@ tokens of SmolLM2-135M took 49.5, 45.1 and 37.0 s of CPU time in microbatches of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What was left open, decided."""
+    """Holds the decisions that depend on main memory."""
 
     trainer: TrainerLayout
     engines: EngineLayout
@@ -164,7 +166,7 @@ class Fitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeLoad:
-    """What one computer holds, the engines' caches aside."""
+    """Holds what one computer needs without the engines' caches."""
 
     ranks: TrainerBytes
     """Of all trainer ranks on it; `host` is what else they keep."""
@@ -176,12 +178,12 @@ class _NodeLoad:
 
     @property
     def phases(self) -> dict[Phase, int]:
-        """Phase -> bytes of all processes."""
+        """Return phase -> bytes of all processes."""
         return sum_of(self.processes)
 
     @property
     def total(self) -> int:
-        """Bytes of the phase that needs most."""
+        """Return the bytes of the phase that needs most."""
         return max(self.phases.values())
 
 
@@ -197,10 +199,10 @@ def fit_main_memory(
     log: Log,
     teachers: Sequence[ModelFacts] = (),
 ) -> Fitted:
-    """Microbatches as large as there is room for, recompute where smaller ones are not enough, and
-    caches of what is left. `size`: bytes of a weight.
+    """Choose microbatches as large as memory allows, full recompute if smaller ones are not enough,
+    and caches from the remaining memory. `size` is the bytes of a weight.
 
-    Raises FitError with the sum where the fullest node is too small.
+    Raises FitError with the sum if the fullest node is too small.
     """
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)

@@ -52,8 +52,9 @@ def make_plan(
     facts: ModelFacts,
     asked: AskedModels = NONE_ASKED,
 ) -> Plan:
-    """The plan of this recipe on this machine. `facts`: of the policy. Raises FitError with the
-    equation where a pin is illegal or does not fit, and with fixes that were tried."""
+    """Plan this recipe on this machine. `facts` describes the policy, `asked` the other models.
+    Raises FitError with the equation if a pin is illegal or does not fit, with fixes that were
+    tried."""
 
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts, asked)
@@ -65,7 +66,8 @@ def make_plan(
 
 
 def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None:
-    """None where nothing fits: sooner than `make_plan`, which looks for what would."""
+    """Return the plan, or None if nothing fits. Faster than `make_plan` on failure, since it
+    searches for no fix."""
     try:
         return _planned(recipe, machine, facts)
     except FitError:
@@ -110,7 +112,7 @@ def _planned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """What is planned, and on which machine."""
+    """Holds what is planned, and for which machine."""
 
     recipe: Recipe
     machine: Machine

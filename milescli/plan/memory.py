@@ -54,7 +54,7 @@ SAMPLED_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerBytes:
-    """Bytes that one trainer rank holds at the peak of a step."""
+    """Holds the memory of one trainer rank at the peak of a step, in bytes."""
 
     weights: int = 0
     gradients: int = 0
@@ -79,19 +79,19 @@ class TrainerBytes:
 
     @property
     def static(self) -> int:
-        """Bytes that are there between steps too."""
+        """Return the bytes that stay allocated between steps."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """Return all bytes on the device."""
         own = self.static + self.activations + self.logits + self.workspace
         return max(own, self.turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Bytes that one engine rank holds."""
+    """Holds the memory of one engine rank, in bytes."""
 
     weights: int
     cache: int
@@ -102,13 +102,14 @@ class EngineBytes:
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """Return all bytes on the device."""
         return self.weights + self.cache + self.graphs + self.workspace
 
 
 @dataclass(slots=True)
 class MemoryModel:
-    """Of one model; remembers sums over layers, since a search asks for many layouts."""
+    """Predicts the memory of one model. Caches sums over layers, since a search evaluates many
+    layouts."""
 
     table: WeightTable
     adapter: WeightTable | None = None
@@ -130,16 +131,16 @@ class MemoryModel:
 
     @property
     def sent(self) -> Counter:
-        """Of what engines are sent at a publication."""
+        """Return the counter of the weights that engines receive in a publication."""
         return self.trained if self.slots else self.counter
 
     def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
-        """[pp] of one rank of each stage."""
+        """Return [pp] the memory of one rank of each stage."""
         return self._of_stages(layout, load, range(layout.pp))
 
     def worst_stage(self, layout: TrainerLayout, load: TrainerLoad) -> TrainerBytes:
-        """The stage that needs the most device memory. Of stages alike, it is the first: it holds
-        the most microbatches."""
+        """Return the memory of the stage that needs the most device memory. Among equal stages it
+        is the first, which has the most microbatches in flight."""
         return max(
             self._of_stages(layout, load, self.counter.distinct_stages(layout)),
             key=lambda stage: stage.total,
@@ -207,8 +208,9 @@ class MemoryModel:
         return sizes
 
     def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
-        """(weights, what a pass without gradients over a microbatch takes beside them: the widest
-        layer with input and output, and logits) of one rank of `stage`, where it is not trained."""
+        """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
+        trained. The workspace is what a forward pass without gradients over one microbatch takes:
+        the widest layer with its input and output, and logits."""
         held = self.counter.stage(layout, stage)
         weights = frozen_bytes(held, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
@@ -261,8 +263,8 @@ class MemoryModel:
         longest: int,
         reached: Reached,
     ) -> EngineBytes:
-        """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a
-        sequence."""
+        """Return the memory of an engine rank under its memory fraction: the cache gets what the
+        weights leave. `longest` is the longest sequence in tokens."""
         weights = self.engine_weights(layout, size=size)
         facts = self.table.facts
         tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
@@ -288,7 +290,7 @@ class MemoryModel:
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Bytes of weights that one engine rank holds."""
+        """Return the bytes of weights that one engine rank holds."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
@@ -298,14 +300,14 @@ class MemoryModel:
         return self._engine[key] * size
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Bytes that one rank is sent at a publication."""
+        """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         return self.sent.engine_total(**cut) * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
-        """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within
-        the rank's group of requests. Heads are cut by tp / attention_dp, as far as there are heads;
-        the latent of MLA is held by every rank of a group."""
+        """Return the cache bytes of one rank for `sequences` sequences with `tokens` tokens in
+        total, all in the rank's attention group. Heads are cut by tp / attention_dp as far as there
+        are heads; every rank of a group holds the whole latent of MLA."""
         facts, cost, scale = self.table.facts, self.cache_cost, size / 2
         cut = layout.tp // layout.attention_dp
         heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
@@ -315,7 +317,7 @@ class MemoryModel:
 
     @property
     def cache_cost(self) -> CacheCost:
-        """Of one sequence, uncut."""
+        """Return the cache cost of one sequence on an engine without parallelism."""
         if self._cache is None:
             self._cache = cache_cost(self.table.facts)
         return self._cache
@@ -323,8 +325,8 @@ class MemoryModel:
     def cache_room(
         self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int
     ) -> float:
-        """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of
-        its ranks."""
+        """Return how many requests of `tokens` tokens each an engine holds at once with
+        `cache_bytes` on each of its ranks."""
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
         per_request = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
@@ -332,7 +334,8 @@ class MemoryModel:
         return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
 
     def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
-        """Tokens whose keys and values an engine holds in `cache_bytes` of each of its ranks."""
+        """Return how many tokens' keys and values an engine holds with `cache_bytes` on each of its
+        ranks."""
         per_tokens = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
         share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
         return int(share * cache_bytes / max(per_tokens, 1) * (1 << 20)) * layout.attention_dp
@@ -340,13 +343,13 @@ class MemoryModel:
 
 @lru_cache(maxsize=8)
 def memory_model(facts: ModelFacts) -> MemoryModel:
-    """One for each model: what it has summed up serves the next plan as well."""
+    """Return the memory model of these facts; cached, so that the next plan reuses its sums."""
     return MemoryModel(models.table(facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerSums:
-    """Running sums over the layers of a model."""
+    """Holds running sums over the layers of a model."""
 
     saved: list[float]
     """[layers + 1] bytes of all layers before this one"""
@@ -375,19 +378,20 @@ class _LayerSums:
 
 
 def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
-    """Of a weight-sync bucket; None: what suits the device. On a CPU SmolLM2-135M was published in
-    0.27 s by buckets of 64 MiB, and in 0.56 s by those of 512."""
+    """Return the size of a weight-sync bucket in bytes; None means the default of the device. On a
+    CPU, SmolLM2-135M was published in 0.27 s by buckets of 64 MiB, and in 0.56 s by buckets of 512
+    MiB."""
     return (bucket_mib or (64 if on_cpu else 512)) * MIB
 
 
 def trained_shape(recipe: Recipe) -> LoraShape | None:
-    """The adapter's shape; None where the recipe trains all weights."""
+    """Return the adapter's shape, or None if the recipe trains all weights."""
     return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
 
 
 def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> MemoryModel:
-    """Memory of the recipe's model, and of what is trained of it. `merged`: as `publishes_merged`
-    says. Raises RecipeError where no adapter of the recipe's shape fits it."""
+    """Return the memory model of the recipe's model and of its trained weights. `merged` comes from
+    `publishes_merged`. Raises RecipeError if the adapter of the recipe does not fit the model."""
     if (shape := trained_shape(recipe)) is None:
         return memory_model(facts)
     return _beside(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
@@ -400,9 +404,9 @@ def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
 
 
 def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
-    """Whether engines are sent the model with the adapter merged in. `size`: bytes of a weight. In
-    two bytes the sum would be rounded, and the engines would sample from another policy than the
-    one that is trained."""
+    """Return True if engines receive the model with the adapter merged in. `size` is the bytes of a
+    weight: with two bytes the sum would be rounded, and the engines would sample from another
+    policy than the trained one."""
     lora = recipe.train.lora
     if not lora.is_on or lora.publish != "auto":
         return lora.is_on and lora.publish == "merged"
@@ -410,7 +414,7 @@ def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
 
 
 def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
-    """What engines are sent, where an adapter is trained."""
+    """Log what engines receive if an adapter is trained."""
     if not recipe.train.lora.is_on or not recipe.has_engines:
         return
     if recipe.train.lora.publish != "auto":
@@ -423,7 +427,8 @@ def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
 
 
 def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
-    """How much is trained, where it is an adapter. Raises RecipeError where none fits the model."""
+    """Log how many parameters an adapter trains. Raises RecipeError if it does not fit the
+    model."""
     shape = trained_shape(recipe)
     if shape is None:
         return
@@ -439,7 +444,7 @@ def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
 
 
 def shape_of(lora: Lora) -> LoraShape:
-    """The shape of an adapter. `lora.is_on` must hold."""
+    """Return the shape of an adapter. `lora.is_on` must be True."""
     assert lora.rank is not None, "an adapter has a rank"
     assert lora.type != "dora", "recipe.check refuses it"
     return LoraShape(

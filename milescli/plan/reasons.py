@@ -23,7 +23,7 @@ _AXES = ("tp", "pp", "cp", "ep", "etp")
 
 
 def summary(layout: TrainerLayout) -> str:
-    """`tp 2 x pp 4 x cp 1 x dp 8, ep 16`"""
+    """Format a layout: `tp 2 x pp 4 x cp 1 x dp 8, ep 16`."""
     text = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}"
     if layout.ep > 1 or layout.etp != layout.tp:
         text += f", ep {layout.ep}" + (f" x etp {layout.etp}" if layout.etp > 1 else "")
@@ -44,8 +44,8 @@ def explain(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per axis of the trainer. `beside`: seconds of a step that pass
-    otherwise."""
+    """Log one decision per axis of the trainer. `beside` is the seconds of a step outside the
+    trainer."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
         if axis in ("ep", "etp") and not space.facts.num_experts:
@@ -141,7 +141,7 @@ def explain_engines(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per axis of the engines."""
+    """Log one decision per axis of the engines."""
     layout, pins = chosen.layout, recipe.engines
 
     def note(axis: str, reason: str) -> None:
@@ -191,7 +191,7 @@ def _why_so_many_requests(space: SearchSpace, chosen: EngineChoice) -> str:
 def alternatives(
     space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
-    """The next best three, of other meshes."""
+    """Return the next best three layouts with other meshes."""
     seen = {_mesh(chosen.layout)}
     others = []
     for choice in searched.fitting:
@@ -222,7 +222,8 @@ def refusal(
     *,
     num_ranks: int,
 ) -> FitError:
-    """Why nothing fits, with the equation of what came nearest; `with_remedies` finds what does."""
+    """Return the error that explains why nothing fits, with the equation of the closest layout;
+    `with_remedies` adds fixes that work."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
     work = space.work
     if not searched.num_weighed:
@@ -274,7 +275,7 @@ def refusal(
 
 
 def equation(space: SearchSpace, choice: TrainerChoice) -> str:
-    """weights + gradients + ... = total > budget, in GiB."""
+    """Format the memory equation in GiB: weights + gradients + ... = total > budget."""
     needs = choice.needs
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
     parts_sum = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
@@ -331,7 +332,7 @@ _Planner = Callable[[Recipe], Plan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """Changes of a recipe, and the options that stand for them."""
+    """Holds changes of a recipe, and the options that express them."""
 
     kind: str
     """Of trials of a kind, the first that fits is proposed."""
@@ -340,8 +341,8 @@ class _Trial:
 
 
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
-    """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
-    to let go, fewer tokens, more devices, an adapter. What it proposes in words is kept."""
+    """Return the same refusal with fixes that were tried: the fix that it proposes itself, pins to
+    drop, fewer tokens, more devices, an adapter. Proposals in words stay."""
     fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:

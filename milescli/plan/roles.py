@@ -17,7 +17,7 @@ from milescli.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedModels:
-    """Of the models that a run asks and does not train."""
+    """Describes the models that a run queries and does not train."""
 
     teachers: Sequence[ModelFacts] = ()
     """Those of `train.distill`, in order."""
@@ -28,7 +28,7 @@ NONE_ASKED = AskedModels()
 
 
 def roles_of(recipe: Recipe, log: Log) -> list[Role]:
-    """Also notes who says what the old policy was, for the plan's reader."""
+    """Return the roles of a run. Also logs which model computes the old log-probs."""
     stale = recipe.rollout.max_staleness > 0
     if recipe.learns_from_rows:
         return _roles_of_rows(recipe, log)
@@ -64,7 +64,8 @@ def roles_of(recipe: Recipe, log: Log) -> list[Role]:
 def teacher_roles(
     recipe: Recipe, policy: ModelFacts, teachers: Sequence[ModelFacts], *, size: int, log: Log
 ) -> list[Role]:
-    """`size`: bytes of a weight."""
+    """Return the roles of the teachers, and log where they live. `size` is the bytes of a
+    weight."""
     own = models.table(policy)
     for wish, facts in zip(recipe.held_teachers, teachers, strict=True):
         table = models.table(facts)
@@ -100,9 +101,9 @@ def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:
 def beside_reward_model(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, on_cpu: bool, log: Log
 ) -> Machine:
-    """The machine as the others have it: without what the reward model takes for the whole run, on
-    every device as on the first, since all devices are planned alike. `size`: bytes of a
-    weight."""
+    """Return the machine without the memory that the reward model occupies for the whole run. It is
+    subtracted from every device as from the first, since all devices are planned alike. `size` is
+    the bytes of a weight."""
     load = TrainerLoad(
         size=size,
         row_tokens=recipe.longest_sequence + 1,  # each response alone, and a place behind it

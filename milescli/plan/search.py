@@ -34,7 +34,7 @@ what the field runs."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """One fleet of engines that the search weighed."""
+    """Describes one engine fleet that the search evaluated."""
 
     layout: EngineLayout
     needs: EngineBytes
@@ -46,12 +46,12 @@ class EngineChoice:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Ascending: what is faster."""
+        """Return a sort key that puts faster fleets first."""
         return (round(self.seconds.total, 3), *self.cuts)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Ascending: what waits less, and is cut less."""
+        """Return a sort key that puts fleets with less waiting and fewer cuts first."""
         return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
@@ -66,8 +66,8 @@ NO_FLEET = EngineChoice(
 
 
 def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> list[EngineChoice]:
-    """Every fleet on `num_devices` devices that holds the model and at least one longest sequence,
-    best first. `across`: of engines that span nodes, else of those within one."""
+    """Return every fleet on `num_devices` devices that holds the model and at least one longest
+    sequence, best first. With `across`, engines span nodes; else each stays within one."""
     if not space.has_engines:
         return [NO_FLEET]
     facts, pins, choices = space.facts, space.engine_pins, list[EngineChoice]()
@@ -118,7 +118,7 @@ def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple
 def weigh_engines(
     space: SearchSpace, *, num: int, tp: int, ep: int, attention_dp: int
 ) -> EngineChoice | None:
-    """None where weights, or the longest sequence, do not fit."""
+    """Evaluate one fleet; None if weights or the longest sequence do not fit."""
     pins, work, memory = space.engine_pins, space.work, space.memory
     layout = EngineLayout(
         num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
@@ -191,7 +191,7 @@ leave room."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerChoice:
-    """One trainer layout that the search weighed."""
+    """Describes one trainer layout that the search evaluated."""
 
     layout: TrainerLayout
     cap: int
@@ -202,12 +202,12 @@ class TrainerChoice:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Ascending: what is faster."""
+        """Return a sort key that puts faster layouts first."""
         return (round(self.seconds.total, 3), *self.cuts, -self.cap)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Ascending: what is simpler to run, and cut less."""
+        """Return a sort key that puts layouts that are simpler to run and less cut first."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
         return (
@@ -224,7 +224,7 @@ class TrainerChoice:
 
 @dataclass(slots=True, kw_only=True)
 class TrainerSearch:
-    """All trainer layouts that the search weighed."""
+    """Holds all trainer layouts that the search evaluated."""
 
     fitting: list[TrainerChoice] = field(default_factory=list)
     """Best first."""
@@ -234,7 +234,7 @@ class TrainerSearch:
 
 
 def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
-    """Weigh every legal layout of `num_ranks` ranks."""
+    """Evaluate every legal layout of `num_ranks` ranks."""
     search = TrainerSearch()
     for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
         for layout in legal_layouts(space, num_ranks, shortest=shortest):
@@ -255,8 +255,9 @@ def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
 def legal_layouts(
     space: SearchSpace, num_ranks: int, *, shortest: int = CP_TOKENS
 ) -> Iterator[TrainerLayout]:
-    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context
-    parallelism leaves each rank `shortest` positions of the longest sequence."""
+    """Yield the legal layouts in which tensor parallelism stays within a node, every data-parallel
+    rank gets a sample, and context parallelism leaves each rank `shortest` positions of the longest
+    sequence."""
     facts, pins, work = space.facts, space.pins, space.work
     within = [
         tp
@@ -322,9 +323,9 @@ def _expert_layouts(
 
 
 def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
-    """The layout with the microbatches that suit it best; with recomputation only where nothing
-    else fits, with the optimizer on the host only where that does not help either. If none fits:
-    the smallest."""
+    """Return the layout with its best microbatches. Recomputes only if nothing else fits, and moves
+    the optimizer to the host only if that does not help either. If nothing fits, returns the
+    smallest choice."""
     modes = [
         (recompute, offload)
         for offload in ([space.offload] if space.offload is not None else [False, True])
@@ -400,14 +401,14 @@ _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 
 
 def alike_s(best: float, *, beside: float = 0.0) -> float:
-    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of
-    the step that pass otherwise."""
+    """Return the time up to which a phase counts as equally long as one of `best` seconds; `beside`
+    is the seconds of the step outside the phase."""
     return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
 
 
 def alike(choices: Sequence[_Choice], *, beside: float = 0.0) -> list[_Choice]:
-    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass
-    meanwhile or otherwise."""
+    """Return the choices that are about as fast as the first, which is the fastest; `beside` is the
+    seconds of a step that pass outside or in parallel."""
     if not choices:
         return []
     most = alike_s(choices[0].seconds.total, beside=beside)

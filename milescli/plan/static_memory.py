@@ -29,8 +29,8 @@ _WIDE = (".A_log", ".self_attention.out_norm.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Of one kind of weights: as they are, and as they are laid out in flat memory (each start
-    aligned)."""
+    """Counts the elements of one kind of weights, as they are and with each start aligned in flat
+    memory."""
 
     plain: int = 0
     aligned: int = 0
@@ -44,7 +44,7 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one rank holds."""
+    """Counts the weights that one rank holds."""
 
     dense: Numbers = Numbers()
     """Of the model's dtype; the same on all data- and context-parallel ranks."""
@@ -72,14 +72,14 @@ class Held:
 
     @property
     def total(self) -> int:
-        """All of them, without gaps."""
+        """Return the number of all weights, without alignment gaps."""
         return self.dense.plain + self.experts.plain + self.wide.plain + self.frozen.plain
 
 
 @dataclass(slots=True)
 class Counter:
-    """Counts for one model; remembers what it counted, since a search asks for the same cuts many
-    times."""
+    """Counts the weights of one model per rank. Caches results, since a search asks for the same
+    cuts many times."""
 
     table: WeightTable
     _groups: list[tuple[tuple[Entry, int], ...]] = field(default_factory=list)
@@ -104,11 +104,11 @@ class Counter:
             self._kinds.append(seen.setdefault(alike, layer))
 
     def stage(self, layout: TrainerLayout, stage: int) -> Held:
-        """Of a rank of pipeline stage `stage`."""
+        """Return the weights of a rank of pipeline stage `stage`."""
         return self.stages(layout)[stage]
 
     def fullest(self, layout: TrainerLayout) -> Held:
-        """What a rank of the stage that holds most holds."""
+        """Return the weights of a rank of the stage that holds most."""
         held = self.stages(layout)
         return max(
             (held[stage] for stage in self.distinct_stages(layout)),
@@ -116,14 +116,14 @@ class Counter:
         )
 
     def stages(self, layout: TrainerLayout) -> list[Held]:
-        """[pp] of one rank of each stage."""
+        """Return [pp] the weights of one rank of each stage."""
         key = self._key(layout)
         if key not in self._stages:
             self._stages[key] = self._count(layout)
         return self._stages[key]
 
     def distinct_stages(self, layout: TrainerLayout) -> tuple[int, ...]:
-        """The first of each kind of stage that holds the same, and the last stage."""
+        """Return the first stage of each kind of equal stages, and the last stage."""
         key = self._key(layout)
         if key not in self._distinct:
             held = self.stages(layout)
@@ -172,8 +172,9 @@ class Counter:
         return _held(entries, layout.tp, layout.ep, layout.etp)
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
-        """Numbers that one of `tp` ranks of an engine holds: heads are cut by tp / attention_dp,
-        experts by tp in any case, the vocabulary by tp. What has no axis is held by all."""
+        """Return the number of weights on one of the `tp` ranks of an engine: heads are cut by tp /
+        attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
+        axis."""
         total = 0
         for group in self._groups:
             for entry, times in group:
@@ -237,14 +238,15 @@ the copy that counts and the one that is coming in."""
 
 
 def copies_bytes(static: tuple[int, int, int], *, has_critic: bool, reference: int) -> int:
-    """Of one rank, reckoned on its own node: a keeper on another holds as much of its neighbour's.
-    `static`: weights, gradients (which are not copied) and optimizer of one model; `reference`:
-    frozen weights, or 0."""
+    """Return the bytes of one rank's state copies, counted on its own node: the keeper on another
+    node holds as much for its neighbour. `static` is (weights, gradients (not copied), optimizer)
+    of one model; `reference` is the bytes of frozen weights, or 0."""
     return HELD * ((static[0] + static[2]) * (1 + has_critic) + reference)
 
 
 def note_copies(recipe: Recipe, *, size_bytes: int, log: Log) -> None:
-    """Nothing where none are taken. `size_bytes`: of one node."""
+    """Log the memory of state copies. Does nothing if none are taken. `size_bytes` is that of one
+    node."""
     every = recipe.fault.copy_every
     if not every:
         return
@@ -263,7 +265,7 @@ _PAD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLoad:
-    """What memory depends on, beside model and layout."""
+    """Holds what memory depends on, beside model and layout."""
 
     size: int
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
@@ -296,13 +298,13 @@ class TrainerLoad:
 
 
 def frozen_bytes(held: Held, *, size: int) -> int:
-    """Bytes of weights that are loaded and not trained."""
+    """Return the bytes of weights that are loaded and not trained."""
     return held.total * size + held.wide.plain * (4 - size)
 
 
 def saved_bytes(held: Held, layout: TrainerLayout, *, size: int) -> int:
-    """Of what one rank's part of a checkpoint is copied from a device: the optimizer's states, and
-    the weights whose states the rank has."""
+    """Return the bytes that one rank copies from its device for a checkpoint: the optimizer's
+    states, and the weights whose states the rank holds."""
     shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
     weights = held.dense.plain / shards + held.experts.plain / expert_shards
     wide = 4 * held.wide.plain / shards
@@ -310,10 +312,11 @@ def saved_bytes(held: Held, layout: TrainerLayout, *, size: int) -> int:
 
 
 def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
-    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron
-    allocate them: gradients in float32; Adam's two moments in float32, and float32 weights beside
-    bfloat16 ones, spread over the data- and context-parallel ranks, those of experts over the ranks
-    that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
+    """Return (weights, gradients, optimizer) in bytes on the device, as
+    `backends.megatron.state.optimizer` has Megatron allocate them: float32 gradients; Adam's two
+    moments in float32, and float32 weights beside bfloat16 ones, sharded over the data- and
+    context-parallel ranks, and those of experts over the ranks that hold the same experts (ZeRO
+    stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
     shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
     dense, wide = _padded(held.dense.aligned, shards), _padded(held.wide.aligned, shards)
     experts = _padded(held.experts.aligned, expert_shards)
@@ -332,8 +335,8 @@ def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, 
 def host_bytes(
     held: Held, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
 ) -> int:
-    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a
-    reference keeps there. `static`: what `static_bytes` says of the model."""
+    """Return the bytes of the node's main memory: offloaded optimizer states, and what a sleeping
+    rank or a reference keeps there. `static` comes from `static_bytes`."""
     host = 0
     if load.keeps_reference:
         # the frozen weights; beside a device the current ones too, while those take their place
