@@ -57,19 +57,19 @@ FAMILIES: dict[str, str] = {
 
 
 def load_facts(folder: Path | str) -> ModelFacts:
-    """The facts of a Hugging Face folder. Raises CheckpointError for a folder or a family that
-    cannot be used."""
+    """Read the facts of a model from its Hugging Face folder. Raises CheckpointError for a folder
+    or a family that is not usable."""
     return parse_facts(read_config(Path(folder)))
 
 
 def parse_facts(config: dict[str, object]) -> ModelFacts:
-    """The facts of a config.json that was read already."""
+    """Return the facts of a parsed config.json. Raises CheckpointError as `load_facts` does."""
     facts = _family(str(config.get("model_type"))).facts(config)
     return with_score_head(facts) if scores(config) else facts
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """The two-way weight table of a model."""
+    """Return the two-way weight table of a model."""
     of_family = _family(facts.family).table(facts)
     if facts.trains_mtp:
         return with_shared_ends(of_family)

@@ -14,8 +14,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCost:
-    """What an engine keeps of one sequence, over all layers and all tensor-parallel ranks together,
-    at a given dtype."""
+    """Holds what an engine caches of one sequence, over all layers and all tensor-parallel ranks
+    together, at a given dtype."""
 
     bytes_per_token: int
     """Of layers that keep every position: keys and values, the latent of MLA, the indexer's
@@ -28,7 +28,7 @@ class CacheCost:
     convolutions' last inputs."""
 
     def bytes_of(self, context: int) -> int:
-        """Of a sequence of `context` tokens."""
+        """Return the bytes of a sequence of `context` tokens."""
         return (
             context * self.bytes_per_token
             + min(context, self.window) * self.window_bytes_per_token
@@ -38,8 +38,8 @@ class CacheCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
-    """Floating-point operations of one token; a multiply-add counts two. Softmax, norms and
-    activations are left out, as is custom."""
+    """Counts the floating-point operations of one token; a multiply-add counts as two. Softmax,
+    norms and activations are left out, as is customary."""
 
     matmul: int
     """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table
@@ -57,7 +57,7 @@ class TokenFlops:
     form."""
 
     def forward(self, context: int) -> int:
-        """Of a token that sees `context` positions, its own included."""
+        """Return the FLOPs of a token that attends to `context` positions, including its own."""
         seen = (
             context * self.attention_per_position
             + min(context, self.window) * self.window_per_position
@@ -65,7 +65,7 @@ class TokenFlops:
         return self.matmul + seen + self.recurrence
 
     def forward_mean(self, length: int) -> float:
-        """Of a token of a sequence of `length`, averaged over its places (position t sees t
+        """Return the mean FLOPs of the tokens of a sequence of `length` (position t attends to t
         tokens)."""
         window = min(self.window, length)
         mean_window = window - window * (window - 1) / (2 * length) if window else 0.0
@@ -76,12 +76,12 @@ class TokenFlops:
 
 
 def weight_bytes(weights: WeightTable, *, dtype: str | None = None) -> int:
-    """Of all weights without MTP layers, in `dtype` (None: as the config says)."""
+    """Return the bytes of all weights without MTP layers, in `dtype` (None: the config's)."""
     return weights.num_parameters * DTYPE_BYTES[dtype or weights.facts.dtype]
 
 
 def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
-    """`dtype`: of keys and values."""
+    """Return the cache cost of a model. `dtype` is that of keys and values."""
     size = DTYPE_BYTES[dtype]
     per_token = window_per_token = state = 0
     for number, layer in enumerate(facts.layers):
@@ -138,7 +138,7 @@ def _state_bytes(facts: ModelFacts, layer: Layer, *, size: int) -> int:
 
 
 def token_flops(weights: WeightTable) -> TokenFlops:
-    """Of the model, with its MTP layers where they are trained."""
+    """Return the FLOPs of the model per token, including MTP layers if they are trained."""
     facts = weights.facts
     full = window = recurrence = 0
     for number, layer in enumerate(facts.layers):

@@ -19,7 +19,7 @@ Mlp = Literal["dense", "moe", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer. Fields that are None are as ModelFacts says."""
+    """Describes one layer. A field that is None takes the value of ModelFacts."""
 
     mixer: Mixer = "full"
     mlp: Mlp = "dense"
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How a rotary embedding is stretched beyond the length that it was trained at."""
+    """Describes how a rotary embedding is stretched beyond its training length."""
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: float
@@ -64,7 +64,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embedding."""
+    """Describes a rotary position embedding."""
 
     theta: float
     share: float = 1.0
@@ -80,7 +80,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+    """Describes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_lora_rank: int
     """0: queries are projected at once"""
@@ -95,7 +95,7 @@ class Mla:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Sparse attention's choice of positions (DeepSeek-V3.2 report)."""
+    """Describes the selection of positions in sparse attention (DeepSeek-V3.2 report)."""
 
     num_heads: int
     head_dim: int
@@ -107,7 +107,7 @@ class Indexer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """Gated delta net (arXiv 2412.06464)."""
+    """Describes a gated delta net (arXiv 2412.06464)."""
 
     num_key_heads: int
     num_value_heads: int
@@ -121,7 +121,7 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba:
-    """Mamba-2 (arXiv 2405.21060)."""
+    """Describes a Mamba-2 mixer (arXiv 2405.21060)."""
 
     num_heads: int
     head_dim: int
@@ -132,13 +132,13 @@ class Mamba:
 
     @property
     def inner_size(self) -> int:
-        """Channels that the heads share."""
+        """Return the number of channels of all heads together."""
         return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """Compressed attention and hyper-connections, as DeepSeek-V4 has them (its report, sections 2.2
+    """Describes compressed attention and hyper-connections in DeepSeek-V4 (its report, sections 2.2
     and 2.3)."""
 
     q_lora_rank: int
@@ -156,7 +156,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What every room may want to know of a model without loading it."""
+    """Holds everything about a model that any room needs without loading it."""
 
     family: str
     """`model_type` of the (text) config: qwen3, qwen3_moe, ..."""
@@ -269,18 +269,18 @@ class ModelFacts:
 
     @property
     def num_query_heads_per_group(self) -> int:
-        """Query heads that share one key-value head."""
+        """Return the number of query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def common_kv_heads(self) -> int:
-        """Into as many parts at most can the key-value heads of every layer be cut: their greatest
-        common divisor."""
+        """Return the greatest common divisor of all layers' key-value heads: the most parts into
+        which every layer's heads can be cut."""
         return gcd(*(layer.num_kv_heads or self.num_kv_heads for layer in self.layers))
 
     def at(self, layer: int | None) -> ModelFacts:
-        """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they
-        take the model's place."""
+        """Return the facts as they apply to layer `layer` (from 0): a layer's own heads replace the
+        model's."""
         if layer is None or layer >= self.num_layers:
             return self
         own = self.layers[layer]
@@ -289,8 +289,7 @@ class ModelFacts:
         return _resolved(self, own)
 
     def require_trainable(self) -> None:
-        """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot
-        compute."""
+        """Raise CheckpointError if the trainer cannot compute the model."""
         if self.untrainable:
             raise CheckpointError(
                 f"models of type `{self.family}` cannot be trained or computed by Megatron-Core "
@@ -301,20 +300,20 @@ class ModelFacts:
             )
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether layer `layer` (from 0) has experts."""
+        """Return True if layer `layer` (from 0) has experts."""
         return self.layers[layer].mlp == "moe"
 
     @property
     def mtp_layer(self) -> Layer:
-        """What a multi-token-prediction layer that is trained has of a decoder: experts where the
-        model has some, and full attention where its layers keep a state."""
+        """Return the decoder layer inside a trained multi-token-prediction layer: with experts if
+        the model has some, and with full attention if its layers keep a state."""
         last = self.layers[-1]
         mixer = "full" if self.gated_delta is not None else last.mixer
         return replace(last, mixer=mixer, mlp="moe" if self.num_experts else "dense")
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with experts."""
+        """Return the number of layers with experts."""
         return sum(layer.mlp == "moe" for layer in self.layers)
 
 
@@ -329,5 +328,5 @@ def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
 
 
 def plain_layers(num_layers: int, *, moe: tuple[bool, ...] = ()) -> tuple[Layer, ...]:
-    """Layers of full attention; `moe` [num_layers]: which have experts."""
+    """Return layers of full attention; `moe` [num_layers] says which have experts."""
     return tuple(Layer(mlp="moe" if moe and moe[index] else "dense") for index in range(num_layers))

@@ -17,7 +17,8 @@ EOS_ID, PAD_ID = 2, 0
 
 
 class ScratchShape(Protocol):
-    """What the model looks like: a recipe's `model.scratch`, whose schema says what it means."""
+    """Describes a model to make from scratch: a recipe's `model.scratch`, whose schema documents
+    the fields."""
 
     family: Any
     """qwen3 or qwen3_moe"""
@@ -37,7 +38,7 @@ class ScratchShape(Protocol):
 
 
 def config_of(shape: ScratchShape) -> dict[str, Any]:
-    """The config.json of the model, in the published format of its family."""
+    """Return the config.json of the model, in the published format of its family."""
     moe = shape.family == "qwen3_moe"
     config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
@@ -77,8 +78,8 @@ def config_of(shape: ScratchShape) -> dict[str, Any]:
 
 
 def make_model(shape: ScratchShape, folder: Path, seed: int) -> None:
-    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has a
-    generator of its own."""
+    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has
+    its own generator."""
     import torch
     from safetensors.torch import save_file
 

@@ -22,8 +22,8 @@ DEFAULTS: dict[str, object] = {
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `deepseek_v3` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `deepseek_v3` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     full = {**DEFAULTS, **config}
     return latent.facts(full, family="deepseek_v3", dense=latent.dense_first(full))
 

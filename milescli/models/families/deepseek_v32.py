@@ -21,8 +21,8 @@ DEFAULTS: dict[str, object] = {
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `deepseek_v32` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `deepseek_v32` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     full = {**DEFAULTS, **config}
     return latent.facts(
         full, family="deepseek_v32", dense=latent.dense_first(full), indexer=indexer(full)
@@ -30,8 +30,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def indexer(config: Mapping[str, object]) -> Indexer:
-    """Sizes of the indexer. It rotates its first dims in halves, unlike the attention beside it,
-    unless GLM's key says otherwise: SGLang heeds that key, transformers 5.12.1 does not."""
+    """Parse the sizes of the indexer. It rotates its first dims in halves, unlike the attention
+    beside it, unless GLM's key says otherwise: SGLang heeds that key, transformers 5.12.1 does
+    not."""
     return Indexer(
         num_heads=fields.number(config, "index_n_heads", kind=int),
         head_dim=fields.number(config, "index_head_dim", kind=int),
@@ -41,8 +42,8 @@ def indexer(config: Mapping[str, object]) -> Indexer:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight. transformers 5.12.1 takes the number of experts from
-    `num_experts`, which is 256 where config.json says `n_routed_experts` alone: what such a folder
-    has beyond the router's reach is passed through."""
+    """Map every weight. transformers 5.12.1 takes the number of experts from `num_experts`, which
+    is 256 if config.json has only `n_routed_experts`: experts of such a folder beyond the router's
+    range are passed through."""
     reached = "|".join(str(expert) for expert in range(facts.num_experts))
     return replace(latent.table(facts), passthrough=(rf"\.mlp\.experts\.(?!(?:{reached})\.)\d+\.",))

@@ -25,8 +25,8 @@ _SPARSE, _HEAVY = "compressed_sparse_attention", "heavily_compressed_attention"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `deepseek_v4` config, as released or as transformers writes it. Raises
-    CheckpointError for what cannot be read."""
+    """Parse the ModelFacts of a `deepseek_v4` config, as released or as transformers writes it.
+    Raises CheckpointError for what cannot be read."""
     for name, usual in (
         ("hidden_act", "silu"),
         ("attention_bias", False),

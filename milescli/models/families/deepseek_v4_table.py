@@ -58,7 +58,7 @@ _MODERN: tuple[tuple[str, str], ...] = (
 
 
 def modern_name(released: str) -> str:
-    """What transformers calls a tensor of the releases."""
+    """Return transformers' name of a tensor of the releases."""
     name = released
     for pattern, modern in _MODERN:
         name = re.sub(pattern, modern, name)
@@ -411,7 +411,7 @@ def _mtp_rules() -> tuple[Rule, ...]:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (
         _outside(
             "embed.weight",

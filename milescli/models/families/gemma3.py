@@ -39,8 +39,8 @@ POST_MLP = layers.norm("post_feedforward_layernorm.weight", "post_mlp_layernorm.
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gemma3` or `gemma3_text` config. Raises CheckpointError for what the trainer
-    cannot compute."""
+    """Parse the ModelFacts of a `gemma3` or `gemma3_text` config. Raises CheckpointError for what
+    the trainer cannot compute."""
     text = hybrid.text_config(config)
     multimodal = text is not config
     plain = text_facts(text, family="gemma3")
@@ -72,8 +72,8 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
-    """What all Gemmas have, from a text config, with the sizes that transformers takes where it
-    says nothing. Raises CheckpointError."""
+    """Parse the facts that all Gemmas share from a text config, with transformers' defaults for
+    missing sizes. Raises CheckpointError."""
     fields.refuse(config, "attention_bias", unless=False, why=_CHECKED)
     for name in ("hidden_activation", "hidden_act"):
         fields.refuse(config, name, unless="gelu_pytorch_tanh", why=_CHECKED)
@@ -98,7 +98,7 @@ def text_facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (
         *llama.outside(facts),
         *llama.attention(facts),

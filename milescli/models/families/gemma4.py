@@ -38,8 +38,8 @@ _PERIOD: tuple[Mixer, ...] = ("sliding", "sliding", "sliding", "sliding", "slidi
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gemma4` or `gemma4_text` config. Raises CheckpointError for what the trainer
-    cannot compute."""
+    """Parse the ModelFacts of a `gemma4` or `gemma4_text` config. Raises CheckpointError for what
+    the trainer cannot compute."""
     text = hybrid.text_config(config)
     multimodal = text is not config
     why = "the trainer computes the larger models of this family, which have none"
@@ -211,7 +211,7 @@ _EXPERTS = (
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     mlp = (
         _EXPERTS if facts.experts_beside_mlp else (gemma3.MLP_NORM, layers.MLP_UP, layers.MLP_DOWN)
     )

@@ -15,7 +15,8 @@ _POST_MLP = layers.norm("post_mlp_layernorm.weight", "post_mlp_layernorm.weight"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `glm4` config. Raises CheckpointError for what the trainer cannot compute."""
+    """Parse the ModelFacts of a `glm4` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     return llama.plain_facts(
         config,
         family="glm4",
@@ -29,7 +30,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (
         *llama.outside(facts),
         *llama.attention(facts),

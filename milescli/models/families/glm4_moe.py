@@ -13,8 +13,8 @@ from milescli.models.families import llama
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `glm4_moe` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `glm4_moe` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     fields.refuse(
         config,
         "scoring_func",
@@ -75,7 +75,7 @@ def _check_groups(*, num_experts: int, num_groups: int, topk_groups: int) -> Non
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     experts = (
         layers.ROUTER,
         layers.ROUTER_BIAS,

@@ -21,8 +21,8 @@ DEFAULTS: dict[str, object] = {
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `glm4_moe_lite` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `glm4_moe_lite` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     full = {**DEFAULTS, **config}
     return latent.facts(full, family="glm4_moe_lite", dense=latent.dense_first(full))
 

@@ -24,8 +24,8 @@ _KINDS = {"F": "full", "S": "shared"}
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `glm_moe_dsa` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `glm_moe_dsa` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     full = {**DEFAULTS, **config}
     model = latent.facts(
         full,

@@ -40,8 +40,8 @@ _EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}."
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `gpt_oss` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `gpt_oss` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     why = "the releases' own code computes no other"
     fields.refuse(config, "hidden_act", unless="silu", why=why)
     fields.refuse(config, "attention_bias", unless=True, why=why)
@@ -150,7 +150,7 @@ _EXPERT_DOWN_BIAS = Rule(
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (
         *llama.outside(facts),
         *llama.attention(facts),

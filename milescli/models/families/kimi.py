@@ -16,8 +16,8 @@ _TOWERS = (r"^vision_tower\.", r"^mm_projector\.")
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `kimi_k2` or `kimi_k25` config. Raises CheckpointError for what the trainer
-    cannot compute."""
+    """Parse the ModelFacts of a `kimi_k2` or `kimi_k25` config. Raises CheckpointError for what the
+    trainer cannot compute."""
     if config.get("model_type") != "kimi_k25":
         return replace(deepseek_v3.facts(config), family="kimi_k2")
     text = config.get("text_config")
@@ -40,8 +40,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight of the text model; vision tower and projector are passed
-    through."""
+    """Map every weight of the text model; vision tower and projector are passed through."""
     plain = latent.table(facts)
     return (
         replace(plain, rules=_nested(plain.rules), passthrough=_TOWERS)

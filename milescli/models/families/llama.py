@@ -15,7 +15,7 @@ OLD_BUFFERS = r"\.rotary_emb\.inv_freq$"
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `llama` config. Raises CheckpointError for what the trainer cannot
+    """Parse the ModelFacts of a `llama` config. Raises CheckpointError for what the trainer cannot
     compute."""
     fields.refuse(
         config,
@@ -34,9 +34,9 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -> ModelFacts:
-    """ModelFacts of a decoder with grouped attention and gated SiLU, from the fields that all such
-    configs have. `known`: fields of ModelFacts that the family knows, in place of what is read.
-    Raises CheckpointError for fields that are missing or impossible."""
+    """Parse the facts of a decoder with grouped attention and gated SiLU from the fields that all
+    such configs have. `known` holds fields of ModelFacts that the family fixes. Raises
+    CheckpointError for fields that are missing or impossible."""
     fields.refuse(
         config,
         "hidden_act",
@@ -79,19 +79,20 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (*outside(facts), *attention(facts), *mlp(facts))
     return WeightTable(facts=facts, rules=rules, ignored=(OLD_BUFFERS,))
 
 
 def outside(facts: ModelFacts) -> tuple[Rule, ...]:
-    """Embedding, final norm, and the output layer where it is one of its own."""
+    """Return the rules of the embedding, the final norm, and the output layer if it is not tied."""
     output = () if facts.tied_embeddings else (layers.OUTPUT_LAYER,)
     return (layers.EMBEDDING, layers.FINAL_NORM, *output)
 
 
 def attention(facts: ModelFacts) -> tuple[Rule, ...]:
-    """The norm before it, its projections with their biases, and its norms."""
+    """Return the rules of the norm before attention, of its projections and biases, and of its own
+    norms."""
     return (
         layers.INPUT_NORM,
         layers.QKV,
@@ -103,6 +104,6 @@ def attention(facts: ModelFacts) -> tuple[Rule, ...]:
 
 
 def mlp(facts: ModelFacts) -> tuple[Rule, ...]:
-    """The norm before it, and gate, up and down with their biases."""
+    """Return the rules of the norm before the MLP, and of gate, up and down with their biases."""
     biases = (layers.MLP_UP_BIAS, layers.MLP_DOWN_BIAS) if facts.mlp_bias else ()
     return (layers.MLP_NORM, layers.MLP_UP, layers.MLP_DOWN, *biases)

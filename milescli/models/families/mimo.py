@@ -17,7 +17,8 @@ _MTP = "model.mtp_layers.{mtp}."
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `mimo` config. Raises CheckpointError for what the trainer cannot compute."""
+    """Parse the ModelFacts of a `mimo` config. Raises CheckpointError for what the trainer cannot
+    compute."""
     fields.refuse(
         config,
         "attention_bias",
@@ -29,7 +30,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     decoder = llama.table(facts)
     # the hidden state stands before the embedding here, and behind it in Megatron
     projection = replace(

@@ -13,8 +13,8 @@ from milescli.models.families import llama
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `mistral` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `mistral` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     if config.get("layer_types") is not None:
         raise CheckpointError(
             "a mistral model with `layer_types` is not supported",
@@ -37,5 +37,5 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     return llama.table(facts)

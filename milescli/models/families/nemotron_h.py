@@ -19,8 +19,8 @@ _SYMBOLS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `nemotron_h` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `nemotron_h` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     _refuse_what_no_release_has(config)
     kinds = _pattern(config, "layers_block_type", "hybrid_override_pattern")
     if not kinds:

@@ -189,7 +189,7 @@ _SPELT_BY_TRANSFORMERS = replace(layers.EMBEDDING, hf=("backbone.embedding.weigh
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     embedding = replace(
         layers.EMBEDDING, hf=("model.embeddings.weight",), alternatives=(_SPELT_BY_TRANSFORMERS,)
     )

@@ -14,7 +14,7 @@ from milescli.models.families import llama
 
 
 def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
-    """ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot
+    """Parse the ModelFacts of a `qwen2` config. Raises CheckpointError for what the trainer cannot
     compute."""
     model = llama.plain_facts(config, family=family, qkv_bias=True)
     window = fields.number(config, "sliding_window", default=4096, kind=int)
@@ -43,5 +43,5 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     return llama.table(facts)

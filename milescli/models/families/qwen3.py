@@ -12,7 +12,7 @@ from milescli.models.facts import ModelFacts, plain_layers
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3` config. Raises CheckpointError for what the trainer cannot
+    """Parse the ModelFacts of a `qwen3` config. Raises CheckpointError for what the trainer cannot
     compute."""
     fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
     fields.refuse(
@@ -54,7 +54,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (
         layers.EMBEDDING,
         layers.INPUT_NORM,

@@ -12,13 +12,13 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_5` or `qwen3_5_text` config. Raises CheckpointError for what the
-    trainer cannot compute."""
+    """Parse the ModelFacts of a `qwen3_5` or `qwen3_5_text` config. Raises CheckpointError for what
+    the trainer cannot compute."""
     return hybrid.nested(hybrid.facts(hybrid.text_config(config), family="qwen3_5"), config)
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight. Text alone has the positions of plain rotary embedding
-    in all sections of M-RoPE."""
+    """Map the names and transforms of every weight. For text alone, all sections of M-RoPE have the
+    positions of a plain rotary embedding."""
     plain = hybrid.table(facts, in_proj=gated_delta.SEPARATE_IN_PROJ)
     return replace(plain, rules=hybrid.either_prefix(facts, plain.rules), passthrough=hybrid.VISION)

@@ -12,8 +12,8 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_5_moe` or `qwen3_5_moe_text` config. Raises CheckpointError for what
-    the trainer cannot compute."""
+    """Parse the ModelFacts of a `qwen3_5_moe` or `qwen3_5_moe_text` config. Raises CheckpointError
+    for what the trainer cannot compute."""
     text = hybrid.text_config(config)
     plain = replace(hybrid.facts(text, family="qwen3_5_moe"), ffn_hidden_size=0)
     # transformers scales the chosen experts' weights to sum to 1 whatever the config says
@@ -21,7 +21,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight. Releases hold a layer's experts as one tensor;
+    """Map the names and transforms of every weight. Releases store a layer's experts as one tensor;
     transformers saves them one by one."""
     experts = tuple(_stacked_first(rule) for rule in (layers.EXPERT_UP, layers.EXPERT_DOWN))
     plain = hybrid.table(facts, in_proj=gated_delta.SEPARATE_IN_PROJ, experts=experts)

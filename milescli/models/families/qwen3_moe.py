@@ -14,8 +14,8 @@ from milescli.models.families import qwen3
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_moe` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `qwen3_moe` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     dense = qwen3.facts(config)
     num_experts = fields.number(config, "num_experts", "num_local_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
@@ -44,6 +44,6 @@ def _moe_layers(config: Mapping[str, object], *, num_layers: int) -> tuple[bool,
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     rules = (*qwen3.table(facts).rules, layers.ROUTER, layers.EXPERT_UP, layers.EXPERT_DOWN)
     return WeightTable(facts=facts, rules=rules)

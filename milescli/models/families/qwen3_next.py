@@ -13,8 +13,8 @@ from milescli.models.facts import ModelFacts
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:
-    """ModelFacts of a `qwen3_next` config. Raises CheckpointError for what the trainer cannot
-    compute."""
+    """Parse the ModelFacts of a `qwen3_next` config. Raises CheckpointError for what the trainer
+    cannot compute."""
     # the release has a multi-token-prediction layer that its config does not tell of; `as_on_disk`
     # leaves it out where it is not there
     plain = hybrid.facts({"mtp_num_hidden_layers": 1, **config}, family="qwen3_next")
@@ -32,7 +32,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     return hybrid.table(
         facts, in_proj=gated_delta.GROUPED_IN_PROJ, experts=(layers.EXPERT_UP, layers.EXPERT_DOWN)
     )
