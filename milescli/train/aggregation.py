@@ -14,7 +14,7 @@ from milescli.recipe.train import Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossShare:
-    """Of one sample."""
+    """Holds the weight of one sample in the loss."""
 
     token_weight: float
     """Of each of its trained tokens."""
@@ -23,7 +23,7 @@ class LossShare:
 
 
 class Aggregation(Protocol):
-    """A plug-in of `train.aggregation`."""
+    """Defines a plug-in of `train.aggregation`."""
 
     def __call__(self, *, num_tokens: int, settings: Train) -> LossShare:
         """`num_tokens`: trained tokens of one sample, over all its trajectories; at least 1."""
@@ -43,12 +43,12 @@ AGGREGATIONS = Registry(
 
 
 def load_aggregation(name: str) -> Aggregation:
-    """Raises RecipeError where `train.aggregation` names nothing that fits."""
+    """Load the aggregation. Raises RecipeError if `train.aggregation` names nothing that fits."""
     return cast(Aggregation, AGGREGATIONS.resolve_isolated(name, key="train.aggregation"))
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:
-    """What the aggregation says of one sample. Raises RecipeError where that is no LossShare."""
+    """Return the aggregation's share of one sample. Raises RecipeError if it is not a LossShare."""
     share = aggregation(num_tokens=num_tokens, settings=settings)
     if not isinstance(share, LossShare):
         name = name_of(aggregation)

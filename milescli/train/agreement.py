@@ -34,7 +34,7 @@ FAR = math.log(2)
 
 
 class Agreement(StrEnum):
-    """What a check found."""
+    """Names the outcome of a check."""
 
     EQUAL = "equal"
     """As close as the trainer is to itself, rounded otherwise."""
@@ -46,7 +46,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far two sets of log-probs of the same tokens lie apart, in nats a token."""
+    """Measures how far two sets of log-probs of the same tokens differ, in nats per token."""
 
     num_tokens: int
     median: float
@@ -66,7 +66,8 @@ class Gap:
 
     @classmethod
     def of(cls, first: np.ndarray, second: np.ndarray) -> Gap:
-        """Both [tokens] log-probs. Nothing is finite where one of them is not."""
+        """Compute the gap of two arrays [tokens] of log-probs. If a log-prob is not finite, neither
+        are the figures."""
         gap = np.asarray(first, np.float64) - np.asarray(second, np.float64)
         apart = np.abs(gap)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -85,7 +86,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A check and its figures."""
+    """Holds a check's outcome and its figures."""
 
     agreement: Agreement
     gap: Gap
@@ -100,7 +101,7 @@ class Judgement:
 
     @property
     def text(self) -> str:
-        """The figures, for people."""
+        """Return the figures as people read them."""
         return (
             f"log-probs of {self.gap.num_tokens} tokens differ by {self.gap.mean:.2e} on average "
             f"and {self.gap.max:.2e} at most; rounding alone moves them by {self.floor.mean:.2e} "
@@ -111,10 +112,10 @@ class Judgement:
 def judge(
     engine: np.ndarray, trainer: np.ndarray, rounded: np.ndarray, *, has_experts: bool
 ) -> Judgement:
-    """All [tokens] log-probs of the same tokens, sampled by the engine: its own, the trainer's, and
-    the trainer's when it is rounded otherwise. NaN anywhere is wrong.
+    """Judge the log-probs of the same sampled tokens, [tokens] each: the engine's own, the
+    trainer's, and the trainer's under another rounding. NaN anywhere is a failure.
 
-    With few tokens the figures are uncertain, and allow more: the bounds grow by 4 / sqrt(tokens).
+    With few tokens the figures are uncertain, so the bounds grow by 4 / sqrt(tokens).
     """
     gap, floor = Gap.of(engine, trainer), Gap.of(rounded, trainer)
     allowance = 1 + 4 / math.sqrt(gap.num_tokens)

@@ -16,7 +16,8 @@ from milescli.train.streams import LOGPROBS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the positions of this rank stand. S: positions, padding included; N: sequences."""
+    """Says which sequence and index each position of this rank belongs to. S: positions, padding
+    included; N: sequences."""
 
     sequence: torch.Tensor
     """[S] int64, 0 .. N - 1; N at padding."""
@@ -83,12 +84,12 @@ class PackedTokens:
 
     @property
     def is_in_loss(self) -> bool:
-        """Whether this is one microbatch of `Objective.loss`."""
+        """Return True if this is one microbatch of `Objective.loss`."""
         return self.logprobs is not None or self.scores is not None
 
     @property
     def num_sequences(self) -> int:
-        """N, the number of sequences."""
+        """Return N, the number of sequences."""
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
@@ -152,8 +153,8 @@ def _as_numbers(values: torch.Tensor) -> torch.Tensor:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced too: the loss is the sum of what the ranks make of
-    the sum, and each of them depends on every rank's part."""
+    """Sums over ranks, and all-reduces the gradient too: each rank's share of the loss depends on
+    the sum, and so on every rank's part."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -15,7 +15,7 @@ whose weights stand in its place, under torch.no_grad; `stream`: what the log-pr
 
 
 def load_before_log_probs(path: str | None) -> Callable[..., Any] | None:
-    """None: there is none. Raises RecipeError where it cannot be had."""
+    """Load the hook, or return None without a path. Raises RecipeError if it cannot be loaded."""
     if path is None:
         return None
     return BEFORE_LOG_PROBS.resolve_function(path, key="train.before_log_probs")

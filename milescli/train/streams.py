@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Stream(StrEnum):
-    """Streams that miles knows by name; an objective of yours may make others, under any string.
-    Each is a value per token that travels beside the tokens, float32, or a row of such values. Off
-    the loss mask it means nothing."""
+    """Names the streams that miles knows; an objective of yours may make others under any string. A
+    stream has one float32 value, or a row of values, per token. Off the loss mask it means
+    nothing."""
 
     ADVANTAGE = "advantage"
     ENGINE = "engine"

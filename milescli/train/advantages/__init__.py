@@ -24,7 +24,7 @@ AdvantageRows = Sequence[Sequence[Advantage]]
 
 
 class AdvantageEstimator(Protocol):
-    """A plug-in of `train.advantage`. An attribute `needs_greedy = True` asks for
+    """Defines a plug-in of `train.advantage`. An attribute `needs_greedy = True` requests
     `Group.greedy_reward`."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
@@ -53,15 +53,15 @@ ADVANTAGES = Registry(
 
 
 def load_advantage(name: str) -> AdvantageEstimator:
-    """Raises RecipeError where `train.advantage` names nothing that fits."""
+    """Load the estimator. Raises RecipeError if `train.advantage` names nothing that fits."""
     return cast(AdvantageEstimator, ADVANTAGES.resolve_isolated(name, key="train.advantage"))
 
 
 def estimate(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
 ) -> AdvantageRows:
-    """What the estimator says, of each role that has a reward of its own by itself. Raises
-    RecipeError where that is not one finite number a sample."""
+    """Return the estimator's advantages, computed separately for each role with a reward of its
+    own. Raises RecipeError if they are not one finite number per sample."""
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings)
     return _estimated(estimator, groups, settings=settings)

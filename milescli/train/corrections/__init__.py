@@ -21,7 +21,7 @@ NONE = "none"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """[S] each, of the positions of this rank."""
+    """Holds the weights and figures of a correction, [S] each, at the positions of this rank."""
 
     weights: torch.Tensor
     """The surrogate's loss of each token is multiplied by it. The divisor of the mean stays."""
@@ -30,7 +30,8 @@ class Correction:
 
 
 class CorrectionFn(Protocol):
-    """A plug-in of `train.correction.kind`. Called once a step, with all tokens of this rank."""
+    """Defines a plug-in of `train.correction.kind`. It is called once a step, with all tokens of
+    this rank."""
 
     def __call__(
         self, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
@@ -47,8 +48,8 @@ CORRECTIONS = Registry(
 
 
 def load_correction(name: str) -> CorrectionFn | None:
-    """None where there is none. Raises RecipeError where `train.correction.kind` names nothing that
-    fits."""
+    """Load the correction, or return None if the recipe has none. Raises RecipeError if
+    `train.correction.kind` names nothing that fits."""
     if name == NONE:
         return None
     return cast(CorrectionFn, CORRECTIONS.resolve_function(name, key="train.correction.kind"))
@@ -57,7 +58,7 @@ def load_correction(name: str) -> CorrectionFn | None:
 def corrected(
     correction: CorrectionFn, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> Correction:
-    """What the correction says. Raises RecipeError where that is not a weight for each position."""
+    """Call the correction. Raises RecipeError if it does not return a weight for each position."""
     made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
     values = made.weights if isinstance(made, Correction) else None
     require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))

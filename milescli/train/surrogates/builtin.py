@@ -169,14 +169,14 @@ _HALVINGS = 40
 
 
 class _Chosen:
-    """Chooses tokens once a step, over all ranks: their share would depend on how the step was cut
-    into microbatches otherwise."""
+    """Chooses tokens once a step over all ranks, so that their share does not depend on the cut
+    into microbatches."""
 
     needs = frozenset({Stream.OLD})
 
     def complete(self, tokens: PackedTokens, settings: Train) -> None:
-        """cov = (A - mean A) (log pi_old - mean log pi_old), means over all trained tokens of the
-        step (arXiv 2505.22617)."""
+        """Compute cov = (A - mean A) (log pi_old - mean log pi_old), with means over all trained
+        tokens of the step (arXiv 2505.22617), and choose tokens by it."""
         advantages, logprobs = tokens[Stream.ADVANTAGE], tokens[Stream.OLD]
         covariance = (advantages - tokens.reduce(advantages, "mean")) * (
             logprobs - tokens.reduce(logprobs, "mean")
@@ -186,7 +186,7 @@ class _Chosen:
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """[S] bool"""
+        """Return [S] bool, True for chosen tokens."""
         raise NotImplementedError
 
 
@@ -199,7 +199,7 @@ class ClipCov(_Chosen):
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """Drawn by the stream of random numbers that the driver has made."""
+        """Draw tokens with the random numbers that the driver has made."""
         bounds = settings.covariance
         is_between = (covariance > bounds.low) & (covariance < bounds.high) & tokens.loss_mask
         draw = torch.where(is_between, tokens[Stream.UNIFORM], -1.0)
@@ -227,7 +227,7 @@ class KlCov(_Chosen):
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """The top."""
+        """Choose the tokens of the largest covariance."""
         limit = _threshold(covariance, tokens, settings.covariance.fraction)
         return (covariance >= limit) & tokens.loss_mask
 
