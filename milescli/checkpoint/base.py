@@ -1,5 +1,5 @@
-"""What a checkpoint is: a folder, and a manifest that is written last. Contract and data; the store
-is beside it."""
+"""Defines a checkpoint: a folder, and a manifest that is written last. Contract and data; the store
+is a module beside it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ model."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What `resume` needs to go on as if nothing had happened, beside the tensors."""
+    """Holds what `resume` needs beside the tensors to continue as if nothing had happened."""
 
     format: str
     """torch_dist"""
@@ -67,13 +67,13 @@ class CheckpointManifest:
 
 
 def checksum_of(record: dict[str, object]) -> str:
-    """What `checksum` must be in a manifest, whose JSON form is `record`."""
+    """Return the correct `checksum` of a manifest whose JSON form is `record`."""
     rest = {name: value for name, value in record.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether `miles convert hf-to-megatron` wrote it."""
+    """Return True if `miles convert hf-to-megatron` wrote the folder."""
     return (folder / CHECKPOINT / METADATA_NAME).is_file() and (
         folder / CARRIED / "config.json"
     ).is_file()

@@ -1,5 +1,5 @@
-"""Tensors of a Hugging Face folder by their names there, made from a `torch_dist` checkpoint, or
-taken from the folder that it began from. Called by `megatron_to_hf`."""
+"""Makes the tensors of a Hugging Face folder, by their names there, from a `torch_dist` checkpoint
+or from the folder that it began from. Called by `megatron_to_hf`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 class HfTensors:
-    """Gives tensors by their name on disk."""
+    """Makes tensors by their names on disk."""
 
     def __init__(self, weights: CheckpointWeights, base: Source | None, *, tied: set[str]) -> None:
-        """`base`: tensors of the model's folder. `tied`: names that repeat the embedding."""
+        """Combine the checkpoint's weights with `base`, the tensors of the model's folder. `tied`
+        are the names that repeat the embedding."""
         self.units = weights.units
         self._weights, self._base, self._tied = weights, base, tied
         self._shapes = weights.table.hf_shapes()
@@ -33,25 +34,26 @@ class HfTensors:
         self._embedding = weights.table.by_megatron[_EMBEDDING].hf[0]
 
     def in_checkpoint(self, entry: Entry) -> bool:
-        """Whether the checkpoint holds it: MTP layers may be missing."""
+        """Return True if the checkpoint holds the entry; MTP layers may be missing."""
         return entry.mtp is None or self._weights.has(entry)
 
     def is_carried(self, name: str) -> bool:
-        """Whether it comes from the model's folder."""
+        """Return True if the tensor comes from the model's folder."""
         if name in self._tied:
             return False
         entries = self.units.get(name)
         return entries is None or not self.in_checkpoint(entries[0])
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """In the checkpoint."""
+        """Return the dtype of a tensor in the checkpoint."""
         return self._weights.dtype(self.units[self._own(name)][0])
 
     def _own(self, name: str) -> str:
         return self._embedding if name in self._tied else name
 
     def spec(self, name: str, *, dtype: torch.dtype | None, recorded: str | None) -> TensorSpec:
-        """How it will be written."""
+        """Return how the tensor will be written. Raises CheckpointError if neither checkpoint nor
+        folder has it."""
         if self.is_carried(name):
             if self._base is None or name not in self._base:
                 raise CheckpointError(
@@ -69,7 +71,7 @@ class HfTensors:
         return TensorSpec(name=name, dtype=target, shape=self._shapes[self._own(name)])
 
     def keys(self) -> set[str]:
-        """Keys of the checkpoint that are read."""
+        """Return the keys of the checkpoint that will be read."""
         reader, keys = self._weights.reader, set()
         for entry in self._weights.table.entries:
             for item in items_of(entry, self._weights.table, stacked=True):
@@ -78,7 +80,7 @@ class HfTensors:
         return keys
 
     def pieces(self, spec: TensorSpec) -> Iterator[Piece]:
-        """Whole, or row by row."""
+        """Yield the tensor whole, or row by row."""
         if self.is_carried(spec.name):
             assert self._base is not None
             yield Piece(name=spec.name, tensor=self._base.read(spec.name))

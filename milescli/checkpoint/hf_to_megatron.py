@@ -43,7 +43,7 @@ FILE_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan:
-    """Every file of the checkpoint, decided from headers alone."""
+    """Lists every file of the checkpoint, decided from headers alone."""
 
     source: Source
     matched: Matched
@@ -58,11 +58,11 @@ class MegatronPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def keys_by_name(self) -> dict[str, list[str]]:
-        """Name on disk -> the keys of the checkpoint that hold it."""
+        """Map each name on disk to the keys of the checkpoint that hold it."""
         keys: dict[str, dict[str, None]] = {}
         for place in self.placed:
             for name in place.item.entry.hf:
@@ -70,8 +70,8 @@ class MegatronPlan:
         return {name: list(own) for name, own in keys.items()}
 
     def write_rest(self, folder: Path) -> None:
-        """The small files beside the planned ones: what makes the tensors a checkpoint, and what
-        Megatron has no place for."""
+        """Write the small files beside the planned ones: those that make the tensors a checkpoint,
+        and those for which Megatron has no place."""
         tensors, carried = folder / CHECKPOINT, folder / CARRIED
         state, name = make_extra_state(), f"__0_{len(self.files)}.distcp"
         (tensors / name).write_bytes(state)
@@ -88,8 +88,8 @@ class MegatronPlan:
 def plan_megatron(
     source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES
 ) -> MegatronPlan:
-    """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises
-    CheckpointError where the folder is not what its config.json says."""
+    """Decide the content of every file. `dtype` applies to all floating-point weights; None keeps
+    theirs. Raises CheckpointError if the folder contradicts its config.json."""
     matched = match(source, table)
     stacked = can_stack(matched.table)
     by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
@@ -213,12 +213,12 @@ def _raw(source: Source, specs: Sequence[TensorSpec]):
 def safetensors_file(
     name: str, specs: Sequence[TensorSpec], make, *, metadata: dict[str, str] | None = None
 ) -> PlannedFile:
-    """A planned file of safetensors, whose tensors `make` gives in this order."""
+    """Plan a safetensors file, whose tensors `make` yields in this order."""
     header = make_header(specs, {"format": "pt"} if metadata is None else metadata)
     size = len(header) + sum(spec.num_bytes for spec in specs)
     return PlannedFile(name=name, size_bytes=size, make=make, start=header)
 
 
 def open_passthrough(folder: Path) -> HfReader | None:
-    """The tensors that were carried past Megatron; None where there were none."""
+    """Open the tensors that were carried past Megatron; None if there are none."""
     return HfReader(folder) if any(folder.glob(f"{PASSTHROUGH_PREFIX}-*.safetensors")) else None

@@ -39,7 +39,7 @@ _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
 
 @dataclass(slots=True, kw_only=True)
 class HfPlan:
-    """Every file of the folder, decided from headers alone. Close it."""
+    """Lists every file of the folder, decided from headers alone. Must be closed."""
 
     checkpoint: Path
     model_dir: Path
@@ -64,12 +64,12 @@ class HfPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def write_rest(self, folder: Path, *, dtype: torch.dtype | None) -> None:
-        """The small files beside the planned ones: config.json, tokenizer, index. `dtype`: which
-        was asked for."""
+        """Write the small files beside the planned ones: config.json, tokenizer, index. `dtype` is
+        the requested dtype."""
         carry_over(self.model_dir, folder)
         write_plain_config(folder, dtype=self._new_dtype(dtype))
         if self.index is not None:
@@ -91,7 +91,7 @@ class HfPlan:
         return None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the open files. Idempotent."""
         self.resources.close()
 
     def __enter__(self) -> HfPlan:
@@ -104,10 +104,10 @@ class HfPlan:
 def plan_hf(
     checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
 ) -> HfPlan:
-    """Decide what goes where. `model_dir`: a folder with config.json, and perhaps with the weights
-    (or the record of them) that the checkpoint began from. `dtype` of all floating-point weights;
-    None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as the
-    model had them. Raises CheckpointError where checkpoint and model do not belong together."""
+    """Decide the content of every file. `model_dir` has config.json, and perhaps the weights (or
+    the record of them) that the checkpoint began from. `dtype` applies to all floating-point
+    weights; None: as in the model, or else as in the checkpoint. `shard_bytes` None: files as in
+    the model. Raises CheckpointError if checkpoint and model do not belong together."""
     if read_shape(checkpoint) is not None:
         raise CheckpointError(
             f"`{checkpoint}` holds an adapter alone",

@@ -22,7 +22,7 @@ QUEUE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A tensor, and what stands around it in the file."""
+    """Holds a tensor and the bytes around it in the file."""
 
     name: str
     """For errors."""
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFile:
-    """A file that will be written."""
+    """Describes a file that will be written."""
 
     name: str
     """Path within the folder."""
@@ -46,7 +46,7 @@ class PlannedFile:
 
 
 class DiskFull(Exception):
-    """The file system took no more. `__cause__` is what it said."""
+    """Reports that the file system is full. `__cause__` is its error."""
 
 
 @dataclass(slots=True)
@@ -58,14 +58,15 @@ class _Write:
 
 
 class _Failed(Exception):
-    """Another thread has failed; `Pipeline.failure` says how."""
+    """Stops a thread after another one failed; `Pipeline.failure` holds the cause."""
 
 
 class Pipeline:
-    """Writes planned files into a part folder. `run` once."""
+    """Writes planned files into a part folder. `run` may be called once."""
 
     def __init__(self, part: PartFolder, *, progress: Callable[[int], None]) -> None:
-        """`progress` is given the number of bytes as they are written, from a thread."""
+        """Write into `part`. `progress` gets the number of bytes as they are written, from a
+        thread."""
         self._part, self._progress = part, progress
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
@@ -76,8 +77,8 @@ class Pipeline:
         self._failure: BaseException | None = None
 
     def run(self, files: Sequence[PlannedFile]) -> None:
-        """Write all that the folder's journal does not have. Raises what making, writing or reading
-        back raised; DiskFull among it."""
+        """Write all files that the folder's journal does not list. Raises the error of making,
+        writing or reading back a file, such as DiskFull."""
         threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True)
             for work in (self._write_all, self._check_all)
@@ -222,8 +223,8 @@ def _came_back_otherwise(
 
 
 def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
-    """Numbers of consecutive things whose sizes add up to at most `limit`, or of a single one that
-    is larger."""
+    """Yield ranges of consecutive indices whose sizes sum to at most `limit`, or of a single larger
+    one."""
     start, held, count = 0, 0, 0
     for number, size in enumerate(sizes):
         count = number + 1

@@ -22,8 +22,8 @@ _STD = 0.02
 
 
 def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) -> Path:
-    """`source` itself where it gives scores already; else `folder`, which is made, once. Raises
-    CheckpointError for a model that cannot."""
+    """Return `source` if it already gives scores; else make the model in `folder`, once, and return
+    that. Raises CheckpointError for a model that cannot give scores."""
     config = read_config(source)
     if scores(config):
         return source
