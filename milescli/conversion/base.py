@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def verifying(output: Output) -> Callable[[int, int], Transfer]:
-    """For a store: every byte of a checkpoint is read before it counts as whole."""
+    """Return a progress display for a store, which reads every byte of a checkpoint before it
+    counts as intact."""
 
     def watch(step: int, size_bytes: int) -> Transfer:
         label = f"verifying checkpoint step {step}"
@@ -33,7 +34,7 @@ def verifying(output: Output) -> Callable[[int, int], Transfer]:
 
 
 def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
-    """To look for a checkpoint in; silent without an output."""
+    """Return a store for finding a checkpoint; silent without an output."""
     if output is None:
         return CheckpointStore(checkpoints)
     return CheckpointStore(checkpoints, watch=verifying(output))
@@ -42,7 +43,8 @@ def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
 def writing(
     output: Output | None, *, size_bytes: int
 ) -> AbstractContextManager[Callable[[int], None]]:
-    """Of a checkpoint that is written out as a folder; silent without an output."""
+    """Return a progress display for exporting a checkpoint to a folder; silent without an
+    output."""
     if output is None:
         return nullcontext(lambda num_bytes: None)
     label = "writing its weights out"
@@ -55,7 +57,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
-    """Everything that one conversion writes and says, decided from headers alone."""
+    """Describes everything that one conversion writes and reports, decided from headers alone."""
 
     source: str
     """What is read, for people."""
@@ -87,12 +89,12 @@ class ConversionPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of all planned files."""
+        """Return the bytes of all planned files."""
         return sum(file.size_bytes for file in self.files)
 
 
 class Direction(Protocol):
-    """From where to what, with its own options."""
+    """Converts in one direction, with its own options."""
 
     name: str
     """As the command line calls it: hf-to-megatron or megatron-to-hf."""
@@ -101,15 +103,15 @@ class Direction(Protocol):
 
     def plan(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
         """Find or fetch the source and decide what is written. The source stays open within the
-        block. Raises CheckpointError where it is not what its config.json says."""
+        block. Raises CheckpointError if it contradicts its config.json."""
 
     def outline(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
-        """As `plan`, but fetches no weights: for what only looks."""
+        """Plan like `plan` without fetching weights, for a preview."""
 
 
 def fingerprint(folder: Path, options: Mapping[str, object]) -> str:
-    """Of everything that decides what is written: names, sizes and times of the files of a folder
-    (config.json among them), options, and the form in which this program writes."""
+    """Digest everything that decides what is written: names, sizes and times of the files of a
+    folder (config.json among them), the options, and the format version of this program."""
     files = sorted(
         (path.name, (stat := path.stat()).st_size, stat.st_mtime_ns)
         for path in folder.iterdir()
@@ -122,10 +124,10 @@ def fingerprint(folder: Path, options: Mapping[str, object]) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """20x48"""
+    """Format a shape: 20x48."""
     return "x".join(str(length) for length in shape) or "scalar"
 
 
 def count_text(number: int, what: str) -> str:
-    """3 tensors"""
+    """Format a count: 3 tensors."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

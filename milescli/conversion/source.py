@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
-    """Tensors, and the model that they are of."""
+    """Holds tensors and the model that they belong to."""
 
     tensors: Path
     """A `torch_dist` folder."""
@@ -43,8 +43,9 @@ class CheckpointSource:
 def find_model(
     source: str, *, revision: str | None, output: Output, outline_in: Path | None = None
 ) -> Path:
-    """The Hugging Face folder that SRC is, fetched where it is a name on the hub; `outline_in`: an
-    empty folder that gets all but the weights of it instead. Raises CheckpointError."""
+    """Return the Hugging Face folder that SRC means, fetched if it is a name on the hub.
+    `outline_in` is an empty folder that gets everything but its weights instead. Raises
+    CheckpointError."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
@@ -78,9 +79,9 @@ def find_checkpoint(
     model_option: str,
     output: Output | None = None,
 ) -> CheckpointSource:
-    """The checkpoint that SRC is or has. `model`: the folder of its config, which the user may name
-    with `model_option`; None: SRC knows. `step`: None: the newest. `output`: shows how far the
-    reading of all its bytes is. Raises CheckpointError."""
+    """Return the checkpoint that SRC is or contains. `model` is the folder of its config, which the
+    user may name with `model_option`; None: SRC knows it. `step` None means the newest. `output`
+    shows the progress of reading all its bytes. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToHf:
-    """A direction."""
+    """Converts a Megatron checkpoint to a Hugging Face folder."""
 
     name: ClassVar[str] = "megatron-to-hf"
     source: str
@@ -39,7 +39,7 @@ class ToHf:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the checkpoint and the config of its model, which is fetched where it is on the
+        """Plan over the checkpoint and the config of its model, which is fetched if it is on the
         hub."""
         model = None
         if self.model is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToMegatron:
-    """A direction."""
+    """Converts a Hugging Face folder to a Megatron checkpoint."""
 
     name: ClassVar[str] = "hf-to-megatron"
     source: str
@@ -40,14 +40,14 @@ class ToMegatron:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the folder, which is fetched where it is on the hub."""
+        """Plan over the folder, which is fetched if it is on the hub."""
         folder = find_model(self.source, revision=self.revision, output=output)
         with self._opened(folder, shown=str(folder)) as plan:
             yield plan
 
     @contextmanager
     def outline(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the headers alone of a model on the hub."""
+        """Plan over the headers alone of a model on the hub."""
         with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
             folder = find_model(
                 self.source, revision=self.revision, output=output, outline_in=Path(empty)

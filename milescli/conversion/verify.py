@@ -52,7 +52,7 @@ _CANNOT = (
 
 
 class Verify(StrEnum):
-    """How much is compared."""
+    """Names how much is compared."""
 
     NONE = "none"
     TENSORS = "tensors"
@@ -67,9 +67,9 @@ class _CannotCompute(Exception):
 def verify_logits(
     folder: Path, checkpoint: Path, *, table: WeightTable, verify: Verify | None, output: Output
 ) -> tuple[str, float | None]:
-    """(what was compared or why nothing was, largest difference relative to the largest logit).
-    `verify` None: where the model fits into memory. Raises MismatchError where the difference is
-    larger than rounding explains."""
+    """Compare the logits of both models. Returns (what was compared or why nothing was, largest
+    difference relative to the largest logit). `verify` None compares if the model fits into memory.
+    Raises MismatchError if rounding does not explain the difference."""
     if verify in (Verify.NONE, Verify.TENSORS):
         return f"not compared (--verify {verify})", None
     dtype, why = _choose_dtype(folder, table, verify=verify)
