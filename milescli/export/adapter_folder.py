@@ -30,8 +30,8 @@ _TOLERANCE = 1e-5
 
 
 def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
-    """Write `out`, which must be free. Returns what the user should know. Raises CheckpointError
-    where what was read back is another."""
+    """Write `out`, which must not exist. Returns notes for the user. Raises CheckpointError if
+    reading back shows a difference."""
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part-{os.getpid()}")
     part.mkdir()

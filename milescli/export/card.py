@@ -42,9 +42,9 @@ def model_card(
     story: Story | None,
     base_model: str | None = None,
 ) -> dict[str, str]:
-    """File name -> text: the card, and the curve where there is one. `base`: the folder that config
-    and tokenizer came from. `story` None: the weights are of no run of ours; `base_model` is then
-    what they were made from, on the hub."""
+    """Return file name -> text: the card, and the curve if there is one. `base` is the folder of
+    config and tokenizer. `story` None means that the weights come from no run of ours; `base_model`
+    is then their origin on the hub."""
     files = {}
     if story is not None and (story.rewards or story.evals):
         accuracies = [(point.step, point.accuracy) for point in story.evals]
@@ -82,7 +82,8 @@ def _front_matter(
 
 
 def base_license(base: Path) -> str | None:
-    """What the base model's own card says; None where it says nothing, or has no card."""
+    """Return the license in the base model's own card; None if it names none or there is no
+    card."""
     try:
         text = (base / CARD_NAME).read_text(encoding="utf-8")
         head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None

@@ -24,7 +24,7 @@ Named = tuple[str, Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What reading back showed, over all quantised tensors."""
+    """Holds the result of reading back, over all quantised tensors."""
 
     num_plain: int = 0
     """Tensors that are stored plain: equal to the bit."""
@@ -37,7 +37,7 @@ class Measured:
 
     @property
     def relative_error(self) -> float:
-        """Root of the mean squared difference, relative to that of the weights."""
+        """Return the root of the mean squared difference, relative to that of the weights."""
         return (
             math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
         )
@@ -46,11 +46,11 @@ class Measured:
 def stored(
     tensors: Iterable[Named], choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]
 ) -> Iterator[Named]:
-    """(name, tensor) as the folder holds them. `choices` may lack names, which are then plain;
-    `dtypes`: of plain tensors by name.
+    """Yield (name, tensor) as the folder stores them. Names without a choice are plain; `dtypes`
+    are those of plain tensors by name.
 
-    Tensors that share a global scale must follow each other. Raises CheckpointError for a weight
-    that is not finite in the dtype that it is written in.
+    Tensors that share a global scale must be consecutive. Raises CheckpointError for a weight that
+    is not finite in its stored dtype.
     """
     waiting: list[Named] = []
     for name, tensor in tensors:
@@ -69,7 +69,7 @@ def stored(
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype that it is stored in; whole numbers stay."""
+    """Convert a tensor to its stored dtype; integers stay."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
@@ -97,7 +97,8 @@ def _quantised(waiting: Iterable[Named], choices: Mapping[str, Choice]) -> Itera
 
 
 def matrices(tensor: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """[rows, columns] as quantised: the tensor itself, or of stacked experts each, turned round."""
+    """Yield [rows, columns] as they are quantised: the tensor itself, or each of stacked experts,
+    transposed."""
     if not scheme.transposed:
         yield tensor
         return
@@ -111,9 +112,9 @@ def compare(
     choices: Mapping[str, Choice],
     dtypes: Mapping[str, torch.dtype],
 ) -> Measured:
-    """Compare what lies on disk with `tensors`, given again: plain ones to the bit, quantised ones
-    with the bfloat16 weight, number by number within the format's bound. Raises CheckpointError
-    that names the first tensor that fails, or that is too many."""
+    """Compare what is on disk with `tensors`, which are made again: plain ones bit for bit,
+    quantised ones with the bfloat16 weight, element by element within the format's bound. Raises
+    CheckpointError that names the first tensor that fails or is superfluous."""
     measured = Measured()
     seen = set()
     for name, tensor in tensors:
@@ -188,8 +189,8 @@ def _wrong(name: str, *, why: str) -> CheckpointError:
 
 
 def read_folder(source: Source, table: WeightTable, *, on_disk: WeightTable) -> Iterator[Named]:
-    """Every weight of the folder that `table` names, without MTP layers; `on_disk`: the table in
-    the folder's own form."""
+    """Yield every weight of the folder that `table` names, without MTP layers; `on_disk` is the
+    table in the folder's own form."""
     trained = [entry for entry in table.entries if entry.mtp is None]
     yield from read_entries(source, trained, on_disk=on_disk)
 
@@ -197,8 +198,8 @@ def read_folder(source: Source, table: WeightTable, *, on_disk: WeightTable) -> 
 def read_entries(
     source: Source, entries: Iterable[Entry], *, on_disk: WeightTable
 ) -> Iterator[Named]:
-    """(name on disk as the entries say, tensor), one at a time; of entries whose tensors the folder
-    lacks none."""
+    """Yield (name on disk as in the entries, tensor), one at a time; skips entries whose tensors
+    the folder lacks."""
     for names, unit in groupby(entries, key=lambda entry: entry.hf):
         rows, stacked = [], False
         for entry in unit:
