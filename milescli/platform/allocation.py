@@ -12,9 +12,9 @@ _LARGEST_BYTES = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Up to 2 GiB of it, in this process, for the next tensors. By itself glibc gives large blocks
-    back when they are freed, and the system clears every page of each new one: a tenth of a
-    training step. Nothing where the C library is another one."""
+    """Make this process retain up to 2 GiB of freed memory for the next tensors. By default glibc
+    returns large blocks to the system, which clears every page of a new one: a tenth of a training
+    step. Does nothing with another C library."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_MMAP_THRESHOLD, _LARGEST_BYTES)
@@ -23,8 +23,8 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """All that is kept, to the system: behind work that needs much memory once. Nothing where the
-    C library is another one."""
+    """Return all retained memory to the system, after work that needs much memory once. Does
+    nothing with another C library."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

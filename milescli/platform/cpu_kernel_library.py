@@ -27,7 +27,7 @@ COMPILE_TIMEOUT_S = 60.0
 
 
 class NoKernels(Exception):
-    """Says why there are none; `fix` is a command that may mend it."""
+    """Says why there are no kernels; `fix` is a command that may help."""
 
     def __init__(self, why: str, *, fix: str) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class NoKernels(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, compiled if need be; None where that cannot be done, which the log tells."""
+    """Return the library, compiled if necessary; None, with a log message, if that fails."""
     try:
         return loaded()
     except NoKernels as error:
@@ -45,7 +45,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL:
-    """The same; raises NoKernels where it cannot be done."""
+    """Return the library; raises NoKernels if it cannot be compiled."""
     path = compiled()
     try:
         return ctypes.CDLL(str(path))
@@ -54,7 +54,7 @@ def loaded() -> ctypes.CDLL:
 
 
 def compiled() -> Path:
-    """The library's path. Raises NoKernels where there is no compiler, or it fails."""
+    """Return the library's path. Raises NoKernels if there is no compiler, or it fails."""
     compiler = find_compiler()
     if compiler is None:
         fix = "sudo apt-get install gcc   # or as your system calls it"
@@ -66,7 +66,7 @@ def compiled() -> Path:
 
 
 def find_compiler() -> str | None:
-    """What CC names, or the first of the usual ones on the PATH."""
+    """Return the compiler that CC names, or the first usual one on the PATH."""
     names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
     return next((found for name in names if name and (found := shutil.which(name))), None)
 

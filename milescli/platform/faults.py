@@ -15,7 +15,7 @@ from milescli.platform.visibility import CUDA, HIP, named_devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFault:
-    """Devices that are there and cannot be used."""
+    """Describes devices that exist and are not usable."""
 
     kind: Kind
     indices: tuple[int, ...] | None
@@ -23,7 +23,7 @@ class DeviceFault:
     error: MachineError
 
     def concerns(self, environ: Mapping[str, str]) -> bool:
-        """Whether the visibility variables leave any of them."""
+        """Return True if the visibility variables include any of them."""
         named = named_devices(self.kind, environ)
         if named is None or not named:
             return named is None
@@ -118,7 +118,7 @@ _AMD: tuple[_Meaning, ...] = (
 
 
 def explain(kind: Kind, problem: str) -> MachineError:
-    """`problem`: what the tool said as it failed, with its name before."""
+    """Make the error of a tool that failed. `problem` is its message, prefixed by its name."""
     meanings, look = (
         (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
     )
@@ -131,13 +131,13 @@ def explain(kind: Kind, problem: str) -> MachineError:
 
 
 def is_permission(problem: str) -> bool:
-    """Whether AMD's tool only complains of rights, which it takes from groups and the kernel need
-    not."""
+    """Return True if AMD's tool only lacks permissions, which it takes from groups and the kernel
+    may not require."""
     return bool(re.search(_AMD[0][0], problem))
 
 
 def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceFault:
-    """Device `index` is listed and does not answer; `others` do."""
+    """Make the fault of device `index`, which is listed and does not answer; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
     reset = (
         f"sudo nvidia-smi --gpu-reset -i {index}"
@@ -153,7 +153,7 @@ def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceF
 
 
 def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
-    """Device files of AMD's driver that are there and may not be opened, and the devices behind
+    """Make the fault of AMD device files without permission to open them, and of the devices behind
     them."""
     names = ", ".join(map(str, paths[:3])) + (
         f" and {len(paths) - 3} more" if len(paths) > 3 else ""
@@ -172,8 +172,8 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFaul
 
 
 def absent(path: Path, *, num_devices: int) -> DeviceFault:
-    """AMD's tool or driver lists devices, and the file through which programs use them is not
-    there."""
+    """Make the fault of devices that AMD's tool or driver lists although the file that programs use
+    is missing."""
     error = MachineError(
         f"{path} is not there",
         why=f"{num_devices} AMD devices are listed, but programs use them through this file; a "
@@ -188,7 +188,7 @@ def absent(path: Path, *, num_devices: int) -> DeviceFault:
 
 
 def hide(kind: Kind, others: Sequence[int] = ()) -> str:
-    """The command by which a run goes on without what is broken."""
+    """Return the command that continues a run without the broken device."""
     variable = CUDA if kind == "cuda" else HIP
     what = "without it" if others else "without GPUs: run on the CPU"
     return f"export {variable}={','.join(map(str, others))}   # {what}"

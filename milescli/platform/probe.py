@@ -35,7 +35,7 @@ TOOL_FOLDERS = ("/opt/rocm/bin", "/usr/lib/wsl/lib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """What a vendor's tool said."""
+    """Holds the reply of a vendor's tool."""
 
     text: str
     """Standard output, also of a tool that failed half-way; empty where it could not be had."""
@@ -49,7 +49,7 @@ MayOpen = Callable[[Path], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """All that tools and kernel report, before visibility variables."""
+    """Holds everything that tools and kernel report, before visibility variables apply."""
 
     kind: Kind
     devices: list[Device]
@@ -72,11 +72,12 @@ def probe(
     host: HostFacts | None = None,
     may_open: MayOpen = sysfs.may_open,
 ) -> Machine:
-    """This computer as a Machine of one node, with the devices that the visibility variables leave.
+    """Describe this computer as a Machine of one node, with the devices that the visibility
+    variables leave.
 
-    The arguments are for tests. Raises MachineError where those variables contradict each other or
-    the machine, or leave a device that cannot be used: to run on fewer devices, or on the CPU, must
-    be somebody's decision.
+    The arguments are for tests. Raises MachineError if those variables contradict each other or the
+    machine, or leave a device that is not usable: to run on fewer devices, or on the CPU, must be
+    an explicit decision.
     """
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
@@ -109,14 +110,15 @@ def probe(
 
 
 def fault_errors(accelerators: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
-    """What must be mended, or hidden, before the devices that `environ` leaves can be used."""
+    """Return what must be repaired or hidden before the devices that `environ` leaves are
+    usable."""
     return [fault.error for fault in accelerators.faults if fault.concerns(environ)]
 
 
 def find_accelerators(
     run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open
 ) -> Accelerators:
-    """What tools and kernel see, NVIDIA first."""
+    """Return what tools and kernel see, NVIDIA first."""
     nvidia = _find_nvidia(run, root)
     if nvidia.devices or nvidia.faults:
         return nvidia
@@ -125,7 +127,7 @@ def find_accelerators(
 
 
 def run_tool(command: Sequence[str]) -> ToolReply:
-    """Run a tool, bounded. Never raises: a machine without it is as good as any."""
+    """Run a tool with a time limit. Never raises: a machine without the tool is valid."""
     tool = shutil.which(
         command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS])
     )
