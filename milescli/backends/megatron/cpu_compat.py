@@ -22,15 +22,15 @@ _TRACKERS = ("wandb", "torch.utils.tensorboard")
 
 
 def import_megatron() -> None:
-    """As if no tracker were installed: here it writes to none, and wandb takes half as long to
-    import as all of Megatron-Core does."""
+    """Import Megatron as if no tracker were installed: it writes to none here, and importing wandb
+    takes half as long as all of Megatron-Core."""
     with without_garbage_search(), without_packages(*_TRACKERS):
         import megatron.core.inference.contexts
         import megatron.core.timers  # noqa: F401
 
 
 def mend_router() -> None:
-    """A router asks whether `te_general_gemm` is None, and finds it undefined."""
+    """Define `te_general_gemm`, which a router compares with None although it may be undefined."""
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
@@ -53,8 +53,8 @@ _FACTORIES = (
 
 
 def install() -> bool:
-    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, where there
-    is an accelerator."""
+    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, if there is
+    an accelerator."""
     if torch.cuda.is_available():
         return False
     if not getattr(torch.cuda, "_miles_on_host", False):

@@ -22,17 +22,17 @@ and shapes, by which they are loaded, saved and sent."""
 
 
 def load_layer_spec(name: str) -> Callable[..., Any]:
-    """Raises RecipeError where `model.layer_spec` names nothing that fits."""
+    """Load the plug-in. Raises RecipeError if `model.layer_spec` names nothing that fits."""
     return LAYER_SPECS.resolve_function(name, key="model.layer_spec")
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """As `miles` builds it."""
+    """Return the spec that `miles` builds."""
     return spec
 
 
 def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """What `change` makes of a layer's spec. Raises RecipeError where that is none."""
+    """Apply `change` to a layer's spec. Raises RecipeError if the result is not a spec."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)

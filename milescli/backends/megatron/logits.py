@@ -24,8 +24,8 @@ _TIMEOUT_S = 600.0
 def logits(
     folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh
 ) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a
-    `torch_dist` folder whose weights are taken instead of the folder's. `mesh`: of one rank."""
+    """Return [tokens, vocab] float32 per row of token ids; each row is a sequence. `checkpoint` is
+    a `torch_dist` folder whose weights replace the folder's. `mesh` has one rank."""
     built = _loaded(folder, dtype=dtype, checkpoint=checkpoint, mesh=mesh)
     return _of_rows(built, load_facts(folder), rows, mesh=mesh)
 
@@ -83,9 +83,9 @@ def _metadata(checkpoint: Path) -> dict[str, bool] | None:
 
 
 def main() -> None:
-    """REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded", "out"}]}.
-    `out` is a safetensors file of logits by number of the row; with `rounded`, also of those that
-    come of rounding otherwise, as NUMBER.rounded."""
+    """Serve REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded",
+    "out"}]}. `out` is a safetensors file with the logits by number of the row; with `rounded`, also
+    with those of another rounding, as NUMBER.rounded."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     on_host = cpu_compat.install()
     from milescli.backends.megatron import mesh

@@ -1,5 +1,5 @@
-"""The models of one trainer rank: built as the recipe wants them, and the turns that several
-adapters take in one model. Called by `worker`."""
+"""Builds the models of one trainer rank from the recipe, and switches between several adapters of
+one model. Called by `worker`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from milescli.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModels:
-    """Where the device is no CPU, all but the policy wait in host memory."""
+    """Holds the models of a rank. Except on a CPU, all but the policy wait in host memory."""
 
     policy: TrainedModel
     critic: TrainedModel | None
@@ -46,8 +46,8 @@ def build_models(
     dtype: torch.dtype,
     facts: ModelFacts,
 ) -> RankModels:
-    """From their folders; `facts`: of the policy. Raises FitError for a model that the layout does
-    not take, CheckpointError for a folder that cannot be read."""
+    """Build the models from their folders; `facts` are the policy's. Raises FitError for a model
+    that the layout does not fit, CheckpointError for a folder that cannot be read."""
     made: dict[str, Any] = {"recipe": recipe, "plan": plan, "mesh": mesh, "dtype": dtype}
     train = recipe.train
     held = list[HeldModel]()
@@ -79,7 +79,7 @@ LearnerOf = Callable[[Recipe, Reference], Learner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adapter:
-    """One of them: what of it is never in another's place."""
+    """Holds the parts of one adapter that are never shared."""
 
     learner: Learner
     checkpoints: CheckpointIO
@@ -88,7 +88,7 @@ class _Adapter:
 
 
 class AdapterTurns:
-    """All adapters of a rank."""
+    """Switches between all adapters of a rank."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class AdapterTurns:
         learner_of: LearnerOf,
         device: torch.device,
     ) -> None:
-        """Each begins as in a run of its own: by its recipe's seed, or from its `model.adapter`. It
-        is the turn of the first."""
+        """Start each adapter as in a run of its own: from its recipe's seed, or from its
+        `model.adapter`. The first is active."""
         assert recipes, "turns of nobody"
         self._policy = policy
         self._all = dict[str, _Adapter]()
@@ -120,11 +120,11 @@ class AdapterTurns:
 
     @property
     def learner(self) -> Learner:
-        """Of the one whose turn it is."""
+        """Return the learner of the active adapter."""
         return self._all[self.name].learner
 
     def take(self, name: str) -> None:
-        """It is the turn of this one; a save of another goes on."""
+        """Activate an adapter; a save of another one continues."""
         self._policy.checkpoints = self._all[name].checkpoints
         if name != self.name:
             self._all[self.name].state.take()

@@ -27,7 +27,8 @@ from milescli.models.facts import ModelFacts
 def build_hybrid(
     config: TransformerConfig, facts: ModelFacts, mesh: Mesh, *, vocab_size: int
 ) -> MambaModel:
-    """This rank's part, weights undefined until they are loaded. `vocab_size`: padded."""
+    """Build this rank's part of the model; its weights are undefined until they are loaded.
+    `vocab_size` is padded."""
     return MambaModel(
         config=config,
         mamba_stack_spec=ModuleSpec(module=HybridStack, params={"facts": facts}),
@@ -42,7 +43,8 @@ def build_hybrid(
 
 
 def part_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int) -> ModuleSpec:
-    """Layer `layer` (from 0): Mamba-2, or Megatron's layer with either attention or MLP."""
+    """Return the spec of layer `layer` (from 0): Mamba-2, or Megatron's layer with either attention
+    or MLP."""
     kind = facts.layers[layer]
     if kind.mixer == "mamba":
         assert facts.mamba is not None
@@ -66,7 +68,7 @@ def part_spec(config: TransformerConfig, facts: ModelFacts, *, layer: int) -> Mo
 
 
 class HybridStack(MambaStack):
-    """The layers of this pipeline stage."""
+    """Builds and runs the layers of this pipeline stage."""
 
     def __init__(
         self,
@@ -78,8 +80,8 @@ class HybridStack(MambaStack):
         pg_collection,
         **_: object,
     ) -> None:
-        """Called by MambaModel. Megatron's own __init__ is passed over: it needs TransformerEngine,
-        and stages of equal size."""
+        """Called by MambaModel. Skips Megatron's own __init__, which needs TransformerEngine and
+        stages of equal size."""
         MegatronModule.__init__(self, config=config)
         self.pre_process, self.post_process = pre_process, post_process
         self.tp_group, self.pp_group = pg_collection.tp, pg_collection.pp
@@ -107,8 +109,8 @@ class HybridStack(MambaStack):
     def forward(
         self, hidden_states, attention_mask, *, packed_seq_params, **_: object
     ) -> torch.Tensor:
-        """Called by MambaModel. hidden_states [S (/ tp), 1, hidden_size], or None after the first
-        stage."""
+        """Called by MambaModel. `hidden_states` is [S (/ tp), 1, hidden_size], or None after the
+        first stage."""
         if not self.pre_process:
             hidden_states = self.input_tensor
 

@@ -52,7 +52,7 @@ from milescli.models.facts import ModelFacts
 
 
 class Adapters:
-    """The adapter of one model on this rank."""
+    """Manages the adapter of one model on this rank."""
 
     def __init__(
         self,
@@ -66,9 +66,8 @@ class Adapters:
         seed: int,
         dropout: float = 0.0,
     ) -> None:
-        """Freezes `model`, whose weights `base` are, and stands a new adapter beside it: A at
-        random, by `seed` and names alone, B zero. `table`: of the adapter; `folder`: of the
-        model."""
+        """Freeze `model`, whose weights are `base`, and add a new adapter: A is random, determined
+        by `seed` and names alone, B is zero. `table` is the adapter's, `folder` the model's."""
         self.shape, self.table, self._mesh = shape, table, mesh
         self.base_mark = mark_of(folder)
         for parameter in model.parameters():
@@ -102,7 +101,8 @@ class Adapters:
         """Of the adapter alone, in the order of the model."""
 
     def sharded_state(self) -> dict[str, ShardedTensor]:
-        """By name, as `dist_checkpointing` saves and loads it under any layout."""
+        """Return the matrices by name, as `dist_checkpointing` saves and loads them under any
+        layout."""
         return {
             checkpoint_key(weight.entry): self._sharded(weight.parameter, weight.entry)
             for weight in self.weights
@@ -126,13 +126,14 @@ class Adapters:
         )
 
     def reset(self, seed: int) -> None:
-        """A new one: A at random, by `seed` and names alone, B zero."""
+        """Reinitialise the adapter: A is random, determined by `seed` and names alone, B is
+        zero."""
         for pair in self._pairs:
             pair.reset(seed)
 
     @torch.no_grad()
     def begin_with(self, folder: Path) -> None:
-        """The matrices of a PEFT folder of this shape and scaling."""
+        """Load the matrices of a PEFT folder with this shape and scaling."""
         with safe_open(folder / PEFT_WEIGHTS, framework="pt") as tensors:
             for weight in self.weights:
                 whole = tensors.get_tensor(weight.entry.hf[0])
@@ -141,7 +142,7 @@ class Adapters:
                 weight.parameter.copy_(_own_part(whole, weight.entry, self._mesh))
 
     def require_own(self, checkpoint: Path) -> None:
-        """Raises CheckpointError where what lies there is no adapter of this shape and base."""
+        """Raise CheckpointError if the checkpoint is not an adapter of this shape and base."""
         found = read_shape(checkpoint)
         if found != (self.shape, self.base_mark):
             there = "all weights of a model" if found is None else "another adapter"
@@ -156,13 +157,13 @@ class Adapters:
 
     @torch.no_grad()
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What `sharded_state` was loaded as."""
+        """Copy the values that were loaded into `sharded_state`."""
         for weight in self.weights:
             weight.parameter.copy_(tensors[checkpoint_key(weight.entry)])
 
 
 class _Beside:
-    """The pairs beside one linear layer."""
+    """Holds the A and B pairs of one linear layer."""
 
     def __init__(
         self,
@@ -175,8 +176,9 @@ class _Beside:
         scaling: float,
         dropout: float,
     ) -> None:
-        """`weight`: of the layer; `entries`: A and B of each of its matrices that has them;
-        `around`: where what all experts share is held, of the layer of an expert."""
+        """Attach pairs to the layer of `weight`; `entries` are A and B of each of its adapted
+        matrices. `around` is the module that holds what all experts share, for an expert's
+        layer."""
         self._entries, self._mesh = entries, mesh
         self._scaling, self._dropout = scaling, dropout
         base, rule = weight.parameter, weight.entry.rule
@@ -232,8 +234,8 @@ class _Beside:
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """As PEFT: A uniform within 1 / sqrt(in) (Kaiming's bound for a = sqrt(5)), B zero. Equal
-        for equal seeds under any layout."""
+        """Initialise as PEFT does: A uniform within 1 / sqrt(in) (Kaiming's bound for a = sqrt(5)),
+        B zero. Equal seeds give equal matrices under any layout."""
         taken = {A: iter(self._held[A]), B: iter(self._held[B])}
         for entry in self._entries:
             which = parts_of(entry.megatron)[1]
@@ -306,7 +308,7 @@ class _Beside:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Where the rows of the parts of a fused matrix lie."""
+    """Locates the rows of the parts of a fused matrix."""
 
     lengths: Sequence[int]
     """[parts] rows of each."""

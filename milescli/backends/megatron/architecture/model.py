@@ -44,7 +44,7 @@ from milescli.train.vocab_parallel import Head, VocabShard
 
 
 def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
-    """Whether TransformerEngine's layers are there, and compute what this model is."""
+    """Return True if TransformerEngine's layers are installed and can compute this model."""
     return (
         device.type != "cpu"
         and importlib.util.find_spec("transformer_engine") is not None
@@ -53,8 +53,8 @@ def uses_engine(facts: ModelFacts, device: torch.device) -> bool:
 
 
 def padded_vocab_size(facts: ModelFacts, layout: TrainerLayout) -> int:
-    """Rows of embedding and output layer over all ranks: the vocabulary, filled up to a multiple of
-    tp."""
+    """Return the rows of embedding and output layer over all ranks: the vocabulary, padded to a
+    multiple of tp."""
     return -(-facts.vocab_size // layout.tp) * layout.tp
 
 
@@ -68,8 +68,8 @@ def build_config(
     routing_replay: bool,
     engine: bool | None = None,
 ) -> TransformerConfig:
-    """What Megatron needs to know. `engine`: TransformerEngine's layers; None: see `uses_engine`.
-    Raises CheckpointError for a model that it cannot compute."""
+    """Return Megatron's config. `engine` selects TransformerEngine's layers; None: as `uses_engine`
+    says. Raises CheckpointError for a model that Megatron cannot compute."""
     engine = uses_engine(facts, device) if engine is None else engine
     facts.require_trainable()
     options: dict[str, object] = {
@@ -166,10 +166,10 @@ def build_model(
     change_layer: Callable[..., Any] = unchanged,
     mtp_trains_trunk: bool = False,
 ) -> GPTModel:
-    """This rank's part, weights undefined until they are loaded. On the last stage it gives scores,
-    or what its output layer is given (see `head`). `engine`: as for `build_config`;
-    `change_layer`: see `layer_specs`; a hybrid's layers have no spec of their own, and an MTP layer
-    comes after the last one; `mtp_trains_trunk`: see `layers.mtp`."""
+    """Build this rank's part of the model; its weights are undefined until they are loaded. The
+    last stage returns scores, or the input of its output layer (see `head`). `engine` is as in
+    `build_config`; `change_layer` as in `layer_specs`, except that a hybrid's layers have no spec
+    of their own; an MTP layer follows the last one, with `mtp_trains_trunk` as in `layers.mtp`."""
     engine = uses_engine(facts, mesh.device) if engine is None else engine
     # replay instances register themselves in a list of the process; those of an earlier model would
     # be filled instead
@@ -232,8 +232,8 @@ def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
 def head(
     model: GPTModel, hidden: torch.Tensor, *, facts: ModelFacts, vocab_size: int, mesh: Mesh
 ) -> Head:
-    """Of a model on the last stage that gives no scores. `hidden` [T, hidden_size]; `vocab_size`:
-    rows beyond are padding."""
+    """Return the output layer, with its input `hidden` [T, hidden_size], of a model on the last
+    stage that gives no scores. Rows beyond `vocab_size` are padding."""
     weight = model.output_layer.weight
     if weight is None:
         weight = model.shared_embedding_or_output_weight()

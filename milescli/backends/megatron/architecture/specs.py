@@ -18,7 +18,8 @@ from milescli.models.facts import Layer, ModelFacts, Rope
 
 
 def final_norm(*, engine: bool) -> type:
-    """The norm before the output layer. `engine`: TransformerEngine is there."""
+    """Return the class of the norm before the output layer. `engine` says that TransformerEngine is
+    used."""
     if not engine:
         return RmsNorm
     from megatron.core.extensions.transformer_engine import TENorm
@@ -27,9 +28,9 @@ def final_norm(*, engine: bool) -> type:
 
 
 def engine_knows(facts: ModelFacts) -> bool:
-    """Whether TransformerEngine's layers compute this model: full attention with plain rotary
-    embeddings, and gated SiLU, and no MTP layer that is trained. For others this room's own layers
-    are taken, on an accelerator too."""
+    """Return True if TransformerEngine's layers can compute this model: full attention with plain
+    rotary embeddings, gated SiLU, and no trained MTP layer. Other models use this room's own
+    layers, on an accelerator too."""
     plain = facts.rope is not None and facts.rope == Rope(theta=facts.rope.theta)
     alike = all(layer in (Layer(), Layer(mlp="moe")) for layer in facts.layers)
     others = (
@@ -48,7 +49,7 @@ def engine_knows(facts: ModelFacts) -> bool:
 def layer_spec(
     config: TransformerConfig, facts: ModelFacts, *, layer: int, engine: bool
 ) -> ModuleSpec:
-    """Layer `layer` (from 0)."""
+    """Return the spec of layer `layer` (from 0)."""
     num_experts = facts.num_experts if facts.is_moe_layer(layer) else None
     if engine:
         spec = get_gpt_layer_with_transformer_engine_spec(
@@ -87,7 +88,8 @@ def layer_spec(
 
 
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec:
-    """What mixes the heads' queries, keys and values in layer `layer` (from 0)."""
+    """Return the spec of the module that combines queries, keys and values in layer `layer` (from
+    0)."""
     kind = facts.layers[layer].mixer
     window = facts.sliding_window if kind == "sliding" else 0
     return ModuleSpec(

@@ -37,8 +37,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def boxes(shape: Sequence[int], start: int, end: int, *, limit: int) -> Iterator[Box]:
-    """Boxes of a tensor that are its elements `start` to `end`, in the order in which these lie in
-    contiguous memory; none has more than `limit` elements."""
+    """Yield the boxes of a tensor that cover its elements `start` to `end`, in the order of
+    contiguous memory; each has at most `limit` elements."""
     row = math.prod(shape[1:])
     while start < end:
         if not shape:
@@ -64,10 +64,10 @@ def pieces(
     prefixes: Sequence[str] = ("",),
     stored: Collection[str] = (),
 ) -> Iterator[ShardedTensor]:
-    """What a rank saves, or loads in place, of one parameter or of an optimizer state of it.
-    `described`: the parameter in Megatron's `sharded_state_dict`; `values` [n]: of its elements
-    from `start` on, in flat memory; `prefixes`: of the key, the first that is in `stored`, else
-    the last."""
+    """Yield what a rank saves, or loads in place, of one parameter or of an optimizer state of it.
+    `described` is the parameter in Megatron's `sharded_state_dict`; `values` [n] are its elements
+    from `start` on, in flat memory; `prefixes` are those of the key: the first in `stored` is used,
+    else the last."""
     limit = PIECE_BYTES // values.element_size()
     for at, part in _parts(described):
         key = next((p + part.key for p in prefixes if p + part.key in stored), None)
@@ -131,17 +131,17 @@ class CheckpointIO:
         timeout_s: float,
         adapters: Adapters | None = None,
     ) -> None:
-        """`timeout_s` bounds the wait of `finish`. `adapters`: of the model, where nothing else of
-        it changes, or is saved."""
+        """Save and load `model` and `optimizer`, or only `adapters` if nothing else of the model
+        changes. `timeout_s` bounds the wait of `finish`."""
         self._adapters = adapters
         self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
         self._device = next(model.parameters()).device
         self._pending: BackgroundSave | None = None
 
     def start(self, folder: Path, *, copies: bool) -> None:
-        """Begin to write the state into `folder`; training may go on, and waits by `release_state`
-        where it would change what is not written yet. Waits for a save before it. `copies`: what
-        is on an accelerator is copied to host memory first; else it must stay there until `wait`
+        """Start to write the state into `folder`, after any earlier save. Training may continue,
+        and waits in `release_state` before it changes what is not written yet. With `copies`,
+        device memory is copied to the host first; otherwise it must not change until `wait`
         returns."""
         self.finish()
         _make_folder(folder, adapters=self._adapters)
@@ -161,12 +161,12 @@ class CheckpointIO:
 
     @property
     def is_written(self) -> bool:
-        """Whether `finish` has nothing to wait for on this rank."""
+        """Return True if `finish` has nothing to wait for on this rank."""
         return self._pending is None or self._pending.is_written
 
     def finish(self) -> dict[str, str]:
         """Wait until the last save is on disk. Returns the SHA-256 of its files, by name. Raises
-        CheckpointError where writing failed on any rank, WaitTimeout past the bound."""
+        CheckpointError if writing failed on any rank, WaitTimeout past the bound."""
         if self._pending is None:
             return {}
         writer, self._pending = self._pending, None
@@ -174,21 +174,21 @@ class CheckpointIO:
         return writer.complete()
 
     def wait(self) -> None:
-        """Until this rank's files are on disk; `finish` is still to come. Raises WaitTimeout."""
+        """Wait until this rank's files are on disk; `finish` must follow. Raises WaitTimeout."""
         if self._pending is not None:
             self._pending.wait()
 
     def give_up(self) -> None:
-        """Wait for the last save and leave it as it is. Raises WaitTimeout."""
+        """Wait for the last save and leave it unfinished. Raises WaitTimeout."""
         if self._pending is not None:
             writer, self._pending = self._pending, None
             writer.wait()
 
     def load(self, folder: Path, *, weights_only: bool) -> None:
-        """Take the state from `folder`, whatever layout wrote it, piece by piece into the memory
-        where it is used. `weights_only`: leave optimizer and RNG alone.
+        """Load the state from `folder`, written under any layout, piece by piece into the memory
+        where it is used. `weights_only` leaves optimizer and RNG unchanged.
 
-        Raises CheckpointError for a folder that is missing, torn, of another model, or holds
+        Raises CheckpointError for a folder that is missing, torn, of another model, or contains
         pickles that are not Megatron's; what was loaded until then stays.
         """
         self.finish()
@@ -309,8 +309,8 @@ def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def make_moments(optimizer: MegatronOptimizer) -> None:
-    """Give AdamW the state that it would make at its first step: Megatron 0.16.1 can neither save
-    nor load without it."""
+    """Create the state that AdamW creates at its first step: Megatron 0.16.1 can neither save nor
+    load without it."""
     for inner in inner_optimizers(optimizer):
         for group in inner.optimizer.param_groups:
             for parameter in group["params"]:
@@ -326,7 +326,8 @@ def make_moments(optimizer: MegatronOptimizer) -> None:
 
 
 def num_updates(optimizer: MegatronOptimizer) -> int:
-    """Updates since the moments were made; equal for all parameters of all ranks."""
+    """Return the number of updates since the moments were created; equal for all parameters of all
+    ranks."""
     counts = {
         int(moments["step"])
         for inner in inner_optimizers(optimizer)

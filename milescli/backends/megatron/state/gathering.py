@@ -26,9 +26,9 @@ Parts = dict[tuple[str, int], torch.Tensor]
 def hf_buckets(
     weights: Sequence[LocalWeight], table: WeightTable, *, mesh: Mesh, bucket_bytes: int
 ) -> Iterator[Bucket]:
-    """The whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one disk
-    tensor). Collective: every rank must consume all of it, and every rank is given the same
-    tensors. Tensors may be views of the parameters."""
+    """Yield the whole model under Hugging Face names, in buckets of at most `bucket_bytes` (or one
+    disk tensor). Collective: every rank must consume all of it, and every rank gets the same
+    tensors, which may be views of the parameters."""
     by_name = {
         weight.entry.megatron: weight
         for weight in weights
@@ -50,8 +50,8 @@ def hf_buckets(
 def merged_buckets(
     buckets: Iterable[Bucket], adapter: Bucket, table: WeightTable, *, scaling: float
 ) -> Iterator[Bucket]:
-    """`buckets` of a base model, each matrix W with its adapter merged in: W + scaling * B A.
-    `adapter`: all tensors of the adapter, whole; `table`: the adapter's."""
+    """Yield `buckets` of a base model with the adapter merged in: each matrix W becomes W + scaling
+    * B A. `adapter` has all tensors of the adapter, whole, and `table` is its table."""
     tensors = dict(adapter)
 
     def matrix(place: Place) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _dtypes(weights: Sequence[LocalWeight]) -> Mapping[str, torch.dtype]:
 
 
 def bundles_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Units that must lie in one bucket."""
+    """Yield the groups of entries that must be in one bucket."""
 
     def name(unit: list[Entry]) -> object:
         return (unit[0].layer, unit[0].rule.together) if unit[0].rule.together else unit[0].hf
@@ -154,7 +154,7 @@ def _part_shapes(rule: Rule, facts: ModelFacts) -> tuple[torch.Size, ...]:
 
 
 def part_shapes(entry: Entry) -> tuple[torch.Size, ...]:
-    """Of the whole parts of an entry."""
+    """Return the shapes of the whole parts of an entry."""
     return _part_shapes(entry.rule, entry.facts)
 
 

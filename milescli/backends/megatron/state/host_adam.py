@@ -15,17 +15,17 @@ _HOST = torch.device("cpu")
 
 
 class HostAdamW(torch.optim.AdamW):
-    """Its parameters are what Megatron gives an optimizer: float32 parts of the model's own memory,
-    which stay where they are, or stand-ins for float32 copies of bfloat16 weights, which have a
-    shape and a gradient and no memory; what they stand for is in `copies`."""
+    """Implements AdamW in host memory. Its parameters come from Megatron: float32 parts of the
+    model's own memory, which stay there, or placeholders for float32 copies of bfloat16 weights,
+    which have a shape and a gradient and no memory; the copies themselves are in `copies`."""
 
     copies: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
     """stand-in -> (float32 weights in host memory, the bfloat16 weights on the device)"""
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:
-        """One weight after the other. Decoupled weight decay (Loshchilov & Hutter, arXiv
-        1711.05101, algorithm 2), in float32."""
+        """Update one weight after the other, with decoupled weight decay (Loshchilov & Hutter,
+        arXiv 1711.05101, algorithm 2), in float32."""
         assert closure is None, "Megatron gives none"
         for group in self.param_groups:
             for weight in group["params"]:
@@ -59,7 +59,7 @@ class HostAdamW(torch.optim.AdamW):
         )
 
     def moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Of a weight; zeros at first."""
+        """Return the moments of a weight, created as zeros."""
         state = self.state[weight]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -69,8 +69,7 @@ class HostAdamW(torch.optim.AdamW):
 
 
 class _OnHost(DistributedOptimizer):
-    """Megatron's optimizer around it: where it looks at float32 weights, it is shown those in host
-    memory."""
+    """Wraps Megatron's optimizer so that it sees the float32 weights in host memory."""
 
     optimizer: HostAdamW
 
@@ -102,7 +101,7 @@ class _OnHost(DistributedOptimizer):
 
 @torch.no_grad()
 def move_to_host(inner: MegatronOptimizer) -> None:
-    """Take one of Megatron's optimizers, just made, off the device."""
+    """Move one of Megatron's new optimizers off the device."""
     assert type(inner) is DistributedOptimizer, type(inner)
     device = inner.optimizer
     host = HostAdamW([torch.nn.Parameter(torch.zeros(1))])

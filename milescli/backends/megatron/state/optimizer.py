@@ -31,14 +31,14 @@ from milescli.train.optimizers import ADAMW, UpdateRule, load_rule
 
 
 class RuleOptimizer(torch.optim.AdamW):
-    """AdamW to who asks for its type and its states; each step is the rule's."""
+    """Follows an update rule, with AdamW's type and states for callers that inspect them."""
 
     rule: UpdateRule
     settings: Optimizer
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:
-        """One weight after the other."""
+        """Update one weight after the other."""
         assert closure is None, "Megatron gives none"
         for group in self.param_groups:
             for weight in group["params"]:
@@ -57,7 +57,7 @@ class RuleOptimizer(torch.optim.AdamW):
 
 
 class HostRule(HostAdamW):
-    """The same in host memory."""
+    """Follows an update rule in host memory."""
 
     rule: UpdateRule
     settings: Optimizer
@@ -77,7 +77,7 @@ def follow(
     group: dict,
     settings: Optimizer,
 ) -> None:
-    """One step of one weight. `state` as torch's AdamW has it, its step counted already."""
+    """Update one weight. `state` is that of torch's AdamW, with its step count already raised."""
     rule(
         weight=weight,
         grad=grad,
@@ -91,7 +91,7 @@ def follow(
 
 
 def take_rule(inner: MegatronOptimizer, rule: UpdateRule, settings: Optimizer) -> None:
-    """Make one of Megatron's optimizers, just made, follow `rule`."""
+    """Make one of Megatron's new optimizers follow `rule`."""
     kind = {torch.optim.AdamW: RuleOptimizer, HostAdamW: HostRule}.get(type(inner.optimizer))
     if kind is None:
         theirs = type(inner.optimizer).__name__
@@ -109,7 +109,7 @@ Lists = Sequence[Sequence[torch.Tensor]]
 
 
 def install_clipping() -> None:
-    """In this process. TransformerEngine's and apex's are left where they are installed."""
+    """Install gradient clipping in this process, unless TransformerEngine or apex provides it."""
     if clip_grads.l2_norm_impl is utils.local_multi_tensor_l2_norm:
         clip_grads.l2_norm_impl = norm_of_all
         clip_grads.multi_tensor_scale_impl = scale_all
@@ -118,16 +118,16 @@ def install_clipping() -> None:
 def norm_of_all(
     chunk_size: int, overflow: torch.Tensor, lists: Lists, per_tensor: bool
 ) -> tuple[torch.Tensor, None]:
-    """([1] float32 L2 norm of all tensors of all lists together, no norms of single ones); what
-    apex's multi_tensor_l2norm takes and returns."""
+    """Return ([1] float32 L2 norm of all tensors of all lists together, no norms of single ones),
+    with the interface of apex's multi_tensor_l2norm."""
     tensors = [tensor for tensors in lists for tensor in tensors]
     norms = torch._foreach_norm(tensors)
     return torch.linalg.vector_norm(torch.stack(norms), dtype=torch.float32).reshape(1), None
 
 
 def scale_all(chunk_size: int, overflow: torch.Tensor, lists: Lists, scale: float) -> None:
-    """The tensors of the first list times `scale` into those of the second, which may be the same;
-    what apex's multi_tensor_scale takes."""
+    """Write the tensors of the first list times `scale` into those of the second, which may be the
+    same, with the interface of apex's multi_tensor_scale."""
     source, target = lists
     if any(one is not other for one, other in zip(source, target, strict=True)):
         torch._foreach_copy_(target, source)
@@ -135,8 +135,8 @@ def scale_all(chunk_size: int, overflow: torch.Tensor, lists: Lists, scale: floa
 
 
 def wrap(model: GPTModel) -> DistributedDataParallel:
-    """Contiguous gradient memory; gradients are summed over data- and context-parallel ranks, in
-    float32."""
+    """Give the model contiguous gradient memory; gradients are summed over data- and
+    context-parallel ranks in float32."""
     config = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=True, overlap_grad_reduce=False
     )
@@ -151,9 +151,9 @@ def wrap(model: GPTModel) -> DistributedDataParallel:
 def make_optimizer(
     model: DistributedDataParallel, recipe: Optimizer, *, dtype: torch.dtype, on_host: bool = False
 ) -> MegatronOptimizer:
-    """AdamW, or the recipe's rule, whose states are spread over the data-parallel ranks. The
-    model's weights must be loaded: it copies them where they are bfloat16. `on_host`: Adam's
-    moments and those copies are in host memory, and stepped there."""
+    """Make AdamW, or the recipe's rule, with states sharded over the data-parallel ranks. The
+    model's weights must be loaded, because bfloat16 weights are copied. `on_host` stores Adam's
+    moments and those copies in host memory, and computes the step there."""
     config = OptimizerConfig(
         optimizer="adam",
         lr=recipe.lr,
@@ -188,8 +188,8 @@ def make_optimizer(
 
 
 def fuse(optimizer: MegatronOptimizer) -> None:
-    """One kernel for a group of weights, before the first step. By itself torch's AdamW goes over
-    them operation by operation on an accelerator, with a temporary copy as large as all of them."""
+    """Select fused kernels, before the first step. By default torch's AdamW runs operation by
+    operation on an accelerator, with a temporary copy of all weights."""
     for inner in inner_optimizers(optimizer):
         # not TransformerEngine's, which is one kernel anyway, nor that in host memory
         if type(inner.optimizer) is torch.optim.AdamW:
@@ -209,26 +209,26 @@ def _groups(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
 
 
 def inner_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """The optimizers of dense and of expert weights, or the only one there is."""
+    """Return the optimizers of dense and of expert weights, or the only one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def set_lr(optimizer: MegatronOptimizer, lr: float) -> None:
-    """For the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def forget_moments(optimizer: MegatronOptimizer) -> None:
-    """As if no step had been made."""
+    """Reset the moments, as if no step had been made."""
     for inner in inner_optimizers(optimizer):
         if inner.optimizer is not None:
             inner.optimizer.state.clear()
 
 
 def require_finite_gradients(model: DistributedDataParallel, *, device: torch.device) -> None:
-    """Raises NotFiniteError on every rank, naming the first bad gradient of the lowest rank that
-    has one. Collective."""
+    """Raise NotFiniteError on every rank, naming the first bad gradient of the lowest rank that has
+    one. Collective."""
     buffers = [*model.buffers, *model.expert_parallel_buffers]
     bad = any(not bool(torch.isfinite(buffer.grad_data.sum())) for buffer in buffers)
     flag = torch.tensor([int(bad)], device=device)

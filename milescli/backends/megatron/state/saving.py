@@ -53,8 +53,8 @@ def release_state() -> None:
 
 
 class _CommonPart(TorchCommonSaveStrategy):
-    """What is no tensor, which rank 0 alone writes. Where it cannot, it says so when all ranks
-    speak, as the others are already waiting for it in a collective."""
+    """Writes what is not a tensor, on rank 0 alone. If that fails, it reports the error when all
+    ranks report, since the others already wait for it in a collective."""
 
     failure: BaseException | None = None
 
@@ -71,11 +71,11 @@ _COMMON_PART = _CommonPart("torch", 1)
 
 
 class BackgroundSave(AsyncSaveShardedStrategy):
-    """One save: planned together by all ranks, written and hashed by each from a thread, completed
-    together by `complete`. No rank goes on while another has failed: all raise alike."""
+    """Runs one save: planned together by all ranks, written and hashed by each from a thread,
+    completed together by `complete`. If one rank fails, all raise the same error."""
 
     def __init__(self, *, timeout_s: float, copies: bool) -> None:
-        """`copies`: what is on an accelerator is copied to host memory before it is written."""
+        """With `copies`, copy device memory to the host before writing."""
         super().__init__("torch_dist", 1)
         self._timeout_s, self._copies = timeout_s, copies
         self._results: list[WriteResult] = []
@@ -89,11 +89,11 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         register_default_strategy(StrategyAction.SAVE_COMMON, "torch", 1, _COMMON_PART)
 
     def can_handle_sharded_objects(self) -> bool:
-        """Megatron asks: yes, as bytes."""
+        """Return True: objects are saved as bytes. Called by Megatron."""
         return True
 
     def async_save(self, sharded_state_dict, checkpoint_dir) -> AsyncRequest:
-        """Called by Megatron. Agrees on the plan, and starts the thread."""
+        """Agree on the plan and start the thread. Called by Megatron."""
         self._folder, self._failure = Path(checkpoint_dir), _COMMON_PART.failure
         flat, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
         tensors = [x for x in chain.from_iterable(flat.values()) if isinstance(x, ShardedTensor)]
@@ -149,18 +149,18 @@ class BackgroundSave(AsyncSaveShardedStrategy):
             _reading.remove(self)
 
     def wait_until_read(self) -> None:
-        """Until all that this rank writes is with the system, though not yet on disk. Raises
+        """Wait until the system has all that this rank writes, though not yet on disk. Raises
         WaitTimeout."""
         if not self._read.wait(timeout=self._timeout_s):
             raise self._late()
 
     @property
     def is_written(self) -> bool:
-        """Whether this rank's files are on disk, or never will be."""
+        """Return True if this rank's files are on disk, or never will be."""
         return self._thread is not None and not self._thread.is_alive()
 
     def wait(self) -> None:
-        """Until this rank's files are on disk. Raises WaitTimeout."""
+        """Wait until this rank's files are on disk. Raises WaitTimeout."""
         assert self._thread is not None, "nothing was saved"
         self._thread.join(timeout=self._timeout_s)
         if self._thread.is_alive():
@@ -178,8 +178,9 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         )
 
     def complete(self) -> dict[str, str]:
-        """Rank 0 writes what was written where; all ranks learn of a failure on any. Returns the
-        SHA-256 of every file with tensors, by its name in the folder. Raises CheckpointError."""
+        """Complete the save on all ranks: rank 0 writes the index of what was written, and every
+        rank learns of a failure on any. Returns the SHA-256 of every file with tensors, by its name
+        in the folder. Raises CheckpointError."""
         gathered: list[object] = [None] * dist.get_world_size()
         failure = self._failure
         mine = (self._results, self._sha256) if failure is None else _told(failure)

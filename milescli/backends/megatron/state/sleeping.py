@@ -1,5 +1,5 @@
-"""Giving the device's memory to a colocated engine, and taking it back. Only where there is a
-device of its own (not run on a CPU)."""
+"""Moves device memory to the host for a colocated engine, and back. Only for accelerators (not run
+on a CPU)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from milescli.backends.megatron.state.optimizer import inner_optimizers
 
 
 class Sleeper:
-    """Moves what a trainer rank holds on its device; each order may follow each other, also
-    itself."""
+    """Moves the device memory of a trainer rank; its calls may come in any order, and
+    repeatedly."""
 
     def __init__(self, model: DistributedDataParallel, optimizer: MegatronOptimizer) -> None:
-        """Both keep their identity; only the memory behind their tensors comes and goes."""
+        """Manage model and optimizer, which keep their identity; only the memory behind their
+        tensors moves."""
         self._model, self._optimizer = model, optimizer
         frozen = [each for each in model.parameters() if not each.requires_grad]
         self._frozen = HeldSleeper(frozen)
@@ -26,8 +27,8 @@ class Sleeper:
         self._asleep = self._slim = False
 
     def shed(self) -> None:
-        """Only the weights are on the device, to be published; they return where they were asleep.
-        Gradients are dropped, being rebuilt at each step anyway."""
+        """Keep only the weights on the device, to be published; moves them back if they were
+        asleep. Drops gradients, which each step recomputes."""
         if self._asleep:
             for buffer in self._buffers():
                 buffer.reload_from_cpu(move_params=True, move_grads=False)
@@ -44,7 +45,7 @@ class Sleeper:
         self._slim = True
 
     def sleep(self) -> None:
-        """Weights go to host memory too."""
+        """Move the weights to host memory too."""
         if self._asleep:
             return
         self.shed()
@@ -55,7 +56,7 @@ class Sleeper:
         self._asleep = True
 
     def wake(self) -> None:
-        """Everything is back where it was, bit for bit; gradients are zero."""
+        """Restore everything bit for bit; gradients are zero."""
         if not self._slim:
             return
         for buffer in self._buffers():
@@ -86,16 +87,16 @@ class Sleeper:
 
 
 class HeldSleeper:
-    """The same of weights that never change, so that their copy in host memory is made once."""
+    """Moves weights that never change, so that their copy in host memory is made once."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Only the memory behind them comes and goes."""
+        """Manage the memory behind `parameters`."""
         self._parameters = parameters
         self._on_host: list[torch.Tensor] = []
         self._asleep = False
 
     def sleep(self) -> None:
-        """No weights on the device."""
+        """Move the weights off the device."""
         if self._asleep:
             return
         self._on_host = self._on_host or [to_host(each.detach()) for each in self._parameters]
@@ -105,7 +106,7 @@ class HeldSleeper:
         self._asleep = True
 
     def wake(self) -> None:
-        """They are back."""
+        """Move the weights back to the device."""
         if not self._asleep:
             return
         for parameter in self._parameters:
@@ -114,7 +115,8 @@ class HeldSleeper:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy; pinned where it comes from an accelerator, so that it returns at full speed."""
+    """Return a host copy; pinned if it comes from an accelerator, so that it returns at full
+    speed."""
     if tensor.device.type == "cpu":
         return tensor.clone()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

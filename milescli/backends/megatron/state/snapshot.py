@@ -21,15 +21,15 @@ from milescli.core.errors import RecipeError
 
 
 class Reference:
-    """Holds nothing until `freeze`."""
+    """Stores the reference weights; empty until `freeze`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """`model`: whose parameters are copied, and replaced in turn."""
+        """Manage `model`, whose parameters are copied, and temporarily replaced."""
         self._model = model
         self._frozen: list[torch.Tensor] | None = None
 
     def freeze(self) -> None:
-        """The current weights become the reference."""
+        """Make the current weights the reference."""
         if self._frozen is None:
             self._frozen = [to_host(parameter.detach()) for parameter in self._trained()]
             return
@@ -38,7 +38,8 @@ class Reference:
 
     @property
     def frozen(self) -> list[torch.Tensor] | None:
-        """[parameters that are trained] in the order of the model, on the host."""
+        """Return [trained parameters] in the order of the model, on the host; None before
+        `freeze`."""
         return self._frozen
 
     def _trained(self) -> list[torch.nn.Parameter]:
@@ -48,7 +49,8 @@ class Reference:
     @contextmanager
     @torch.no_grad()
     def swapped_in(self) -> Iterator[None]:
-        """The model is the reference within; afterwards it is what it was, bit for bit."""
+        """Replace the model's weights by the reference within the block; restores them bit for bit
+        afterwards."""
         if self._frozen is None:
             raise RecipeError(
                 "there is no reference to measure the KL against",
@@ -87,8 +89,9 @@ _ALIGN = 64
 
 
 class Snapshot:
-    """Its memory is made at the first copy, pinned where the rank has an accelerator, and used
-    again by each that follows. A copy has sections: each model, random numbers, the reference."""
+    """Copies a rank's state. Its memory is allocated at the first copy, pinned if the rank has an
+    accelerator, and reused by each later one. A copy has sections: each model, random numbers, the
+    reference."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class Snapshot:
         awake: Callable[[TrainedModel], AbstractContextManager[None]],
         device: torch.device,
     ) -> None:
-        """`awake`: within it, a model is on the device."""
+        """Copy `models` and `reference`. Within `awake`, a model is on the device."""
         self._models, self._reference = models, reference
         self._awake, self._device = awake, device
         self._sections = list[torch.Tensor]()
@@ -106,7 +109,7 @@ class Snapshot:
 
     @torch.no_grad()
     def take(self) -> list[int]:
-        """Copy the state as it is now; the sizes of the sections in bytes."""
+        """Copy the current state, and return the sizes of the sections in bytes."""
         self._sections = self._sections or [self._empty(0)] * self._num_sections
         for number, model in enumerate(self._models):
             with self._awake(model):
@@ -118,21 +121,21 @@ class Snapshot:
         return [section.numel() for section in self._sections]
 
     def read(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """A part of the copy that was taken last; it is no copy of that."""
+        """Return a part of the last copy, as a view."""
         return self._sections[section][offset : offset + size_bytes].numpy()
 
     def make_room(self, sizes: Sequence[int]) -> None:
-        """For a copy that is written by parts. `sizes`: as `take` returned them."""
+        """Allocate a copy that is written in parts. `sizes` come from `take`."""
         assert len(sizes) == self._num_sections, (sizes, self._num_sections)
         self._sections = [self._empty(size) for size in sizes]
 
     def write(self, section: int, offset: int, part: np.ndarray) -> None:
-        """One part."""
+        """Write one part."""
         self._sections[section].numpy()[offset : offset + part.size] = part
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """The rank is as it was when the copy was taken."""
+        """Restore the rank's state from the copy."""
         release_state()
         for number, model in enumerate(self._models):
             with self._awake(model):
@@ -180,8 +183,8 @@ class Snapshot:
 
 @torch.no_grad()
 def tensors_of(model: TrainedModel) -> list[torch.Tensor]:
-    """Weights that are trained, buffers and all that the optimizer remembers, in an order that
-    follows from the layout alone. Weights that the optimizer views are the model's."""
+    """Return the trained weights, the buffers and the optimizer's state, in an order that depends
+    on the layout alone. Weights that the optimizer views are the model's."""
     make_moments(model.optimizer)
     trained = [each for each in model.model.module.parameters() if each.requires_grad]
     tensors = [*trained, *model.model.module.buffers()]

@@ -31,7 +31,7 @@ TIED_OUTPUT = "output_layer.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalWeight:
-    """A parameter of this rank, and the line of the table that it is (a part of)."""
+    """Pairs a parameter of this rank with the table entry that it is (a part of)."""
 
     name: str
     """As `model.named_parameters()` says."""
@@ -43,8 +43,8 @@ class LocalWeight:
 def local_weights(
     model: GPTModel, table: WeightTable, mesh: Mesh, *, of_adapter: bool = False
 ) -> list[LocalWeight]:
-    """Every parameter of this rank, and every buffer that the table knows, in the order of the
-    model. `of_adapter`: the table is that of an adapter, and knows nothing else."""
+    """Return every parameter of this rank, and every buffer in the table, in the order of the
+    model. `of_adapter` says that the table is an adapter's, and has nothing else."""
     first_layer = get_transformer_layer_offset(model.config)
     first_expert = mesh.ep_rank * (table.facts.num_experts // mesh.layout.ep)
     embedding = table.by_megatron.get("embedding.word_embeddings.weight")
@@ -68,9 +68,9 @@ def local_weights(
 def silence_layers(
     weights: Sequence[LocalWeight], *, first: int, kept: dict[str, torch.Tensor]
 ) -> None:
-    """Zero what layers `first` and beyond add to the residual stream, so that they pass it through:
-    the model that is left has `first` layers. What earlier calls silenced before `first` is put
-    back. `kept`: by name, the values of what is silent, in host memory."""
+    """Zero what layers `first` and beyond add to the residual stream, so that the model acts as its
+    first `first` layers. Layers before `first` that earlier calls silenced are restored. `kept`
+    holds the values of silent weights by name, in host memory."""
     release_state()
     for weight in weights:
         is_silent = weight.entry.layer is not None and weight.entry.layer >= first
@@ -98,7 +98,7 @@ def _global_name(name: str, *, first_layer: int, first_expert: int) -> str:
 
 
 def cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
-    """(parts, this rank's part) of a tensor."""
+    """Return (number of parts, this rank's part) of a tensor."""
     if sharding.axis == "tp":
         return mesh.layout.tp, mesh.tp_rank
     if sharding.axis == "etp":
@@ -110,7 +110,7 @@ def cut(sharding: Sharding, mesh: Mesh) -> tuple[int, int]:
 def load_hf(
     weights: Sequence[LocalWeight], table: WeightTable, *, folder: Path, mesh: Mesh
 ) -> None:
-    """Fill this rank's parameters, reading only its part of every tensor. Raises CheckpointError
+    """Load this rank's parameters, reading only its part of every tensor. Raises CheckpointError
     for missing or misshapen weights."""
     with open_source(folder) as reader:
         names = reader.names()

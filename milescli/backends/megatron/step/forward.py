@@ -19,9 +19,9 @@ from milescli.train.vocab_parallel import Head, target_logprobs, top_logprobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What a model says at the S positions of a microbatch: log-probs and entropy, or scores. For a
-    loss, all but scores are computed on the loss mask alone, and 0.0 elsewhere: a prompt costs no
-    logits."""
+    """Holds the model's outputs at the S positions of a microbatch: log-probs and entropy, or
+    scores. For a loss, all but scores are computed on the loss mask alone, and are 0.0 elsewhere: a
+    prompt costs no logits."""
 
     logprobs: torch.Tensor | None = None
     """[S] of the targets."""
@@ -36,7 +36,7 @@ class Outputs:
 
     @property
     def values(self) -> torch.Tensor:
-        """[S] log-probs, or scores."""
+        """Return [S] log-probs, or scores."""
         values = self.logprobs if self.scores is None else self.scores
         assert values is not None, "a model says something"
         return values
@@ -52,12 +52,12 @@ Candidates = Callable[[Microbatch], torch.Tensor | None]
 
 
 def no_candidates(_: Microbatch) -> None:
-    """A loss wants the targets' alone."""
+    """Return None: the loss needs no log-probs but the targets'."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """The model, and what every pass over it needs."""
+    """Runs passes over a model."""
 
     model: torch.nn.Module
     """Megatron's DistributedDataParallel around the GPTModel."""
@@ -78,9 +78,9 @@ class Passes:
     def score(
         self, microbatches: Sequence[Microbatch], *, temperature: float, everywhere: bool = True
     ) -> list[torch.Tensor]:
-        """Log-prob of every target, or score, [S] per microbatch on ranks of the last stage; empty
-        elsewhere. `everywhere`: off the loss mask, too, where a log-prob is 0.0 else. No
-        gradient."""
+        """Return the log-prob of every target, or the score, [S] per microbatch on ranks of the
+        last stage; empty elsewhere. `everywhere` includes positions off the loss mask, where a
+        log-prob is 0.0 otherwise. No gradient."""
         kept: list[torch.Tensor] = []
 
         def keep(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
@@ -97,8 +97,8 @@ class Passes:
     def likeliest(
         self, microbatches: Sequence[Microbatch], *, count: int, temperature: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the last
-        stage; empty elsewhere. No gradient."""
+        """Return (ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the
+        last stage; empty elsewhere. No gradient."""
         kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def keep(hidden: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
@@ -117,8 +117,8 @@ class Passes:
         temperature: float,
         candidates: Candidates = no_candidates,
     ) -> None:
-        """Gradients of the sum of all microbatches' losses, on all ranks, reduced over the
-        data-parallel ranks."""
+        """Compute the gradients of the sum of all microbatches' losses on all ranks, reduced over
+        the data-parallel ranks."""
         told = self._telling(loss, temperature=temperature, candidates=candidates)
         self._run(microbatches, told, forward_only=False)
 
@@ -130,7 +130,7 @@ class Passes:
         temperature: float,
         candidates: Candidates = no_candidates,
     ) -> None:
-        """Call `loss` as `train` does, and nothing else happens."""
+        """Call `loss` as `train` does, without gradients."""
         told = self._telling(loss, temperature=temperature, candidates=candidates)
         with torch.no_grad():
             self._run(microbatches, told, forward_only=True)

@@ -1,5 +1,5 @@
-"""A microbatch on the device: one packed row with all that the model needs of it, and where its
-tokens stand. Streams are the shard's (`shard.py`)."""
+"""Defines a microbatch on the device: one packed row with the model's inputs, and the place of each
+token in the shard (`shard.py`), which holds the streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milescli.train.packed_tokens import Places
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class After:
-    """The tokens after the targets of a row."""
+    """Holds the tokens after the targets of a row."""
 
     ids: torch.Tensor
     """[S] int64; 0 where the sequence ends before."""
@@ -25,7 +25,8 @@ class After:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """S: positions of this rank, padding included; padding is off the mask and has weight 0."""
+    """Holds one packed row. S: positions of this rank, padding included; padding is off the mask
+    and has weight 0."""
 
     indices: list[int]
     """Sequences of the shard, in the order of the row."""
@@ -54,7 +55,7 @@ class Microbatch:
 
 
 def row_shape(mesh: Mesh) -> RowShape:
-    """What the layout asks of every row."""
+    """Return the layout's requirements on every row."""
     scattered = mesh.layout.sequence_parallel and mesh.layout.tp > 1
     return RowShape(
         cp=mesh.layout.cp,

@@ -18,8 +18,8 @@ OwnRouters = list[tuple[int, Router]]
 
 
 def own_routers(model: GPTModel, facts: ModelFacts) -> OwnRouters:
-    """In the order of the model; none where routing is not replayed. The engine's record has a
-    place for each layer of the model, so layers without experts count too."""
+    """Return the routers in the order of the model; none if routing is not replayed. The engine's
+    record has a place for each layer of the model, so layers without experts count too."""
     routers = []
     for layer in model.decoder.layers:
         router = getattr(getattr(layer, "mlp", None), "router", None)
@@ -33,8 +33,9 @@ def own_routers(model: GPTModel, facts: ModelFacts) -> OwnRouters:
 def prepare_forward(
     routers: OwnRouters, microbatch: Microbatch, *, mesh: Mesh, counts: bool
 ) -> None:
-    """Before a forward pass over a row whose routes are known. Under sequence parallelism the
-    router of tp rank r sees the r-th part of it. `counts`: note what the routers would choose."""
+    """Set the recorded routes before a forward pass over a row. Under sequence parallelism the
+    router of tp rank r sees the r-th part of it. `counts` also records what the routers would
+    choose."""
     assert microbatch.routed_experts is not None
     own = microbatch.routed_experts.to(mesh.device).long()
     assert own.shape[1] == len(routers), (own.shape, len(routers))
@@ -51,8 +52,8 @@ def prepare_forward(
 
 
 def after_forward(routers: OwnRouters, *, recomputes: bool) -> None:
-    """Recomputation in the backward pass takes the choices in the order of the forward passes;
-    where there is none, they are not kept."""
+    """Keep the choices for recomputation, whose backward pass takes them in the order of the
+    forward passes, or drop them without it."""
     for _, router in routers:
         router.is_counted = None
         router.router_replay.set_router_replay_action(RouterReplayAction.REPLAY_BACKWARD)
@@ -61,15 +62,15 @@ def after_forward(routers: OwnRouters, *, recomputes: bool) -> None:
 
 
 def finish(routers: OwnRouters) -> None:
-    """After a pass over all microbatches: forget the choices, route freely again."""
+    """Drop the choices and route freely again, after a pass over all microbatches."""
     for _, router in routers:
         router.router_replay.clear_indices()
         router.router_replay.clear_router_replay_action()
 
 
 def share_that_differs(routers: OwnRouters, mesh: Mesh) -> float | None:
-    """Of the replayed routes that were counted since the last call: how many the trainer's own
-    routers would not have chosen. None where none were counted. Collective; equal on all ranks."""
+    """Return the share of the replayed routes, counted since the last call, that the trainer's own
+    routers would not have chosen; None if none were counted. Collective; equal on all ranks."""
     counts = torch.zeros(2, dtype=torch.float64, device=mesh.device)
     for _, router in routers:
         counts += router.route_counts

@@ -14,9 +14,9 @@ SEED = 20
 
 @contextmanager
 def rounded_otherwise(model: torch.nn.Module) -> Iterator[None]:
-    """Within, each layer's output is multiplied by 1 + u * noise, element by element: u is the unit
-    roundoff of its type (6e-8 in float32, 0.004 in bfloat16), the noise standard normal. Equal on
-    all ranks that hold the same tokens, and equal each time."""
+    """Multiply each layer's output by 1 + u * noise, element by element, within the block: u is the
+    unit roundoff of its type (6e-8 in float32, 0.004 in bfloat16), the noise standard normal. The
+    noise is equal on all ranks that hold the same tokens, and in each call."""
     handles = [
         layer.register_forward_hook(_Rounding(number))
         for number, layer in enumerate(model.decoder.layers)
@@ -29,7 +29,7 @@ def rounded_otherwise(model: torch.nn.Module) -> Iterator[None]:
 
 
 class _Rounding:
-    """The hook of one layer."""
+    """Implements the hook of one layer."""
 
     def __init__(self, number: int) -> None:
         self._generator = torch.Generator().manual_seed(SEED + number)

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowShape:
-    """What the layout asks of a row."""
+    """Holds the layout's requirements on a row."""
 
     cp: int = 1
     cp_rank: int = 0
@@ -22,14 +22,15 @@ class RowShape:
 
     @property
     def sequence_multiple(self) -> int:
-        """Every sequence is padded to a multiple of this, so that context parallelism can cut it
-        into equal pieces."""
+        """Return the multiple to which every sequence is padded, so that context parallelism can
+        cut it into equal pieces."""
         return 2 * self.cp if self.cp > 1 else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """S: this rank's positions, padding included; F: positions of the whole row, F = S * cp."""
+    """Locates the tokens of a packed row. S: this rank's positions, padding included; F: positions
+    of the whole row, F = S * cp."""
 
     source: torch.Tensor
     """[S] int64 index of the input token in the shard, -1 for padding."""
@@ -48,8 +49,8 @@ class RowLayout:
 
 
 def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
-    """`spans`: (index of the first token, number of positions) of each sequence, in order. No spans
-    give a row of padding alone."""
+    """Lay out a row of `spans`: (index of the first token, number of positions) of each sequence,
+    in order. Without spans the row is padding alone."""
     kept = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
     multiple = shape.sequence_multiple
     padded = [-(-length // multiple) * multiple for _, _, length in kept]
@@ -76,8 +77,8 @@ def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
 
 
 def zigzag(padded: Sequence[int], *, cp: int, cp_rank: int) -> np.ndarray:
-    """Positions of the whole row that rank `cp_rank` holds: of every sequence, cut into 2 cp
-    pieces, pieces cp_rank and 2 cp - 1 - cp_rank, so that causal attention costs every rank the
+    """Return the positions of the whole row that rank `cp_rank` holds: pieces cp_rank and 2 cp - 1
+    - cp_rank of every sequence, cut into 2 cp pieces, so that causal attention costs every rank the
     same."""
     if cp == 1:
         return np.arange(sum(padded))

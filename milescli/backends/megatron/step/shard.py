@@ -20,7 +20,8 @@ from milescli.train.streams import Stream
 
 
 class RankShard:
-    """T: tokens of the shard; S: positions of one microbatch on this rank."""
+    """Holds a rank's shard of the batch as packed rows. T: tokens of the shard; S: positions of one
+    microbatch on this rank."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class RankShard:
         facts: ModelFacts,
         routed_layers: Sequence[int] = (),
     ) -> None:
-        """Lays out every row. Nothing is computed yet. `routed_layers`: whose routes are replayed
-        on this rank; those of others are not kept."""
+        """Lay out every row without computing anything. `routed_layers` are those whose routes this
+        rank replays; others are dropped."""
         assert shard.dp_rank == mesh.dp_rank, (shard.dp_rank, mesh.dp_rank)
         self.shard = shard
         self._mesh = mesh
@@ -54,15 +55,15 @@ class RankShard:
 
     @property
     def microbatches(self) -> list[Microbatch]:
-        """Of all updates."""
+        """Return the microbatches of all updates."""
         return [microbatch for update in self.updates for microbatch in update]
 
     def __contains__(self, stream: Stream) -> bool:
         return stream in self._streams
 
     def rows_of_teacher(self, number: int, facts: ModelFacts) -> list[Microbatch]:
-        """The microbatches, laid out for a teacher's model, of the sequences that are its own; as
-        many as there are, so that all ranks go through equally many."""
+        """Return the microbatches of a teacher's own sequences, laid out for its model; their
+        number is that of all microbatches, so that all ranks run equally many passes."""
         owners = np.zeros(len(self.shard.sequence_ids), np.int64)
         if Stream.TEACHER_INDEX in self.shard.streams:
             starts = self.shard.cu_seqlens[:-1]
@@ -119,8 +120,9 @@ class RankShard:
         *,
         microbatches: Sequence[Microbatch] | None = None,
     ) -> None:
-        """`values`: [S] or [S, k] for each of `microbatches` (None: of all updates, in order); none
-        where this rank is not on the last stage. What other context-parallel ranks hold stays 0."""
+        """Store a stream: [S] or [S, k] for each of `microbatches` (None: of all updates, in
+        order); none if this rank is not on the last stage. Positions of other context-parallel
+        ranks stay 0."""
         whole = torch.zeros(self.num_tokens + 1)
         if values:
             first = values[0]
@@ -136,8 +138,8 @@ class RankShard:
         whole[source[is_real] + 1] = part.detach().cpu()[is_real].to(whole.dtype)
 
     def take(self, stream: Stream, source: torch.Tensor) -> torch.Tensor:
-        """[S] or [S, k] on the device; padding gets whatever the first token has, and is off the
-        mask."""
+        """Return [S] or [S, k] of a stream on the device; padding gets the value of the first
+        token, and is off the mask."""
         return self._streams[stream][source.clamp(min=-1) + 1].to(self._mesh.device)
 
     def tokens_of(
@@ -149,7 +151,7 @@ class RankShard:
         candidates: torch.Tensor | None = None,
         scores: torch.Tensor | None = None,
     ) -> PackedTokens:
-        """What a loss sees of one microbatch, with what the model says there."""
+        """Return one microbatch as a loss sees it, with the model's outputs."""
         return PackedTokens(
             places=microbatch.places,
             loss_mask=microbatch.loss_mask,
@@ -162,7 +164,8 @@ class RankShard:
         )
 
     def all_tokens(self) -> PackedTokens:
-        """What `Objective.complete` sees: every microbatch of this rank, one after the other."""
+        """Return all tokens as `Objective.complete` sees them: every microbatch of this rank, one
+        after the other."""
         microbatches = self.microbatches
         counts = [len(microbatch.places.lengths) for microbatch in microbatches]
         before, total = np.cumsum([0, *counts]).tolist(), sum(counts)
@@ -187,7 +190,7 @@ class RankShard:
         )
 
     def keep(self, tokens: PackedTokens) -> None:
-        """The streams that `complete` has set on `all_tokens`."""
+        """Store the streams that `complete` has set on `all_tokens`."""
         source = torch.cat([microbatch.source for microbatch in self.microbatches])
         for stream, values in tokens.new_streams.items():
             whole = torch.zeros(self.num_tokens + 1)
@@ -195,7 +198,7 @@ class RankShard:
             self._streams[stream] = whole
 
     def by_sequence(self, stream: Stream) -> list[torch.Tensor]:
-        """[N] of [n] a stream on the host, sequence by sequence."""
+        """Return [N] arrays [n] of a stream on the host, one per sequence."""
         return self._cut(self._streams[stream])
 
     def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
@@ -204,8 +207,8 @@ class RankShard:
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
 
     def told(self, stream: Stream) -> list[np.ndarray] | None:
-        """[N] of [n] float32 as `by_sequence`, put together over context-parallel ranks; None on
-        ranks that do not speak for the shard's tokens. Collective."""
+        """Return [N] arrays [n] float32 like `by_sequence`, combined over context-parallel ranks;
+        None on ranks that do not report the shard's tokens. Collective."""
         if not self._mesh.speaks_for_tokens:
             return None
         return self._gathered(self.by_sequence(stream))
@@ -213,9 +216,10 @@ class RankShard:
     def logprobs_before(
         self, first: Sequence[tuple[Microbatch, torch.Tensor]]
     ) -> dict[int, np.ndarray]:
-        """As `Stepped.logprobs`, of `shard.asked`. `first`: [S] of those microbatches of the first
-        update that have one of them, where the shard has no OLD. Waits for the device: call it
-        behind the step. Empty on ranks that do not speak for the shard's tokens. Collective."""
+        """Return the log-probs of `shard.asked` (`Stepped.logprobs`). `first` holds [S] of those
+        microbatches of the first update that have one of them, for a shard without OLD. Waits for
+        the device: call it after the step. Empty on ranks that do not report the shard's tokens.
+        Collective."""
         asked = list(self.shard.asked)
         if not asked or not self._mesh.speaks_for_tokens:
             return {}

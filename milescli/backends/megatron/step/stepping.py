@@ -30,7 +30,7 @@ MTP_LOSS = "mtp_loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpTerm:
-    """The loss of an MTP layer beside the objective's, in one update."""
+    """Adds the loss of an MTP layer to the objective's, in one update."""
 
     weight: float
     num_tokens: float
@@ -38,7 +38,8 @@ class MtpTerm:
 
 
 def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | None]:
-    """[updates]; None where none has a loss. Collective over the ranks that hold tokens."""
+    """Return [updates] the terms; None for an update without one. Collective over the ranks that
+    hold tokens."""
     if not weight:
         return [None] * len(own.updates)
     masks = [
@@ -53,8 +54,8 @@ def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | No
 
 @dataclass(slots=True, kw_only=True)
 class UpdateLoss:
-    """The loss of one update as `Passes.train` calls it, microbatch after microbatch; adds up the
-    figures as it goes."""
+    """Computes the loss of one update as `Passes.train` calls it, microbatch after microbatch; sums
+    the figures."""
 
     objective: Objective[Any]
     shard: RankShard
@@ -117,7 +118,7 @@ class UpdateLoss:
         return loss
 
     def candidates(self, microbatch: Microbatch) -> torch.Tensor | None:
-        """[S, k] ids of the tokens whose log-probs the loss is given too; None: of none."""
+        """Return [S, k] ids of the tokens whose log-probs the loss also needs, or None."""
         if Stream.CANDIDATES not in self.shard:
             return None
         return self.shard.take(Stream.CANDIDATES, microbatch.source)
@@ -155,7 +156,7 @@ class UpdateLoss:
         self.bad_place = min(self.bad_place, place)
 
     def require_finite(self) -> None:
-        """Raises NotFiniteError on every rank, naming the first token whose loss is not finite.
+        """Raise NotFiniteError on every rank, naming the first token whose loss is not finite.
         Collective."""
         first = torch.tensor([self.bad_place], device=self.mesh.device)
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
@@ -175,7 +176,7 @@ class UpdateLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateFigures:
-    """One optimizer update over all ranks."""
+    """Holds the figures of one optimizer update over all ranks."""
 
     sums: dict[str, float]
     peaks: dict[str, float]
@@ -184,8 +185,8 @@ class UpdateFigures:
 
 
 def reduce_figures(loss: UpdateLoss, *, grad_norm: float) -> UpdateFigures:
-    """Over the ranks that hold tokens, then sent to those of other stages, which do not know what
-    the objective shows. Collective; equal on all ranks."""
+    """Reduce the figures over the ranks that hold tokens, then send them to the other stages, which
+    do not know what the objective reports. Collective; equal on all ranks."""
     mesh, figures = loss.mesh, [None]
     if mesh.is_last_stage:
         sums, peaks = _all_reduced(loss.sums, mesh), _all_reduced(loss.peaks, mesh, largest=True)
@@ -215,8 +216,8 @@ def report(
     num_microbatches: int,
     seconds: Mapping[str, float],
 ) -> StepReport:
-    """Losses and gradient norm: mean over the updates; the rest over all trained tokens.
-    `seconds`: those of a StepReport."""
+    """Return the step's report: losses and gradient norm are means over the updates; the rest
+    covers all trained tokens. `seconds` are those of a StepReport."""
 
     def total(name: str) -> float:
         return sum(update.sums.get(name, 0.0) for update in updates)
