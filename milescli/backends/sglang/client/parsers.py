@@ -31,7 +31,7 @@ _CPU_PATH = Path(__file__).parents[1] / "cpu_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyForm:
-    """How a model writes its responses."""
+    """Describes how a model writes its responses."""
 
     tool_parser: str
     """As SGLang names it; auto: by the template and the special tokens; none."""
@@ -43,7 +43,7 @@ class ReplyForm:
     """Special tokens."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the special tokens, all that SGLang's detection asks a tokenizer for."""
+        """Return the special tokens, which are all that SGLang's detection needs of a tokenizer."""
         return dict.fromkeys(self.special_texts, 0)
 
 
@@ -170,7 +170,7 @@ class SglangReplies:
     """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
 
     def __init__(self, form: ReplyForm, *, process: AsyncIsolated | None = None) -> None:
-        """`process`: of another one, to share; None: one of its own, which begins with the first
+        """Parse in `process`, shared with another instance; None creates one at the first
         response."""
         self._form = form
         self._num_ended, self._has_replied = 0, False
@@ -180,7 +180,7 @@ class SglangReplies:
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
-        """Parse a response. A process that has ended, or does not reply, is replaced, once for a
+        """Parse a response. A process that has ended, or does not reply, is replaced once per
         response. Raises WorkerDied."""
         asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
         return await self._asked(asked) or await self._asked(asked, is_last=True)
@@ -224,7 +224,7 @@ _TABLES = {
 
 
 def check_parsers(rollout: Rollout) -> None:
-    """Raises RecipeError where `rollout.tool_parser` or `rollout.reasoning_parser` names none."""
+    """Raise RecipeError if `rollout.tool_parser` or `rollout.reasoning_parser` names no parser."""
     for key in _TABLES:
         name = getattr(rollout, key)
         known = names_of(key) if name not in (AUTO, NONE) else ()
@@ -233,8 +233,8 @@ def check_parsers(rollout: Rollout) -> None:
 
 
 def names_of(key: str) -> list[str]:
-    """Return the names of SGLang's parsers; empty where SGLang has them elsewhere than we know of:
-    it says itself then."""
+    """Return the names of SGLang's parsers; empty if SGLang has moved them, and reports unknown
+    names itself."""
     file, table = _TABLES[key]
     spec = find_spec("sglang")
     roots = spec.submodule_search_locations if spec is not None else None

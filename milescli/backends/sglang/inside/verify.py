@@ -86,8 +86,8 @@ def _end_adapter(manager: Any) -> tuple[bool, str]:
 
 @torch.no_grad()
 def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
-    """Copies go to host memory: there may be no room for a second model on the device. What the
-    other of two models has kept already is left to it."""
+    """Copy the weights to host memory, since the device may lack room for a second model, and
+    overwrite them. Skips weights that the other of two models has already saved."""
     theirs = _pointers.get(not is_mtp, set())
     own = [(name, tensor) for name, tensor in held if tensor.data_ptr() not in theirs]
     _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
@@ -99,7 +99,7 @@ def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
 
 @torch.no_grad()
 def end(held: Held, *, is_mtp: bool = False) -> str | None:
-    """Return what differs first, or None. Puts the copies back in any case."""
+    """Return the first weight that differs, or None. Restores the copies in any case."""
     finding = None
     copies = _kept.pop(is_mtp)
     del _pointers[is_mtp]

@@ -44,8 +44,8 @@ FREE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"
 
 
 def check_extra(spec: EngineSpec) -> None:
-    """Raises RecipeError where `spec.extra_args` are not SGLang's, or not the user's to set;
-    MachineError where SGLang cannot be asked."""
+    """Raise RecipeError if `spec.extra_args` are not SGLang's, or not the user's to set;
+    MachineError if SGLang's parser is not available."""
     if not spec.extra_args:
         return
     extra = list(spec.extra_args)
@@ -107,8 +107,8 @@ def _refusal(name: str, value: str) -> RecipeError:
 
 
 def read_arguments(ours: Sequence[str], extra: Sequence[str]) -> dict[str, object]:
-    """SGLang's names of what each of the two sets, with the values of `extra`; or what its parser
-    says against `extra`."""
+    """Return SGLang's names of what each of the two argument lists sets, with the values of
+    `extra`; or the parser's complaint about `extra`."""
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser(prog="sglang")

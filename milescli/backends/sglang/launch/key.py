@@ -16,19 +16,19 @@ again."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Headers of a request; none where there is no key."""
+    """Return the headers of a request; empty without a key."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 def take() -> str | None:
-    """Return the key that this process was given. Children do not inherit it afterwards, and no
+    """Remove and return the key of this process. Children do not inherit it afterwards, and no
     report of the environment shows it."""
     return os.environ.pop(KEY_VARIABLE, None)
 
 
 def install(api_key: str) -> None:
-    """Let SGLang's own check stand before every endpoint of this process, with a key that its
-    arguments do not have. Its check leaves websockets alone, so there are none. Called by the
+    """Put SGLang's own check before every endpoint of this process, with a key that does not appear
+    in its arguments. The check does not cover websockets, so these are removed. Called by the
     plug-in, before SGLang imports its HTTP server."""
     from sglang.srt.utils import auth
     from starlette.routing import WebSocketRoute

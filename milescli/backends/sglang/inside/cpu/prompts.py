@@ -15,8 +15,8 @@ from milescli.backends.sglang.inside.routing import ROUTING_VARIABLE
 
 
 def install() -> None:
-    """Wrap the forward pass of a batch of new requests. Not where each token's routing is recorded,
-    which SGLang keeps by cache slot."""
+    """Wrap the forward pass of a batch of new requests, unless each token's routing is recorded,
+    which SGLang stores by cache slot."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def is_plain(forward_batch) -> bool:
-    """New requests of text alone, of which nothing but the next token is wanted."""
+    """Return True for new requests of text alone that need nothing but the next token."""
     batch = forward_batch
     if (
         batch.forward_mode.name != "EXTEND"
@@ -68,7 +68,7 @@ def is_plain(forward_batch) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Which prompts are computed, and which share their results."""
+    """Says which prompts are computed, and which reuse their results."""
 
     batch: object
     """The first request of each prompt."""
@@ -81,7 +81,7 @@ class Shared:
 
 
 def find_shared(forward_batch) -> Shared | None:
-    """Find prompts that occur more than once; None where every prompt is another."""
+    """Find prompts that occur more than once; None if all are different."""
     ids, slots = forward_batch.input_ids.tolist(), forward_batch.out_cache_loc
     ends = itertools.accumulate(forward_batch.extend_seq_lens_cpu, initial=0)
     spans = list(itertools.pairwise(ends))
