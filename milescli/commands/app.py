@@ -100,13 +100,13 @@ miles {version}: post-train language models with reinforcement learning
 
 
 class UsageError(MilesError):
-    """The command line was not understood."""
+    """Reports that the command line was not understood."""
 
     exit_code = ExitCode.USAGE
 
 
 class InternalFault(MilesError):
-    """miles itself is wrong."""
+    """Reports a fault of miles itself."""
 
     exit_code = ExitCode.INTERNAL
 

@@ -17,7 +17,7 @@ from milescli.core.units import parse_size
 
 
 class ConvertDtype(StrEnum):
-    """Of floating-point weights."""
+    """Names the dtype of floating-point weights."""
 
     BF16 = "bf16"
     FP16 = "fp16"

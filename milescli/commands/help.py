@@ -16,7 +16,7 @@ EXAMPLES = ["miles help exit-codes", "miles help recipe", "miles help run-direct
 
 
 class Topic(StrEnum):
-    """The pages."""
+    """Names the pages."""
 
     EXIT_CODES = "exit-codes"
     RECIPE = "recipe"

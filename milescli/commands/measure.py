@@ -36,7 +36,7 @@ _CURVE_WIDTH = 40
 
 
 def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) -> None:
-    """`folder`: of the run, or wherever `eval/` was made."""
+    """Show the results of each set. `folder` is the run's, or the one in which `eval/` was made."""
     for result in results:
         fields = asdict(result)
         del fields["rewards"]
@@ -64,7 +64,7 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
 
 
 def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> None:
-    """A plain sentence for each set."""
+    """Show a plain sentence for each set."""
     output.blank()
     for one in comparisons:
         output.json("comparison", asdict(one))
@@ -125,7 +125,7 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Beside the wish."""
+    """Holds the options that are not part of the wish."""
 
     steps: str | None = None
     """Of a run's checkpoints."""
@@ -138,8 +138,8 @@ class Options:
 def measured(
     subject: str, wish: EvalWish, options: Options, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    """(the folder that `eval/` is in, the results). Raises MilesError; BadParameter where an option
-    is of something else."""
+    """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
+    MilesError; BadParameter for an option that belongs to another kind of subject."""
     found = find_measured(subject)
     if found.run is not None:
         if options.out is not None:
@@ -184,9 +184,9 @@ def measured(
 
 
 def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
-    """The same, to be compared with another model's results: those of a file, or what `miles eval`
-    kept of a run, a checkpoint, a model or an endpoint; where it kept none of a set, the other is
-    measured now, and shown. Raises MilesError."""
+    """Return the wish with another model's results to compare with: those of a file, or those that
+    `miles eval` stored for a run, a checkpoint, a model or an endpoint. Measures and shows the
+    other now if it lacks a set. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
     found = find_measured(other)

@@ -33,7 +33,7 @@ Player = Callable[[Sequence[dict[str, Any]]], str]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Options of the verb."""
+    """Holds the options of the verb."""
 
     name: str
     settings: str
@@ -46,7 +46,7 @@ class Wish:
 
 @dataclass(slots=True)
 class _Screen:
-    """What is shown of an episode, turn by turn."""
+    """Shows an episode turn by turn."""
 
     output: Output
     player: str = ""
@@ -55,7 +55,7 @@ class _Screen:
     has_ended: bool = False
 
     def acted(self, said: str, step: Step) -> None:
-        """One turn is done."""
+        """Show one finished turn."""
         self.turns.append({"said": said, "shown": step.observation, "reward": step.reward})
         self.has_ended = step.ended
         if self.player:
@@ -64,7 +64,7 @@ class _Screen:
             self.output.text(step.observation)
 
     def end(self, wish: Wish) -> None:
-        """Sum it up."""
+        """Show the summary."""
         total, count = sum(turn["reward"] for turn in self.turns), len(self.turns)
         told = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
         self.output.json("episode", told)
@@ -73,7 +73,7 @@ class _Screen:
 
 
 def play_one(wish: Wish, *, output: Output) -> None:
-    """Show each turn as it is done. Raises MilesError."""
+    """Play an episode, and show each turn when it is done. Raises MilesError."""
     settings = EnvironmentSettings(name=wish.name, settings=settings_of(wish.settings))
     require_environment(settings)
     rows = rows_of(wish.data)

@@ -19,7 +19,7 @@ EXAMPLES = [
 
 
 class Action(StrEnum):
-    """What to do with them."""
+    """Names the actions on plug-ins."""
 
     LIST = "list"
     NEW = "new"

@@ -20,7 +20,7 @@ EXAMPLES = [
 
 
 class Action(StrEnum):
-    """What to do with them."""
+    """Names the actions on recipes."""
 
     LIST = "list"
     SHOW = "show"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def show_conversion(done: Conversion, *, output: Output) -> None:
-    """The proof, and where it lies."""
+    """Show the proof, and the place of the result."""
     output.json("conversion", asdict(done))
     proof = done.proof
     resumed = (
@@ -53,7 +53,7 @@ def show_conversion(done: Conversion, *, output: Output) -> None:
 
 
 def show_preview(preview: Preview, *, output: Output) -> None:
-    """What would be done."""
+    """Show what a conversion would do."""
     output.json("conversion_preview", asdict(preview))
     rows = [(left, right, shape, count) for left, right, shape, count in preview.mapping]
     output.table(["from", "to", "shape", "tensors"], rows, title="mapping")

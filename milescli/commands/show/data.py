@@ -21,8 +21,8 @@ MAX_PIECES = 600
 
 
 def show_data(check: DataCheck, *, output: Output) -> None:
-    """Part by part; then what a run would warn of. Problems are raised by the command, the first in
-    full."""
+    """Show the data part by part, then what a run would warn about. The command raises the
+    problems, the first in full."""
     if output.mode is Mode.JSON:
         output.json("data", as_payload(check))
         return
@@ -40,7 +40,7 @@ def show_data(check: DataCheck, *, output: Output) -> None:
 
 
 def as_payload(check: DataCheck) -> dict[str, object]:
-    """For programs."""
+    """Return the check as JSON fields."""
     return {
         "usable": not check.problems,
         "parts": [_part_payload(part) for part in check.parts],

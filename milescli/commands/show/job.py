@@ -18,8 +18,8 @@ from milescli.runtime.planning import plan_only, refuse_unproven
 def show_job(
     loaded: LoadedRecipe, *, form: Form, machine: Machine | None, on: str | None, output: Output
 ) -> None:
-    """Print it whole. `on`: what --on says, and `machine`: which nodes that means; None: nodes like
-    this one. Raises where a launch there would be refused."""
+    """Print the whole job script. `on` is the value of --on, and `machine` the nodes that it means;
+    None means nodes like this one. Raises if a launch there would be refused."""
     if loaded.recipe.machine.address:
         output.warn(
             "--address is left out: the script starts a Ray cluster of its own, and names it"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
-    """One line an algorithm."""
+    """Show one line per algorithm."""
     output.json("algorithms", {"algorithms": [asdict(row) for row in rows]})
     output.table(
         ["algorithm", "what it is", "differs from", "by", "paper", "learned"],
@@ -57,7 +57,7 @@ def show_algorithms(rows: Sequence[AlgorithmRow], *, output: Output) -> None:
 
 
 def show_algorithm(row: AlgorithmRow, *, output: Output) -> None:
-    """All that it sets."""
+    """Show everything that an algorithm sets."""
     output.json("algorithm", asdict(row))
     output.text(f"{row.name}: {row.about} ({row.paper})")
     output.blank()
@@ -72,14 +72,14 @@ def show_algorithm(row: AlgorithmRow, *, output: Output) -> None:
 
 
 def text(value: Setting) -> str:
-    """As a recipe says it."""
+    """Format a value as in a recipe."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value}"
 
 
 def shown(learned: Learned | None) -> str:
-    """`12 -> 98 %`."""
+    """Format a measured improvement: `12 -> 98 %`."""
     if learned is None:
         return "not measured"
     before, after = (100 * sum(values) / len(values) for values in (learned.before, learned.after))
@@ -91,7 +91,7 @@ def _differences(sets: Mapping[str, Setting]) -> str:
 
 
 def show_families(rows: list[FamilyRow], *, output: Output) -> None:
-    """One line a family."""
+    """Show one line per family."""
     output.json("models", {"families": [asdict(row) for row in rows]})
     columns = ["family", "stands for", "convert", "train", "logits", "serve on CPU"]
     output.table(columns, [_row(row) for row in rows])
@@ -127,7 +127,7 @@ def _yes(flag: bool) -> str:
 
 
 def show_numbers(model: ModelNumbers, *, output: Output) -> None:
-    """All that the planner rests on."""
+    """Show the numbers of a model on which the planner relies."""
     output.json("model", asdict(model))
     active = f", {format_count(model.num_active_parameters)} active" if model.num_experts else ""
     more = (
@@ -163,7 +163,7 @@ def show_numbers(model: ModelNumbers, *, output: Output) -> None:
 
 
 def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
-    """One line a plug point."""
+    """Show one line per plug point."""
     output.json(
         "plugins",
         {
@@ -199,7 +199,7 @@ def show_points(points: Sequence[PlugPoint], *, output: Output) -> None:
 
 
 def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> None:
-    """And what to do with them."""
+    """Show the files of a new plug-in, and what to do with them."""
     name = files[0].stem
     output.json("plugin_written", {"kind": point.kind, "files": [str(file) for file in files]})
     output.text(f"wrote {' and '.join(file.name for file in files)}")
@@ -209,7 +209,7 @@ def show_written(point: PlugPoint, files: Sequence[Path], *, output: Output) -> 
 
 
 def show_checked_plugin(point: PlugPoint, path: str, *, output: Output) -> None:
-    """That all is well."""
+    """Show that a plug-in satisfies its contract."""
     output.json("plugin_checked", {"kind": point.kind, "path": path, "bears_its_contract": True})
     output.text(f"`{path}` is a good {point.kind}: --set {point.command_part(path)}")
 
@@ -218,7 +218,7 @@ UNKNOWN = "-"
 
 
 def show_recipes(rows: Sequence[RecipeRow], *, output: Output) -> None:
-    """One line a recipe, smaller models first."""
+    """Show one line per recipe, smaller models first."""
     output.json("recipes", {"recipes": [asdict(row) for row in rows]})
     output.table(
         ["recipe", "parameters", "fits on", "algorithm", "trains on", "what it is"],
@@ -277,8 +277,8 @@ def show_listed(
     packages: Sequence[tuple[Package, str | None]] = (),
     output: Output,
 ) -> None:
-    """One line each. `packages`: with virtual environments of their own, and why one cannot be
-    used here."""
+    """Show one line per item. `packages` are those with their own virtual environments, with the
+    reason if one is not usable here."""
     listed: dict[str, Any] = {kind: [asdict(row) for row in rows]}
     if packages:
         listed["packages"] = [_as_json(package, lack) for package, lack in packages]
@@ -308,7 +308,7 @@ def show_listed(
 
 
 def show_installed(done: Installed, *, output: Output) -> None:
-    """Where it is, and how it is used."""
+    """Show where an environment's package was installed, and how to use it."""
     package = done.package
     output.json("package", {**_as_json(package, None), "python": done.python})
     if done.was_there:
@@ -341,7 +341,7 @@ def _as_json(package: Package, lack: str | None) -> dict[str, Any]:
 
 
 def show_checked_environment(name: str, found: Checked, *, output: Output) -> None:
-    """What was seen of an environment that does what one must."""
+    """Show the result of a correct environment's check."""
     from milescli.rollout.environment_contract import MAX_STEPS
 
     output.json("environment", {"name": name, **asdict(found)})
@@ -359,7 +359,7 @@ def show_checked_environment(name: str, found: Checked, *, output: Output) -> No
 
 
 def settings_of(text: str) -> dict[str, Any]:
-    """Of --settings. Raises BadParameter for what is no mapping."""
+    """Parse --settings. Raises BadParameter if it is no mapping."""
     try:
         settings = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -19,7 +19,7 @@ WIDTH = 40
 
 
 def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output: Output) -> None:
-    """Nothing in JSON mode: the plan holds it all."""
+    """Show the forecast; nothing in JSON mode, where the plan contains it."""
     for title, parts in (
         ("during training", forecast.training),
         ("during rollout", forecast.rollout),
@@ -102,7 +102,7 @@ def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, obj
 
 
 def cost(forecast: Forecast, price: float) -> float:
-    """To the end of the recipe, in the unit of the price."""
+    """Return the cost to the end of the recipe, in the unit of the price."""
     return round(forecast.gpu_hours * price, 2)
 
 
@@ -128,7 +128,7 @@ def show_plan(
     with_origins: bool,
     price_per_gpu_hour: float | None = None,
 ) -> None:
-    """All that would run, and why."""
+    """Show everything that would run, and why."""
     payload: dict[str, object] = {
         "plan": json.loads(plan.to_json()),
         "fingerprint": plan.fingerprint,

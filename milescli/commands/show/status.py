@@ -35,7 +35,7 @@ _MARKS = {Level.BAD: theme.BAD, Level.WARNING: theme.WARN, Level.HINT: theme.QUI
 
 
 def show_status(run: RunDir, output: Output) -> None:
-    """As it is now."""
+    """Show the run's current state."""
     reader = RunReader(run)
     reader.update()
     summary = summarize(run, reader.history, read_facts(run))
@@ -47,8 +47,8 @@ def show_status(run: RunDir, output: Output) -> None:
 
 
 def watch_status(run: RunDir, output: Output) -> None:
-    """Until the run ends, or Ctrl-C. Where nothing can be redrawn: when a step is done, the run
-    ends, or something else is wrong."""
+    """Show the state until the run ends, or Ctrl-C. Without a terminal that can redraw, prints when
+    a step is done, the run ends, or a new problem appears."""
     reader, last = RunReader(run), None
     with redrawn(output) as redraw, suppress(KeyboardInterrupt):
         while True:
@@ -76,12 +76,12 @@ def _show_bare(summary: Summary, output: Output) -> None:
 
 
 def as_json(summary: Summary) -> dict[str, object]:
-    """For programs: the fields of Summary."""
+    """Return the fields of Summary as JSON."""
     return asdict(summary)
 
 
 def lines_of(summary: Summary, history: History) -> Iterator[Line]:
-    """The whole screen."""
+    """Yield the lines of the screen."""
     shown = leading(history)
     yield _head(summary)
     yield _bar(summary)

@@ -17,7 +17,7 @@ MOST_SHOWN = 6
 
 
 def show_run_summary(summary: object, *, output: Output) -> None:
-    """How a run ended, where it is, and what can be done with it."""
+    """Show how a run ended, where it is, and the next commands."""
     fields = _fields(summary)
     output.json("run_summary", fields)
     run = shlex.quote(str(fields["path"]))
@@ -39,8 +39,8 @@ def show_run_summary(summary: object, *, output: Output) -> None:
 
 
 def memory_words(memory: object) -> str:
-    """9.1 GiB at most (9.6 planned): trainer-rank-0 6.0 GiB (6.2 GiB), ...; the largest first.
-    `memory`: of `RunSummary`; empty: nothing was seen."""
+    """Format memory: 9.1 GiB at most (9.6 planned): trainer-rank-0 6.0 GiB (6.2 GiB), ...; the
+    largest first. `memory` is that of `RunSummary`; returns an empty text without measurements."""
     assert isinstance(memory, list), "a field of RunSummary"
     each = [
         f"{one['worker']} {format_bytes(one['peak_bytes'])}"
@@ -69,7 +69,7 @@ def _show_adapters(
 
 
 def show_export(summary: object, *, to: Path, output: Output) -> None:
-    """What was written, and how to load it."""
+    """Show what was written, and how to load it."""
     fields = _fields(summary)
     output.json("export", fields)
     output.kv(readable(fields), title="exported")
@@ -80,7 +80,7 @@ def show_export(summary: object, *, to: Path, output: Output) -> None:
 
 
 def readable(fields: dict[str, object]) -> dict[str, object]:
-    """Names without units, values with them; what is None is left out."""
+    """Return names without units, and values with them; leaves out None."""
     pairs = {}
     for name, value in fields.items():
         if value is not None and value != [] and value != {}:
