@@ -29,7 +29,7 @@ _SYS_PTRACE = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A sandbox, and why this one."""
+    """Holds a sandbox, and the reason for it."""
 
     sandbox: Sandbox
     reason: str
@@ -38,9 +38,9 @@ class Choice:
 
 
 def choose(*, packages: str | None = None) -> Choice:
-    """The best that works here, tried once for each process. `packages`: see LocalSandbox; `own`:
-    of the environment that runs this. Not to be called in an event loop. Raises MachineError where
-    code of a model cannot be contained."""
+    """Return the best sandbox that works here, tested once per process. `packages` is as in
+    LocalSandbox; `own` means those of the environment that runs this. Not to be called in an event
+    loop. Raises MachineError if none can contain a model's code."""
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(
@@ -56,7 +56,7 @@ def choose(*, packages: str | None = None) -> Choice:
 
 
 def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
-    """How each local kind is made here, the best first; not tried."""
+    """Map each local kind to its constructor, best first, without testing it."""
     bwrap = shutil.which("bwrap") or ""
     return {
         "bubblewrap": lambda packages: LocalSandbox("bubblewrap", bwrap=bwrap, packages=packages),
@@ -65,7 +65,7 @@ def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
 
 
 def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
-    """Why a kind does not work here; it is tried."""
+    """Test a kind, and return why it does not work here."""
     if fault := _lacks(kind):
         return fault
     sandbox = kinds()[kind](packages)
@@ -76,7 +76,7 @@ def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
 
 
 def sees_processes() -> bool:
-    """Whether this process may look into those of other users, as root mostly may."""
+    """Return True if this process may inspect those of other users, as root usually may."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _SYS_PTRACE & 1)

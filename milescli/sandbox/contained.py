@@ -37,12 +37,12 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 class NotStarted(Exception):
-    """The jail itself failed; says how."""
+    """Reports that the jail itself failed, and how."""
 
 
 @dataclass(slots=True)
 class Printed:
-    """Output up to a bound."""
+    """Collects output up to a limit."""
 
     most: int
     pieces: dict[str, list[bytes]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
@@ -50,14 +50,14 @@ class Printed:
     is_over: bool = False
 
     def add(self, stream: str, piece: bytes) -> None:
-        """What is beyond the bound is thrown away."""
+        """Append a piece; output beyond the limit is discarded."""
         kept = piece[: self.most - self.size]
         self.pieces[stream].append(kept)
         self.size += len(kept)
         self.is_over = self.is_over or len(kept) < len(piece)
 
     def told(self) -> dict[str, Any]:
-        """As a reply has it."""
+        """Return the output as part of a reply."""
         texts = {name: b"".join(pieces) for name, pieces in self.pieces.items()}
         return {
             **{name: text.decode("utf-8", "replace") for name, text in texts.items()},
@@ -66,10 +66,10 @@ class Printed:
 
 
 class Contained:
-    """Processes behind one wall. `stop` may be called by another thread."""
+    """Controls the processes of one jail. Another thread may call `stop`."""
 
     def __init__(self, jail: Jail, asked: dict[str, Any], *, slot: int) -> None:
-        """Starts it. Raises NotStarted, OSError."""
+        """Start the jail. Raises NotStarted, OSError."""
         self.limits = asked["limits"]
         self._jail, self._uid = jail, jail.uid_of(slot)
         self._folder = f"{jail.folder}/{slot}" if jail.kind == "landlock" else ""
@@ -91,8 +91,8 @@ class Contained:
             raise
 
     def follow(self, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
-        """Until it ends, a limit is reached, or, of a cell, until it is done; then a reply with
-        what was `printed`. All but a cell that is done should be ended."""
+        """Wait until it ends, reaches a limit or, with `is_cell`, finishes a cell; then return a
+        reply with what was `printed`. Unless a cell finished, the caller should end it."""
         printed, began = self.printed, time.monotonic()
         ended, why, exit_code = "", "", None
         looked = 0.0
@@ -126,8 +126,8 @@ class Contained:
         }
 
     def idle(self, *, deadline: float) -> str:
-        """Between two cells: empty as soon as there is something to do, or why it must end. What is
-        printed meanwhile belongs to the next cell."""
+        """Wait between two cells: returns an empty text when there is work, else the reason to end.
+        Output that is printed meanwhile belongs to the next cell."""
         self.printed = Printed(self.limits["output_bytes"])
         looked = 0.0
         while True:
@@ -145,7 +145,7 @@ class Contained:
                     return why
 
     def send(self, cell: str, *, wall_s: float) -> None:
-        """A cell of a session. Raises OSError where it is gone."""
+        """Send a cell to a session. Raises OSError if it is gone."""
         text = cell.encode("utf-8", "surrogatepass")
         bound_ms = max(1, min(int(wall_s * 1000), 2**31))
         head = len(text).to_bytes(8, "little") + bound_ms.to_bytes(4, "little")
@@ -154,17 +154,17 @@ class Contained:
         self._push()
 
     def stop(self) -> None:
-        """End it soon; from any thread."""
+        """Make it end soon; from any thread."""
         self._stopped = True
         self.wake()
 
     def wake(self) -> None:
-        """Let `idle` return; from any thread."""
+        """Make `idle` return; from any thread."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
-        """At once, with all processes and files. Idempotent."""
+        """End it at once, with all processes and files. Idempotent."""
         if self._wake == -1:
             return
         process = getattr(self, "process", None)
@@ -360,7 +360,7 @@ class Contained:
 
 
 def measure(folder: str, *, most: int) -> tuple[int, int]:
-    """Bytes on disk and number of what is in a folder; stops counting after `most`. Follows no
+    """Return (bytes on disk, number of files) of a folder; stops counting after `most`. Follows no
     link."""
     size_bytes = num_files = 0
     folders = [folder]

@@ -22,7 +22,7 @@ _SYNTAX_TREE = 0x400
 
 
 def main(job):
-    """Never returns where the program exits."""
+    """Run the job. Never returns if the program exits."""
     _bound(job["limits"], job["max_tasks"])
     for name, content in job["files"].items():
         if folder := os.path.dirname(name):

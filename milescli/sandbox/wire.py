@@ -12,7 +12,7 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 def write_frame(pipe: BinaryIO, message: dict[str, Any]) -> None:
-    """One message. Raises ValueError where it is too large, OSError where nobody reads."""
+    """Write one message. Raises ValueError if it is too large, OSError if nobody reads."""
     frame = json.dumps(message).encode()
     if len(frame) > MAX_FRAME_BYTES:
         raise ValueError(f"a message of {len(frame)} bytes")
@@ -21,7 +21,7 @@ def write_frame(pipe: BinaryIO, message: dict[str, Any]) -> None:
 
 
 def read_frame(pipe: BinaryIO) -> dict[str, Any] | None:
-    """The next message; None where the pipe has ended."""
+    """Read the next message; None at the end of the pipe."""
     head = pipe.read(_SIZE.size)
     if len(head) < _SIZE.size:
         return None
