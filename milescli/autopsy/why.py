@@ -37,8 +37,9 @@ _TELLING = re.compile(
 
 
 def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str] | None:
-    """Lines of the kernel's log since then (seconds since 1970) that name a cause, each with its
-    time; None where this user may not read it. `records`: of the log, for tests."""
+    """Return the lines of the kernel's log since `since` (seconds since 1970) that name a cause,
+    each with its time; None if this user may not read the log. `records` replaces the log in
+    tests."""
     if records is None:
         try:
             records = list(_records())
@@ -73,7 +74,7 @@ NUM_POINTS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of the processes on the driver's computer."""
+    """Holds the memory of the processes on the driver's computer."""
 
     curve: list[tuple[str, int]]
     """(time, bytes that all processes hold), evenly chosen, the last one included."""
@@ -84,7 +85,7 @@ class Memory:
     None where the system does not say."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Format the memory for people."""
         if not self.curve:
             return []
         curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
@@ -100,7 +101,7 @@ class Memory:
 
 
 def read_memory(log_dir: Path) -> Memory:
-    """Of an attempt; empty where nothing was written."""
+    """Read the memory record of an attempt; empty if there is none."""
     records = list(read_jsonl(log_dir / FILE))
     looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
     counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
@@ -136,7 +137,7 @@ _RESUMED = re.compile(r"\bmiles resume\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """What is known of the end of a run's newest attempt."""
+    """Holds what is known about the end of a run's newest attempt."""
 
     run: str
     attempt: int
@@ -164,12 +165,13 @@ class Why:
 
     @property
     def is_bad(self) -> bool:
-        """There is something to explain."""
+        """Return True if there is something to explain."""
         return self.outcome in BAD
 
 
 def find_why(run: RunDir, *, is_over: bool = False) -> Why:
-    """Of the newest attempt. `is_over`: its driver says so, which still holds the run's lock."""
+    """Find out why the newest attempt ended. `is_over` says that its driver, which still holds the
+    run's lock, is about to end."""
     attempts = run.attempts()
     log_dir = attempts[-1] if attempts else None
     verdict = (next(read_jsonl(verdict_file(log_dir)), {}) if log_dir else {}) or {}
@@ -309,7 +311,7 @@ def _next(run: RunDir, outcome: str, cause: Record | None) -> list[str]:
 
 
 def page(why: Why) -> str:
-    """One line where nothing went wrong."""
+    """Format the explanation for people; one line if nothing went wrong."""
     if not why.is_bad:
         return why.summary
     lines = [why.summary]
@@ -340,8 +342,8 @@ WHAT_IT_TELLS = "what died first, its log, memory"
 
 
 def write_why(log_dir: Path) -> Path | None:
-    """Returns the file; None where nothing went wrong, or it cannot be told: what ended the run is
-    shown in any case, and no damaged record or full disk may hide it."""
+    """Write the explanation and return its file; None if nothing went wrong or it cannot be
+    written, since a damaged record or a full disk must not hide what ended the run."""
     file = log_dir / _WHY_FILE
     with suppress(OSError, LookupError, ValueError, TypeError):
         why = find_why(RunDir(log_dir.parent.parent), is_over=True)

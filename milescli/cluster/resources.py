@@ -29,8 +29,8 @@ RELEASE_TIMEOUT_S = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeResources:
-    """Made by the session; `take` comes before anything is spawned, `release` after everything was
-    asked to end."""
+    """Manages the nodes of a session; `take` comes before any process starts, `release` after all
+    were told to end."""
 
     plan: Plan
     nodes: RunNodes
@@ -47,8 +47,8 @@ class NodeResources:
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
 
     async def take(self, *, timeout_s: float) -> None:
-        """Reserve the plan's slots, learn which devices they are, and send an agent to every node
-        but the driver's."""
+        """Reserve the plan's slots, find out their devices, and start an agent on every node but
+        the driver's."""
         await self.cluster.place(self.plan, timeout_s=timeout_s)
         self.device_names = await self._name_devices(timeout_s)
         kwargs = {"token": self.token, "temp_dir": str(self.temp_dir)}
@@ -77,13 +77,13 @@ class NodeResources:
         return [visibility.device_names(kind, places, os.environ)]
 
     def host(self, node: int) -> str:
-        """Where servers on a node of the plan listen: loopback, unless some process of the run is
-        on another computer."""
+        """Return the host on which servers of a node listen: loopback, unless some process of the
+        run is on another computer."""
         return self.cluster.nodes[node].address if self.nodes.beyond_this_computer else LOOPBACK
 
     def interfaces(self, node: int) -> dict[str, str]:
-        """Variables that name the network interface for collectives; none where all is on this
-        computer."""
+        """Return variables that name the network interface for collectives; none if the run is on
+        this computer alone."""
         return (
             self.nodes.chosen[node].interface_variables(os.environ)
             if self.nodes.beyond_this_computer
@@ -91,7 +91,7 @@ class NodeResources:
         )
 
     def devices(self, slots: list[Slot]) -> tuple[str, ...]:
-        """As an actor's visibility variable must name them; empty on a CPU."""
+        """Return the devices as an actor's visibility variable must name them; empty on a CPU."""
         return (
             tuple(self.device_names[slot.node][slot.device] for slot in slots)
             if self.device_names
@@ -99,15 +99,15 @@ class NodeResources:
         )
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
-        """Asked for where they will be bound."""
+        """Return free ports of the node where they will be bound."""
         host, node_agent = self.host(node), self.agents.get(node)
         if node_agent is None:
             return await asyncio.to_thread(free_ports, count, host=host)
         return await node_agent.run("free_ports", count, host, timeout_s=PORTS_TIMEOUT_S)
 
     async def release(self) -> None:
-        """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its
-        watchdog knows by itself when Ray has ended."""
+        """Wait until the other nodes are clean. A lost node cannot be cleaned from here, and its
+        watchdog notices when Ray ends."""
         agents = list(self.agents.values())
         with contextlib.suppress(Exception):
             await self.cluster.kill_all(but=agents)

@@ -42,11 +42,11 @@ WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 
 
 class Watchdog:
-    """What the process that started a watchdog holds of it. One that dies, or that the system
-    holds, is looked for by a thread, and another takes its place."""
+    """Controls a watchdog from the process that started it. A thread checks it, and replaces it if
+    it dies or is suspended."""
 
     def __init__(self, *, token: str, scratch_dirs: list[Path]) -> None:
-        """As `start_watchdog`."""
+        """Start it as `start_watchdog` does."""
         self._token, self._scratch_dirs = token, scratch_dirs
         self._environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
         self._environment.pop(TOKEN_VARIABLE, None)
@@ -59,14 +59,14 @@ class Watchdog:
         threading.Thread(target=self._keep, name="watchdog", daemon=True).start()
 
     def write_verdict_to(self, file: Path) -> None:
-        """From now on: a file that the driver writes when it ends in order. Where it is missing
-        then, the watchdog writes there that the driver was killed."""
+        """Name the file that the driver writes when it ends in order. If it is missing then, the
+        watchdog writes into it that the driver was killed."""
         with self._lock:
             self._verdicts.append(file)
             self._tell(file)
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
-        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent.
+        """Request the clean-up and wait for it. The driver calls this at its own end. Idempotent.
         Raises TimeoutError."""
         with self._lock:
             if self._released.is_set():
@@ -152,12 +152,12 @@ def _is_readable(pipe: int, within_s: float) -> bool:
 
 
 def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end."""
+    """Start the watchdog of this process. It removes `scratch_dirs` at the end."""
     return Watchdog(token=token, scratch_dirs=scratch_dirs)
 
 
 def is_on_duty(pid: int) -> bool:
-    """Whether this process is a watchdog, lives, and is not held."""
+    """Return True if this process is a watchdog that is alive and not suspended."""
     return _is_watchdog(pid) and not is_stopped_process(pid)
 
 
@@ -180,7 +180,7 @@ def _end_if_held(pid: int) -> bool:
 
 
 def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | None) -> None:
-    """What the watchdog of a dead driver would have done, which died too, or is held. Raises
+    """Do what the watchdog of a dead driver would have done, if it died too or is suspended. Raises
     TimeoutError."""
     for watchdog in processes_of(token, variable=WATCHED_VARIABLE):
         _end_if_held(watchdog)
@@ -191,8 +191,8 @@ def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | No
 
 
 def stop_all(token: str, *, seen: set[int]) -> None:
-    """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended
-    before, for what they left."""
+    """Send TERM, wait, then KILL, to every process of the run. `seen` are the ids of processes that
+    ended before, whose leftovers are cleaned."""
     stopped = set(processes_of(token))
     _signal(stopped, signal.SIGTERM)
     _wait_until_gone(token, TERM_GRACE_S)
@@ -294,15 +294,16 @@ CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 
 
 def watchdog_on_duty(token: str) -> bool:
-    """Whether one lives, and is not held, that watches the processes with this token."""
+    """Return True if a watchdog that is alive and not suspended watches the processes with this
+    token."""
     return any(map(is_on_duty, processes_of(token, variable=WATCHED_VARIABLE)))
 
 
 def wait_for_clean_up(
     *, token: str, scratch_dirs: Sequence[Path] = (), verdict: Path | None = None
 ) -> None:
-    """Until no process with the token, none of the folders, and a verdict is there. Raises
-    MachineError where processes are left."""
+    """Wait until no process with the token and none of the folders is left, and the verdict exists.
+    Raises MachineError if processes are left."""
     deadline = time.monotonic() + CLEAN_UP_S
     while time.monotonic() < deadline:
         is_left = any(processes_of(token)) or any(folder.exists() for folder in scratch_dirs)

@@ -24,7 +24,7 @@ JOB_FILES = "/etc/miles"
 
 
 def kuberay_values(job: Job) -> dict[str, str]:
-    """For the places of kuberay.yaml."""
+    """Return the values for the placeholders of kuberay.yaml."""
     recipe, embedded = job.loaded.source, ""
     path = find_recipe(recipe, cwd=job.folder)
     if path.parent != templates_dir():  # the image has those that ship

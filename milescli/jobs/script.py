@@ -28,7 +28,7 @@ _PLACEHOLDER = re.compile(r"@([a-z_]+)@")
 
 
 def script(job: Job, form: Form) -> str:
-    """The whole script, ready for `sbatch`, `kubectl apply` or `bash`."""
+    """Return the whole script, ready for `sbatch`, `kubectl apply` or `bash`."""
     template, values_of = FORMS[form]
     on = ["--on", job.on] if job.on else []
     made_by = shlex.join([*job.launch(recipe=job.loaded.source), *on, "--emit", form])
@@ -44,15 +44,15 @@ def script(job: Job, form: Form) -> str:
 
 
 def fill(form: str, values: dict[str, str]) -> str:
-    """Put a value in the place of each `@name@`. A name without a value, or a value without a
-    place, is our mistake."""
+    """Replace each `@name@` by its value. A name without a value, or a value without a placeholder,
+    is our own mistake."""
     names = set(_PLACEHOLDER.findall(form))
     assert names == set(values), (sorted(names - set(values)), sorted(set(values) - names))
     return _PLACEHOLDER.sub(lambda place: values[place[1]], form)
 
 
 def notes(job: Job, form: Form) -> list[str]:
-    """What the script takes for granted, for people."""
+    """Return the script's assumptions, for people."""
     planned = f"planned for {job.size}; the run will be called {job.name}"
     if form != "kuberay":
         return [planned, f"{job.folder} and {job.bin_dir} must be the same on every node"]

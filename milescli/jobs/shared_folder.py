@@ -21,7 +21,8 @@ SAVE_S = 120
 
 
 def shared_folder_values(job: Job) -> dict[str, str]:
-    """What SLURM and ssh have in common: this folder and this environment on every node."""
+    """Return the values that SLURM and ssh share: this folder and this environment on every
+    node."""
     resources = [f"--num-cpus={job.ray_cpus}", f"--num-gpus={job.gpus}"]
     return {
         "nodes": str(job.num_nodes),
@@ -35,7 +36,8 @@ def shared_folder_values(job: Job) -> dict[str, str]:
 
 
 def slurm_values(job: Job) -> dict[str, str]:
-    """The same, and what SLURM is asked for: devices, memory, time and a notice before it ends."""
+    """Return the shared values and SLURM's own: devices, memory, time and a signal before the
+    end."""
     forecast, lines = job.plan.forecast, []
     if job.gpus:
         lines.append(f"#SBATCH --gres=gpu:{job.gpus}")

@@ -22,7 +22,7 @@ MOST_STEPS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What somebody wants to see."""
+    """Describes the profile that a user requests."""
 
     number: int
     """Of the profile: its folder's name."""
@@ -36,7 +36,7 @@ class Request:
 
 
 class Progress(StrEnum):
-    """How far a profile is."""
+    """Names the progress of a profile."""
 
     BEGUN = "begun"
     """It is being taken."""
@@ -47,7 +47,7 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the driver says of it."""
+    """Holds the driver's report of a profile."""
 
     progress: Progress
     first_step: int
@@ -63,18 +63,18 @@ class State:
 
 
 def request_file(run: RunDir) -> Path:
-    """Where a request waits until it is taken."""
+    """Return the file of a pending request."""
     return run.profiles_dir / REQUEST
 
 
 def folder_of(run: RunDir, number: int) -> Path:
-    """Of one profile."""
+    """Return the folder of one profile."""
     return run.profiles_dir / str(number)
 
 
 def ask(run: RunDir, wanted: Request) -> Path:
-    """Leave the request; the folder of the profile, which is made. Raises MilesError where another
-    one waits, MachineError where nothing can be written."""
+    """Write the request and return the folder of the profile, which this creates. Raises MilesError
+    if another request is pending, MachineError if the disk refuses."""
     folder = folder_of(run, wanted.number)
     try:
         if is_asked(run):
@@ -113,7 +113,7 @@ def _place(written: Path, target: Path) -> None:
 
 
 def next_number(run: RunDir) -> int:
-    """Of a profile that is not there yet; makes the folder that all are in."""
+    """Return the number of the next profile; creates the parent folder of all profiles."""
     with suppress(OSError):
         run.profiles_dir.mkdir(mode=0o700, exist_ok=True)
     numbers = [int(entry.name) for entry in run.profiles_dir.glob("[0-9]*") if entry.is_dir()]
@@ -121,7 +121,7 @@ def next_number(run: RunDir) -> int:
 
 
 def take_back(run: RunDir, number: int) -> None:
-    """Nobody waits for it any more: it is not begun, or given up after the step that goes on."""
+    """Cancel a request: it is not started, or given up after the current step."""
     with suppress(OSError):
         (folder_of(run, number) / CANCELLED).touch(mode=0o600)
     with suppress(OSError, ValueError):
@@ -130,12 +130,12 @@ def take_back(run: RunDir, number: int) -> None:
 
 
 def is_asked(run: RunDir) -> bool:
-    """Whether a request waits: one look at the disk."""
+    """Return True if a request is pending; costs one look at the disk."""
     return os.path.lexists(run.profiles_dir / REQUEST)
 
 
 def take(run: RunDir) -> Request | None:
-    """The request that waits, which is then gone; None where it is none, or not of this user."""
+    """Remove and return the pending request; None if it is invalid or another user's."""
     file = request_file(run)
     try:
         seen = os.lstat(file)
@@ -152,18 +152,19 @@ def take(run: RunDir) -> Request | None:
 
 
 def is_cancelled(run: RunDir, number: int) -> bool:
-    """Whether `take_back` was called."""
+    """Return True if `take_back` was called."""
     return (folder_of(run, number) / CANCELLED).exists()
 
 
 def write_state(run: RunDir, number: int, state: State) -> None:
-    """What `miles profile` waits for. A full disk is not the run's business."""
+    """Write the state for which `miles profile` waits. Ignores a full disk, which must not stop the
+    run."""
     with suppress(OSError):
         write_json(folder_of(run, number) / STATE, asdict(state))
 
 
 def read_state(run: RunDir, number: int) -> State | None:
-    """None: it is not begun."""
+    """Read the state; None if the profile has not started."""
     try:
         told = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ _BY_FUNCTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """How a scheduler spent its time."""
+    """Holds how a scheduler spent its time."""
 
     num_samples: int
     shares: dict[str, float]
@@ -41,7 +41,7 @@ class Seen:
 
 
 def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
-    """(functions, how often) of each line; torn ones are left out."""
+    """Yield (functions, count) of each line; skips torn lines."""
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
         if stack and count.isdigit():
@@ -49,7 +49,7 @@ def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def split(text: str) -> Seen:
-    """Of the loop of a scheduler. Empty where it was not seen."""
+    """Divide the time of a scheduler's loop; returns an empty result if the loop was not seen."""
     counts, leaves = Counter[str](), dict[str, Counter[str]]()
     for stack, count in read_stacks(text):
         places = [place for place, function in enumerate(stack) if LOOP in function]
@@ -67,7 +67,7 @@ def split(text: str) -> Seen:
 
 
 def kind_of(stack: list[str]) -> str:
-    """Of the functions below the scheduler's loop."""
+    """Classify a stack by the functions below the scheduler's loop."""
     for kind, marks in _BY_FUNCTION:
         if any(mark in function for function in stack for mark in marks):
             return kind
@@ -81,7 +81,7 @@ WORDS = {traces.WAITING: "waiting for rollouts and the driver"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one process did: a line of the page."""
+    """Describes what one process did: a line of the page."""
 
     name: str
     """rank 0, engine 0."""
@@ -102,7 +102,7 @@ class Part:
     """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
 
     def words(self) -> str:
-        """One line."""
+        """Format the part as one line."""
         if self.error is not None:
             return f"{self.name}: {self.error}"
         told = []
@@ -116,7 +116,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All of a profile: summary.json."""
+    """Holds all of a profile: summary.json."""
 
     folder: str
     first_step: int
@@ -128,17 +128,17 @@ class Summary:
 
     @property
     def errors(self) -> list[str]:
-        """Of what could not be looked at."""
+        """Return the errors of the parts that could not be profiled."""
         return [part.words() for part in self.parts if part.error is not None]
 
     @property
     def warnings(self) -> list[str]:
-        """Those, and of memory that could not be looked at."""
+        """Return the errors, and those of memory snapshots."""
         parts = [part for part in self.parts if part.memory_error is not None]
         return [*self.errors, *(f"memory of {part.name}: {part.memory_error}" for part in parts)]
 
     def require_some(self) -> None:
-        """Raises MilesError where nothing could be looked at."""
+        """Raise MilesError if nothing could be profiled."""
         if self.parts and len(self.errors) == len(self.parts):
             raise MilesError(
                 "the profile shows nothing",
@@ -147,7 +147,7 @@ class Summary:
             )
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Format the summary for people."""
         steps = f"step {self.first_step}"
         if self.last_step > self.first_step:
             steps = f"steps {self.first_step} to {self.last_step}"
@@ -166,7 +166,7 @@ class Summary:
 
 
 def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
-    """Read what was written, and keep what it says as summary.json."""
+    """Read the profile's files, and write the result to summary.json."""
     folder = folder_of(run, wanted.number)
     ranks = sorted(state.ranks.items(), key=lambda item: int(item[0]))
     engines = sorted(state.engines.items(), key=lambda item: int(item[0]))

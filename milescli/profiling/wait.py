@@ -30,7 +30,7 @@ MORE_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a run gets on, as its events say."""
+    """Holds the pace of a run, from its events."""
 
     step: int | None
     """Done last; None: none is yet."""
@@ -41,11 +41,11 @@ class Pace:
 
     @property
     def bound_s(self) -> float:
-        """How long nothing may be heard of it."""
+        """Return the longest plausible silence of the run, in seconds."""
         return max(LEAST_BOUND_S, STEPS_OF_SILENCE * self.step_s)
 
     def told(self) -> str:
-        """For people."""
+        """Format the pace for people."""
         if self.step is None:
             return f"it has not done a step yet, and last spoke {self.silent_s:.0f} s ago"
         last = f"step {self.step}, which took {format_duration(self.step_s)}"
@@ -53,7 +53,7 @@ class Pace:
 
 
 def require_running(run: RunDir, *, asked_for: str) -> None:
-    """Raises MilesError where no driver works on it."""
+    """Raise MilesError if no driver works on the run."""
     if (state := state_of(run)) == "running":
         return
     events = list(run.events())
@@ -68,12 +68,12 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
 
 
 def plan_of(run: RunDir) -> Plan:
-    """What it runs by."""
+    """Read the run's plan."""
     return Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
 
 
 def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> None:
-    """Raises RecipeError where the run has no such rank or engine."""
+    """Raise RecipeError if the run has no such rank or engine."""
     counts = (
         ("trainer rank", "--ranks", ranks, plan.trainer.world_size),
         ("engine", "--engines", engines, plan.engines.num),
@@ -89,9 +89,9 @@ def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> N
 
 
 def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
-    """Ask, and wait until it is done. Whatever ends the wait before takes the request back. Raises
-    MilesError where the run ends in the middle, or another request waits; WaitTimeout where nothing
-    is heard of it."""
+    """Request a profile and wait until it is done; an interrupted wait cancels the request. Raises
+    MilesError if the run ends meanwhile or another request is pending, WaitTimeout after a long
+    silence of the run."""
     files.ask(run, wanted)
     try:
         return _wait(run, wanted, tell=tell)
@@ -146,7 +146,7 @@ def _passed_over(run: RunDir, step: int) -> MilesError:
 
 
 def pace(run: RunDir) -> Pace:
-    """Of the end of its events alone: a long run has many."""
+    """Compute the pace from the end of the run's events alone, since a long run has many."""
     step, step_s, silent_s = None, 0.0, 0.0
     with suppress(OSError):
         silent_s = max(time.time() - run.events_file.stat().st_mtime, 0.0)
