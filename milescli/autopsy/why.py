@@ -89,13 +89,13 @@ class Memory:
         if not self.curve:
             return []
         curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
+        sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
         kills = {None: "the system does not count them", 0: "none"}.get(
             self.oom_kills, f"{self.oom_kills}"
         )
         return [
             f"all processes here: {curve}",
-            f"when they held most: {held}",
+            f"when they held most: {sizes}",
             f"ended by the kernel for want of memory: {kills}",
         ]
 
@@ -258,7 +258,7 @@ def _log_of(worker: str | None, log_dir: Path) -> Path | None:
 def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
     steps = [event for event in events if event["event"] in STEP_EVENTS]
     saves = [event for event in events if event["event"] == "CheckpointSaved"]
-    kept = [
+    recent = [
         (str(event.get("time", "")), text)
         for event in events
         if (text := _moment(event)) and not (event in steps[:-1] or event in saves[:-1])
@@ -267,7 +267,7 @@ def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
         (format_time(file.stat().st_mtime), f"{file.name} was written last")
         for file in log_dir.glob("*.log")
     ]
-    moments = sorted([*kept, *logs], key=lambda moment: moment[0])
+    moments = sorted([*recent, *logs], key=lambda moment: moment[0])
     if (more := len(moments) - NUM_MOMENTS) > 0:
         moments = [moments[0], ("", f"{more} more"), *moments[more + 1 :]]
     return moments

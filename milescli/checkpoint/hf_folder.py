@@ -108,7 +108,7 @@ def write_tensors(
     one tensor), with an index if there is more than one file. Returns the bytes of all tensors.
     Holds one shard in memory at a time."""
     shards: list[list[str]] = []
-    total = held = 0
+    total = pending_bytes = 0
     pending: dict[str, torch.Tensor] = {}
 
     def flush() -> None:
@@ -118,11 +118,11 @@ def write_tensors(
 
     for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if pending and held + size > max_shard_bytes:
+        if pending and pending_bytes + size > max_shard_bytes:
             flush()
-            held = 0
+            pending_bytes = 0
         pending[name] = tensor.detach().cpu().contiguous()
-        held, total = held + size, total + size
+        pending_bytes, total = pending_bytes + size, total + size
     flush()
     _name_shards(folder, shards, total=total)
     return total

@@ -98,16 +98,16 @@ class HfTensors:
 
     def _take(self, entry: Entry, name: str) -> torch.Tensor:
         """One of an entry's tensors; the others wait for their turn, if they are not many."""
-        held = self._cache.pop(entry.megatron, None)
-        if held is None or name not in held:
-            held = dict(zip(entry.hf, self._weights.disk(entry), strict=True))
-        tensor = held.pop(name)
-        if held:
+        cached = self._cache.pop(entry.megatron, None)
+        if cached is None or name not in cached:
+            cached = dict(zip(entry.hf, self._weights.disk(entry), strict=True))
+        tensor = cached.pop(name)
+        if cached:
             # views would keep the whole tensor that they were cut from
-            self._cache[entry.megatron] = held
+            self._cache[entry.megatron] = cached
             while self._cached_bytes() > _CACHE_BYTES and self._cache:
                 self._cache.popitem(last=False)
         return tensor
 
     def _cached_bytes(self) -> int:
-        return sum(tensor.nbytes for held in self._cache.values() for tensor in held.values())
+        return sum(tensor.nbytes for cached in self._cache.values() for tensor in cached.values())

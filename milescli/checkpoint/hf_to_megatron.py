@@ -94,11 +94,11 @@ def plan_megatron(
     stacked = can_stack(matched.table)
     by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
     for entry in matched.table.entries:
-        kept = matched.dtype(entry, source)
+        own_dtype = matched.dtype(entry, source)
         target = (
             dtype
-            if dtype is not None and kept.is_floating_point and not entry.rule.float32
-            else kept
+            if dtype is not None and own_dtype.is_floating_point and not entry.rule.float32
+            else own_dtype
         )
         by_entry.append((entry, target, tuple(items_of(entry, matched.table, stacked=stacked))))
     wrong = incomplete(box for _, _, items in by_entry for item in items for box in item.boxes)

@@ -175,10 +175,10 @@ class PartFolder:
             }
             os.write(self._journal, b"\n")  # ends a line that a kill tore
             return
-        beside = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
-        if journal.finished or (beside and journal.fingerprint is None):
+        leftovers = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
+        if journal.finished or (leftovers and journal.fingerprint is None):
             raise self._refusal(journal)
-        for path in beside:  # begun, and not finished
+        for path in leftovers:  # begun, and not finished
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         os.ftruncate(self._journal, 0)
         self._append(
@@ -194,7 +194,7 @@ class PartFolder:
                 why=f"{self.path} holds files, and no journal that says of what",
                 fix=remove,
             )
-        kept = (
+        finished = (
             f"{format_bytes(journal.finished_bytes)} in {len(journal.finished)} "
             f"file{'s' if len(journal.finished) > 1 else ''} are finished and kept in {self.path}"
         )
@@ -202,12 +202,12 @@ class PartFolder:
         if resume is not None and resume == self.command:
             return CheckpointError(
                 f"`{self.target}` was begun from a source that has changed since",
-                why=f"{kept}, and they do not fit what is read now",
+                why=f"{finished}, and they do not fit what is read now",
                 fix=remove,
             )
         return CheckpointError(
             f"`{self.target}` was begun from another source, or with other options",
-            why=f"{kept}, and they are not what this command would write",
+            why=f"{finished}, and they are not what this command would write",
             fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
         )
 
@@ -338,8 +338,8 @@ def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
     are read through without being held. Raises OSError."""
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
-        while (found := _next(file, left)) is not None:
-            head, size = found
+        while (record := _next(file, left)) is not None:
+            head, size = record
             yield Place(path=path, offset=file.tell() - size, size=size), head
             left -= size
 
@@ -349,10 +349,10 @@ def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
     with place.path.open("rb") as file:
         file.seek(place.offset)
         body: list[bytes] = []
-        found = _next(file, place.size, keep=body.append)
-    if found is None:
+        record = _next(file, place.size, keep=body.append)
+    if record is None:
         raise OSError(errno.EIO, "a record is not what was written", str(place.path))
-    return found[0], b"".join(body)
+    return record[0], b"".join(body)
 
 
 def keep_only(path: Path, places: Sequence[Place]) -> None:

@@ -76,17 +76,17 @@ class HfPlan:
             text = json.dumps(self.index, indent=2, sort_keys=True) + "\n"
             (folder / INDEX_NAME).write_text(text, encoding="utf-8")
 
-    def _new_dtype(self, asked: torch.dtype | None) -> str | None:
+    def _new_dtype(self, requested: torch.dtype | None) -> str | None:
         """What config.json has to say; None: what it says already."""
-        if asked is not None:
-            return str(asked).removeprefix("torch.")
+        if requested is not None:
+            return str(requested).removeprefix("torch.")
         written = {
             str(spec.dtype).removeprefix("torch.")
             for spec in self.tensors
             if spec.dtype.is_floating_point
         }
-        said = load_facts(self.model_dir).dtype
-        if self.dtypes_are_new and len(written) == 1 and said not in written:
+        config_dtype = load_facts(self.model_dir).dtype
+        if self.dtypes_are_new and len(written) == 1 and config_dtype not in written:
             return written.pop()
         return None
 

@@ -70,7 +70,7 @@ class Pipeline:
         self._part, self._progress = part, progress
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
-        self._held = 0
+        self._queued_bytes = 0
         self._to_check: deque[
             tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None
         ] = deque()
@@ -114,11 +114,15 @@ class Pipeline:
 
     def _put(self, item: _Write | None, *, size: int = 0) -> None:
         with self._condition:
-            while self._failure is None and self._held and self._held + size > QUEUE_BYTES:
+            while (
+                self._failure is None
+                and self._queued_bytes
+                and self._queued_bytes + size > QUEUE_BYTES
+            ):
                 self._condition.wait()
             if self._failure is not None:
                 raise _Failed
-            self._held += size
+            self._queued_bytes += size
             self._queue.append(item)
             self._condition.notify_all()
 
@@ -180,7 +184,7 @@ class Pipeline:
 
     def _release(self, size: int) -> None:
         with self._condition:
-            self._held -= size
+            self._queued_bytes -= size
             self._condition.notify_all()
         self._progress(size)
 
@@ -225,12 +229,12 @@ def _came_back_otherwise(
 def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
     """Yield ranges of consecutive indices whose sizes sum to at most `limit`, or of a single larger
     one."""
-    start, held, count = 0, 0, 0
+    start, total, count = 0, 0, 0
     for number, size in enumerate(sizes):
         count = number + 1
-        if number > start and held + size > limit:
+        if number > start and total + size > limit:
             yield range(start, number)
-            start, held = number, 0
-        held += size
+            start, total = number, 0
+        total += size
     if count > start:
         yield range(start, count)

@@ -202,9 +202,9 @@ def _run(argv: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except OSError as error:
-        told = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
-        output.error(told)
-        return told.exit_code
+        shown = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
+        output.error(shown)
+        return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL

@@ -104,16 +104,16 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
     """Of the sets that were asked under the same settings at several steps, now or before."""
     rows = []
     for latest in {result.set: result for result in results}.values():
-        kept = results_of(folder / "eval", folder_of(latest.set))
-        points = [one for one in kept if one.fingerprint == latest.fingerprint]
+        stored = results_of(folder / "eval", folder_of(latest.set))
+        points = [one for one in stored if one.fingerprint == latest.fingerprint]
         if len(points) > 1:
             curve = theme.sparkline([one.accuracy for one in points], _CURVE_WIDTH)
             first, last = points[0], points[-1]
-            said = (
+            change = (
                 f"{percent(first.accuracy)} at step {first.step}, "
                 f"{percent(last.accuracy)} at {last.step}"
             )
-            rows.append([latest.set, curve, said])
+            rows.append([latest.set, curve, change])
     if rows:
         output.blank()
         output.table(["set", "curve", "accuracy"], rows, title="over steps")
@@ -140,29 +140,29 @@ def measured(
 ) -> tuple[Path, list[SetResult]]:
     """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
-    found = find_measured(subject)
-    if found.run is not None:
+    measured_as = find_measured(subject)
+    if measured_as.run is not None:
         if options.out is not None:
             raise typer.BadParameter("--out is of a MODEL: results of a run are kept in the run")
-        steps = options.steps if found.step is None else str(found.step)
+        steps = options.steps if measured_as.step is None else str(measured_as.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
         results = evaluate_run(
-            found.run,
+            measured_as.run,
             steps=steps,
             wish=wish,
             environ=os.environ,
             output=output,
             ask=options.ask,
         )
-        return found.run, results
+        return measured_as.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
-    if found.endpoint is not None:
+    if measured_as.endpoint is not None:
         from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 
         return evaluate_endpoint(
-            found.endpoint,
+            measured_as.endpoint,
             folder=options.out,
             runs=_evaluations(),
             wish=wish,
@@ -171,10 +171,10 @@ def measured(
         )
     from milescli.runtime.evaluation.evaluate import evaluate_model
 
-    assert found.model is not None, found
-    folder = options.out or _evaluations() / Path(found.model).name
+    assert measured_as.model is not None, measured_as
+    folder = options.out or _evaluations() / Path(measured_as.model).name
     return folder, evaluate_model(
-        found.model,
+        measured_as.model,
         folder=folder,
         wish=wish,
         environ=os.environ,
@@ -189,24 +189,25 @@ def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
     other now if it lacks a set. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
-    found = find_measured(other)
-    folder = found.run or _kept_folder(found, other)
-    kept = [
-        kept_result(folder, name, step=found.step) if folder else None for name in set_names(wish)
+    measured_as = find_measured(other)
+    folder = measured_as.run or _results_folder(measured_as, other)
+    stored = [
+        kept_result(folder, name, step=measured_as.step) if folder else None
+        for name in set_names(wish)
     ]
-    if all(kept):
-        return replace(wish, against=[one for one in kept if one])
+    if all(stored):
+        return replace(wish, against=[one for one in stored if one])
     output.note(f"{other} was not asked this before: it is measured first")
     where, results = measured(other, wish, Options(), output=output)
     show_results(results, folder=where, output=output)
     return replace(wish, against=results)
 
 
-def _kept_folder(found: Measured, name: str) -> Path | None:
+def _results_folder(measured_as: Measured, name: str) -> Path | None:
     """Of what is no run: where its results are; None where there are none. Raises DataError where
     an endpoint has several models."""
-    if found.model is not None:
-        return _evaluations() / Path(found.model).name
+    if measured_as.model is not None:
+        return _evaluations() / Path(measured_as.model).name
     folder = folder_of_endpoint(name, _evaluations())
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:

@@ -98,10 +98,10 @@ def _require_room(part: PartFolder, left: int) -> None:
     done = part.finished_bytes
     if not part.finished:
         part.discard()
-    beside = f" beside the {format_bytes(done)} that are written" if done else ""
+    written = f" beside the {format_bytes(done)} that are written" if done else ""
     raise CheckpointError(
         "the disk has not room enough",
-        why=f"{format_bytes(needed)} are needed{beside}, and {format_bytes(free)} are free in "
+        why=f"{format_bytes(needed)} are needed{written}, and {format_bytes(free)} are free in "
         f"{part.target.parent}: {format_bytes(needed - free)} are missing",
         fix=[
             *([f"{part.command}   # when there is room"] if part.command else []),

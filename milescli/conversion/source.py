@@ -101,9 +101,9 @@ def find_checkpoint(
             )
     tensors = _tracked(source, step=step)
     if model is None:
-        for beside in (source / CARRIED, source.parent / CARRIED):
-            if (beside / CONFIG_NAME).is_file() and (beside / RECORD_NAME).is_file():
-                model = beside
+        for carried in (source / CARRIED, source.parent / CARRIED):
+            if (carried / CONFIG_NAME).is_file() and (carried / RECORD_NAME).is_file():
+                model = carried
                 break
     if model is None:
         raise CheckpointError(

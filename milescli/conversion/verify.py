@@ -214,15 +214,15 @@ def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tupl
             of_tokens.append(apart.square().mean(dim=1).sqrt() * _LARGEST / largest)
         places += [f"token {token} of prompt {key}" for token in range(len(row))]
     gap, floor = (torch.cat(of_tokens).numpy() for of_tokens in (gaps, floors))
-    found = judge(gap, np.zeros_like(gap), floor, has_experts=has_experts)
+    judgement = judge(gap, np.zeros_like(gap), floor, has_experts=has_experts)
     worst = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
     difference = max(float((actual[key] - row).abs().max()) for key, row in expected.items())
     text = (
         f"{len(gap)} tokens of {len(expected)} prompts in {dtype}, transformers against "
         f"Megatron-Core: {difference / largest:.1e} of the largest logit at most, and "
-        f"{found.times:.2g} times what rounding does (bound {found.most_times:.2g})"
+        f"{judgement.times:.2g} times what rounding does (bound {judgement.most_times:.2g})"
     )
-    if found.agreement is Agreement.WRONG:
+    if judgement.agreement is Agreement.WRONG:
         raise MismatchError(
             "the converted checkpoint computes something else than the source",
             why=f"{text}; the worst is {places[worst]}",

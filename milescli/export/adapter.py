@@ -342,10 +342,10 @@ PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     """Read the adapter of a checkpoint; None if the run trained all weights. `base` is the folder
     of its model. Raises CheckpointError if both do not belong together."""
-    found = read_shape(checkpoint)
-    if found is None:
+    recorded = read_shape(checkpoint)
+    if recorded is None:
         return None
-    shape, mark = found
+    shape, mark = recorded
     require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))

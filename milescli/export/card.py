@@ -170,9 +170,9 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
 def _weights(folder: Folder) -> Iterator[str]:
     measured = folder.measured
     yield "## Weights"
-    said = [f"{format_bytes(folder.size_bytes)} in safetensors."]
+    sentences = [f"{format_bytes(folder.size_bytes)} in safetensors."]
     if measured.num_quantised:
-        said.append(
+        sentences.append(
             f"{measured.num_quantised:,} matrices are quantised, {measured.num_plain:,} tensors "
             "are not. Every tensor was read back from disk: "
             "the plain ones are equal to the bit; the quantised ones differ from the bfloat16 "
@@ -181,10 +181,10 @@ def _weights(folder: Folder) -> Iterator[str]:
             f"(at most {measured.worst_share_of_bound:.3f} of its bound)."
         )
     else:
-        said.append(
+        sentences.append(
             f"All {measured.num_plain:,} tensors were read back from disk and are equal to the bit."
         )
-    yield " ".join(said)
+    yield " ".join(sentences)
     if folder.copied:
         yield "Not trained, taken from the base model: " + "; ".join(folder.copied) + "."
     if folder.notes:

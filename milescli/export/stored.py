@@ -62,7 +62,7 @@ def stored(
             continue
         waiting.append((name, tensor))
         together = {other for other in choice.fused if choices[other].scheme}
-        if not choice.scheme.codec.needs_largest or {held for held, _ in waiting} == together:
+        if not choice.scheme.codec.needs_largest or {module for module, _ in waiting} == together:
             yield from _quantised(waiting, choices)
             waiting = []
     assert not waiting, [name for name, _ in waiting]
@@ -149,16 +149,18 @@ def _compare_quantised(
         raise _wrong(name, why="it was read back plain, and was to be quantised")
     codec = scheme.codec
     for number, matrix in enumerate(matrices(tensor, scheme)):
-        held = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
+        stored_parts = {
+            role: part[number] if scheme.transposed else part for role, part in parts.items()
+        }
         if scheme.grouped:
-            held["values"] = held["values"].flatten(-2)
+            stored_parts["values"] = stored_parts["values"].flatten(-2)
         for first, end in row_chunks(codec, *matrix.shape):
             piece = matrix[first:end].float()
             size = codec.block[0] or len(matrix)
             own = {
-                **held,
-                "values": held["values"][first:end],
-                "scale": held["scale"][first // size : -(-end // size)],
+                **stored_parts,
+                "values": stored_parts["values"][first:end],
+                "scale": stored_parts["scale"][first // size : -(-end // size)],
             }
             difference = (codec.dequantise(own)[:, : piece.shape[1]] - piece).abs()
             share = float((difference / codec.bound(piece, own)).max())
@@ -203,10 +205,10 @@ def read_entries(
     for names, unit in groupby(entries, key=lambda entry: entry.hf):
         rows, stacked = [], False
         for entry in unit:
-            held, stacked = on_disk.by_megatron[entry.megatron], entry.rule.stacked
-            if all(name in source for name in held.hf):
-                parts = held.rule.to_parts(
-                    [_read(source, name, held.row) for name in held.hf], entry.facts
+            disk_entry, stacked = on_disk.by_megatron[entry.megatron], entry.rule.stacked
+            if all(name in source for name in disk_entry.hf):
+                parts = disk_entry.rule.to_parts(
+                    [_read(source, name, disk_entry.row) for name in disk_entry.hf], entry.facts
                 )
                 rows.append(entry.rule.to_disk(parts, entry.facts))
         if rows:

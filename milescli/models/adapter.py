@@ -255,15 +255,15 @@ def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
             return [(1, *size) if which == outer else size]
 
         module = rule.hf[number].removesuffix(_WEIGHT)
-        beside = rule.megatron.removesuffix(_WEIGHT)
+        megatron_name = rule.megatron.removesuffix(_WEIGHT)
         leaf = module.rpartition(".")[2]
         if outer is not None:
             module = module.replace(".{expert}.", ".")
         if which == outer:
-            beside = around_experts(beside)
+            megatron_name = around_experts(megatron_name)
         return Rule(
             hf=(peft_name(module, which),),
-            megatron=f"{beside}.{which}.{leaf}",
+            megatron=f"{megatron_name}.{which}.{leaf}",
             shapes=shapes,
             sharding=sharding,
             fuse=same,

@@ -85,11 +85,11 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
     size = DTYPE_BYTES[dtype]
     per_token = window_per_token = state = 0
     for number, layer in enumerate(facts.layers):
-        kept = _kept_per_token(facts.at(number), layer) * size
+        cached = _cached_per_token(facts.at(number), layer) * size
         if layer.mixer == "sliding":
-            window_per_token += kept
+            window_per_token += cached
         else:
-            per_token += kept
+            per_token += cached
         if layer.mixer == "compressed":
             window_per_token += facts.head_dim * size
         state += _state_bytes(facts, layer, size=size)
@@ -101,7 +101,7 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
     )
 
 
-def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
+def _cached_per_token(facts: ModelFacts, layer: Layer) -> int:
     """Numbers that a layer keeps of a token."""
     if layer.mixer == "mla":
         assert facts.mla is not None
@@ -109,12 +109,12 @@ def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
         return latent + (facts.indexer.head_dim if facts.indexer else 0)
     if layer.mixer == "compressed" and facts.compressed and facts.indexer:
         # beside what the window keeps, whose keys are its values
-        kept = {
+        cached = {
             "none": 0,
             "sparse": (facts.head_dim + facts.indexer.head_dim) // facts.compressed.sparse_rate,
             "heavy": facts.head_dim // facts.compressed.heavy_rate,
         }
-        return kept[layer.compression]
+        return cached[layer.compression]
     return 2 * facts.num_kv_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "full"}
 _MTP_HF = "mtp.layers.{mtp}."
 _SHARE, _USUAL_SHARE = "partial_rotary_factor", 0.25
-_BESIDE_VISION = "model.language_model."
+_MULTIMODAL_PREFIX = "model.language_model."
 VISION = (r"^model\.visual\.",)
 """Names of the tower that multimodal releases have beside the text model."""
 
@@ -149,9 +149,9 @@ def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
     """A quarter of each head's dims is rotated where neither place says otherwise. transformers
     writes that default beside an object that says otherwise, and goes by the object."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    said = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
+    is_nested = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
     outer = config.get(_SHARE)
-    if said:
+    if is_nested:
         return {**config, _SHARE: None} if outer == _USUAL_SHARE else config
     return {**config, _SHARE: _USUAL_SHARE} if outer is None else config
 
@@ -281,8 +281,8 @@ def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...
     """Return the rules with the names of the release, and with the other names as an alternative
     form: transformers keeps the multimodal names when it saves the text model of a multimodal
     release."""
-    plain, beside = rules, layers.prefixed(rules, _BESIDE_VISION)
-    first, second = (beside, plain) if facts.multimodal else (plain, beside)
+    plain, multimodal = rules, layers.prefixed(rules, _MULTIMODAL_PREFIX)
+    first, second = (multimodal, plain) if facts.multimodal else (plain, multimodal)
     return tuple(
         rule
         if rule.hf == other.hf

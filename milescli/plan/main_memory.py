@@ -24,7 +24,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
-from milescli.plan.static_memory import HELD, note_copies
+from milescli.plan.static_memory import STATE_COPIES, note_copies
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -77,14 +77,14 @@ def of_engine(
     """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
     first publication is compared, `used` comes from `engine_workspace`, and `sent` is the bytes of
     one bucket of weights. Loading maps a file of half as many bytes as the weights."""
-    held = ENGINE_PROCESS + weights
+    base_bytes = ENGINE_PROCESS + weights
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": num_ranks * (held + max(compared + sent, used, weights // 2)),
-            "step": num_ranks * (held + used + ENGINE_KERNELS),
-            "publish": num_ranks * (held + used + ENGINE_KERNELS + sent),
+            "start": num_ranks * (base_bytes + max(compared + sent, used, weights // 2)),
+            "step": num_ranks * (base_bytes + used + ENGINE_KERNELS),
+            "publish": num_ranks * (base_bytes + used + ENGINE_KERNELS + sent),
         },
         shared_bytes=num_ranks * sent,
     )
@@ -102,8 +102,10 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 def of_others(node: int, *, copies: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks)."""
-    held = SESSION + _in_keeper(copies)
-    return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), held))
+    base_bytes = SESSION + _in_keeper(copies)
+    return ProcessMemory(
+        name="others", node=node, phases=dict.fromkeys(get_args(Phase), base_bytes)
+    )
 
 
 def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
@@ -117,7 +119,7 @@ def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
 
 
 def _in_keeper(copies: int) -> int:
-    return copies * (HELD - 1) // HELD
+    return copies * (STATE_COPIES - 1) // STATE_COPIES
 
 
 def with_caches(
@@ -212,9 +214,9 @@ def fit_main_memory(
         if engines.num
         else 0
     )
-    asked = [trainer]
+    layouts = [trainer]
     if recipe.train.recompute == "auto":
-        asked.append(replace(trainer, recompute="full"))
+        layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
         return _load(recipe, layout, cap=cap, size=size, teachers=teachers)
@@ -222,7 +224,7 @@ def fit_main_memory(
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
 
-    for layout, cap in product(asked, _caps(recipe, trainer, activations)):
+    for layout, cap in product(layouts, _caps(recipe, trainer, activations)):
         load = load_of(layout, cap)
         nodes = _nodes(memory, load, layout, engines, slots, bucket=bucket)
         node = max(nodes, key=lambda node: node.total)
@@ -315,7 +317,7 @@ def _load(
         keeps_reference=recipe.keeps_reference,
         critic="beside" if recipe.has_critic else "none",
         teachers=tuple(teachers),
-        teachers_beside=True,
+        teachers_resident=True,
         takes_copies=recipe.fault.copy_every > 0,
         sleeps=False,
         bucket_bytes=0,
@@ -346,7 +348,7 @@ def _nodes(
     used = engine_workspace(facts, engines, size=load.size)
     widest = 4 * largest // trainer.tp
 
-    def held(number: int) -> _NodeLoad:
+    def load_of(number: int) -> _NodeLoad:
         here = [slot for slot in slots if slot.node == number]
         ranks = {
             slot.trainer_rank: stages[slot.trainer_rank * trainer.pp // trainer.world_size]
@@ -389,7 +391,7 @@ def _nodes(
             engine_weights=shards.total() * weights,
         )
 
-    return [held(number) for number in sorted({slot.node for slot in slots})]
+    return [load_of(number) for number in sorted({slot.node for slot in slots})]
 
 
 def _cache_tokens(
@@ -473,8 +475,8 @@ def _sum(node: _NodeLoad, cache: int) -> str:
 
 def _gib(size: int) -> str:
     """'1.3' GiB; what would be 0.0 says its own unit: '7.3 MiB'."""
-    told = f"{size / GIB:.1f}"
-    return format_bytes(size) if told == "0.0" and size else told
+    text = f"{size / GIB:.1f}"
+    return format_bytes(size) if text == "0.0" and size else text
 
 
 def _there(machine: Machine) -> str:

@@ -26,11 +26,11 @@ from milescli.plan.placement import (
 )
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
-    NONE_ASKED,
-    AskedModels,
-    beside_reward_model,
+    NO_QUERIED_MODELS,
+    QueriedModels,
     roles_of,
     teacher_roles,
+    without_reward_model,
 )
 from milescli.plan.types import (
     NO_ENGINES,
@@ -50,14 +50,14 @@ def make_plan(
     recipe: Recipe,
     machine: Machine,
     facts: ModelFacts,
-    asked: AskedModels = NONE_ASKED,
+    queried: QueriedModels = NO_QUERIED_MODELS,
 ) -> Plan:
-    """Plan this recipe on this machine. `facts` describes the policy, `asked` the other models.
+    """Plan this recipe on this machine. `facts` describes the policy, `queried` the other models.
     Raises FitError with the equation if a pin is illegal or does not fit, with fixes that were
     tried."""
 
     def plans(other: Recipe) -> Plan:
-        return _planned(other, machine, facts, asked)
+        return _planned(other, machine, facts, queried)
 
     try:
         return plans(recipe)
@@ -75,20 +75,20 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 
 
 def _planned(
-    recipe: Recipe, machine: Machine, facts: ModelFacts, asked: AskedModels = NONE_ASKED
+    recipe: Recipe, machine: Machine, facts: ModelFacts, queried: QueriedModels = NO_QUERIED_MODELS
 ) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
     note_mtp(recipe, facts, log)
-    if asked.reward is not None:
+    if queried.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
-        machine = beside_reward_model(
-            recipe, machine, asked.reward, size=size, on_cpu=per_node == 0, log=log
+        machine = without_reward_model(
+            recipe, machine, queried.reward, size=size, on_cpu=per_node == 0, log=log
         )
     inputs = _PlanInputs(
-        recipe=recipe, machine=machine, facts=facts, teachers=asked.teachers, per_node=per_node
+        recipe=recipe, machine=machine, facts=facts, teachers=queried.teachers, per_node=per_node
     )
     if inputs.num_devices == 0:
         return _on_cpu(inputs, log)

@@ -149,17 +149,17 @@ class MemoryModel:
     def _of_stages(
         self, layout: TrainerLayout, load: TrainerLoad, stages: Iterable[int]
     ) -> list[TrainerBytes]:
-        held = self.counter.stages(layout)
+        counts = self.counter.stages(layout)
         sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
-        kept_of_head, of_logits = self._head_bytes(layout, load)
+        saved_of_head, of_logits = self._head_bytes(layout, load)
         sizes, on_device = [], replace(layout, offload_optimizer=False)
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
             in_flight = microbatches_in_flight(stage, layout.pp, load.num_microbatches)
-            saved, kept = sums.saved_between(start, end), sums.input * (end - start)
-            top = float(kept_of_head if is_last else 0)
+            saved, inputs = sums.saved_between(start, end), sums.input * (end - start)
+            top = float(saved_of_head if is_last else 0)
             head = of_logits if is_last else 0
             again = 0.0
             if is_last and self.table.facts.trains_mtp:
@@ -168,7 +168,7 @@ class MemoryModel:
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
                 most = max(top, load.row_tokens * inner)
-                activations = load.row_tokens * kept * in_flight + most
+                activations = load.row_tokens * inputs * in_flight + most
                 head = max(0, int(top + head - most))
             else:
                 activations = load.row_tokens * saved * in_flight + top
@@ -176,7 +176,7 @@ class MemoryModel:
             trained = self.trained.stage(layout, stage)
             static = static_bytes(trained, layout, size=load.size)
             if self.adapter is not None:
-                static = (static[0] + frozen_bytes(held[stage], size=load.size), *static[1:])
+                static = (static[0] + frozen_bytes(counts[stage], size=load.size), *static[1:])
             copies = load.takes_copies * copies_bytes(
                 static_bytes(trained, on_device, size=load.size),
                 has_critic=load.critic != "none",
@@ -184,7 +184,10 @@ class MemoryModel:
             )
             saved = load.saves_copy * saved_bytes(trained, layout, size=load.size)
             saved *= 1 + (load.critic != "none")
-            turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
+            turns = [
+                memory_model(facts).frozen_model_bytes(layout, load, stage)
+                for facts in load.teachers
+            ]
             sizes.append(
                 TrainerBytes(
                     weights=static[0],
@@ -195,24 +198,26 @@ class MemoryModel:
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
                     host=host_bytes(trained, layout, load, static)
-                    + sum(weights + load.teachers_beside * used for weights, used in turns)
+                    + sum(weights + load.teachers_resident * used for weights, used in turns)
                     + copies
                     + saved,
                     copies=copies,
                     saved=saved,
                     turn=0
-                    if load.teachers_beside or not turns
+                    if load.teachers_resident or not turns
                     else max(map(sum, turns)) + load.reached.trainer_context,
                 )
             )
         return sizes
 
-    def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
+    def frozen_model_bytes(
+        self, layout: TrainerLayout, load: TrainerLoad, stage: int
+    ) -> tuple[int, int]:
         """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
         trained. The workspace is what a forward pass without gradients over one microbatch takes:
         the widest layer with its input and output, and logits."""
-        held = self.counter.stage(layout, stage)
-        weights = frozen_bytes(held, size=load.size)
+        counts = self.counter.stage(layout, stage)
+        weights = frozen_bytes(counts, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
         layers = load.row_tokens * (2 * sums.input + sums.widest)
         return weights, int(layers + is_last * sum(self._head_bytes(layout, load)))
@@ -394,11 +399,11 @@ def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> Mem
     `publishes_merged`. Raises RecipeError if the adapter of the recipe does not fit the model."""
     if (shape := trained_shape(recipe)) is None:
         return memory_model(facts)
-    return _beside(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
+    return _with_adapter(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
 
 
 @lru_cache(maxsize=8)
-def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
+def _with_adapter(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
     base = table(facts)
     return MemoryModel(base, adapter_table(base, shape), slots)
 

@@ -110,8 +110,10 @@ def plan_devices(
     pair = _best(
         space, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
     )
-    beside = 0.0 if pair.overlap else pair.engines.seconds.total
-    reasons.explain(pair.space, pair.trainer, pair.trainers, beside=beside, recipe=recipe, log=log)
+    other_s = 0.0 if pair.overlap else pair.engines.seconds.total
+    reasons.explain(
+        pair.space, pair.trainer, pair.trainers, other_s=other_s, recipe=recipe, log=log
+    )
     if space.has_engines:
         reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
     note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
@@ -208,7 +210,7 @@ def _join(
     pairs = [
         _pair(space, trainer, engines, trainers, fleets, ranks=ranks, overlap=overlap)
         for engines in fastest
-        if (trainer := _trainer_beside(engines, space, machine, trainers, ranks, overlap))
+        if (trainer := _trainer_for(engines, space, machine, trainers, ranks, overlap))
     ]
     if pairs:
         return _simplest(pairs)
@@ -218,7 +220,7 @@ def _join(
     return _join(space, machine, trainers, slower, ranks=ranks, overlap=overlap)
 
 
-def _trainer_beside(
+def _trainer_for(
     engines: EngineChoice,
     space: SearchSpace,
     machine: Machine,
@@ -234,9 +236,9 @@ def _trainer_beside(
         if not (space.colocated and publishing_bytes(space, trainer, engines) > space.usable_bytes)
         and trainer.needs.host * min(space.devices_per_node, ranks) <= host
     ]
-    beside = 0.0 if overlap else engines.seconds.total
+    other_s = 0.0 if overlap else engines.seconds.total
     return min(
-        alike(fitting, beside=beside), key=lambda choice: (choice.cuts, choice.rank), default=None
+        alike(fitting, other_s=other_s), key=lambda choice: (choice.cuts, choice.rank), default=None
     )
 
 

@@ -16,7 +16,7 @@ from milescli.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModels:
+class QueriedModels:
     """Describes the models that a run queries and does not train."""
 
     teachers: Sequence[ModelFacts] = ()
@@ -24,7 +24,7 @@ class AskedModels:
     reward: ModelFacts | None = None
 
 
-NONE_ASKED = AskedModels()
+NO_QUERIED_MODELS = QueriedModels()
 
 
 def roles_of(recipe: Recipe, log: Log) -> list[Role]:
@@ -98,7 +98,7 @@ def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:
     return roles
 
 
-def beside_reward_model(
+def without_reward_model(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, on_cpu: bool, log: Log
 ) -> Machine:
     """Return the machine without the memory that the reward model occupies for the whole run. It is
@@ -113,7 +113,7 @@ def beside_reward_model(
         sleeps=False,
         bucket_bytes=0,
     )
-    weights, working = memory_model(facts).held_bytes(TrainerLayout(), load, 0)
+    weights, working = memory_model(facts).frozen_model_bytes(TrainerLayout(), load, 0)
     context = 0 if on_cpu else load.reached.trainer_context
     taken = weights + working + context
     log.note(

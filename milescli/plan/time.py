@@ -165,7 +165,7 @@ class TimeModel:
         back: not for the weights' own gradients), so that few tokens at many weights are bound by
         memory; and adds its gradients to float32 ones, as a step of its own. Logits are computed
         again for the gradients (`train.vocab_parallel`); where all else is, that is a pass."""
-        held, microbatches = self.memory.counter.fullest(layout), work.updates * count
+        counts, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
         once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
         slowest = self._slowest_stage(layout, head=self._head_part)
@@ -183,14 +183,14 @@ class TimeModel:
         plain = self.flops.forward_mean(work.typical_tokens) - self._routed
         dense = max(
             (even * plain + again) / self.reached.train_share,
-            read * (held.dense.plain + held.wide.plain),
+            read * (counts.dense.plain + counts.wide.plain),
         )
         experts = max(
-            even * self._routed * IMBALANCE / self.reached.expert_share, read * held.experts.plain
+            even * self._routed * IMBALANCE / self.reached.expert_share, read * counts.experts.plain
         )
         added = (
             microbatches
-            * held.total
+            * counts.total
             * (2 * work.size + 8)
             / (self.device.memory_bandwidth * self.reached.decode_share)
         )
@@ -288,11 +288,11 @@ class TimeModel:
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Reduce-scatter of float32 gradients and all-gather of weights, once an update."""
-        held = self.memory.trained.fullest(layout)
+        counts = self.memory.trained.fullest(layout)
         seconds = 0.0
         for numbers, ranks, stride in (
-            (held.dense.plain + held.wide.plain, layout.dp * layout.cp, layout.tp),
-            (held.experts.plain, layout.expert_dp, layout.ep * layout.etp),
+            (counts.dense.plain + counts.wide.plain, layout.dp * layout.cp, layout.tp),
+            (counts.experts.plain, layout.expert_dp, layout.ep * layout.etp),
         ):
             if ranks > 1 and numbers:
                 link = self.links.ring(ranks, stride=stride)
@@ -302,8 +302,8 @@ class TimeModel:
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Adam reads and writes weights, moments and gradients once; on the host where they are
         there."""
-        held = self.memory.trained.fullest(layout)
-        own = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
+        counts = self.memory.trained.fullest(layout)
+        own = counts.dense.plain / (layout.dp * layout.cp) + counts.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
             return (
                 work.updates * own * (8 / self.reached.host_bandwidth + 1 / self.reached.host_adam)

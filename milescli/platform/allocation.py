@@ -6,7 +6,7 @@ import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 """Names of parameters in glibc's malloc.h."""
-_KEPT_BYTES = 2**31 - 1
+_RETAINED_BYTES = 2**31 - 1
 _STEP_BYTES = 2**26
 _LARGEST_BYTES = 2**30
 
@@ -18,7 +18,7 @@ def keep_freed_memory() -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_MMAP_THRESHOLD, _LARGEST_BYTES)
-        set_option(_TRIM_THRESHOLD, _KEPT_BYTES)
+        set_option(_TRIM_THRESHOLD, _RETAINED_BYTES)
         set_option(_TOP_PAD, _STEP_BYTES)
 
 

@@ -68,7 +68,7 @@ def compiled() -> Path:
 def find_compiler() -> str | None:
     """Return the compiler that CC names, or the first usual one on the PATH."""
     names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _key(compiler: str) -> str:
@@ -84,12 +84,12 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    told = {
+    description = {
         line.split(":", 1)[0].strip(): line
         for line in lines
         if line.startswith(("model name", "flags", "Features", "CPU part"))
     }
-    return "\0".join([platform.machine(), platform.processor(), *told.values()])
+    return "\0".join([platform.machine(), platform.processor(), *description.values()])
 
 
 def _folder() -> Path:

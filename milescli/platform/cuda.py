@@ -31,7 +31,7 @@ def parse_devices(text: str) -> tuple[list[Device], str]:
     devices."""
     devices, driver = [], ""
     for fields in _rows(text):
-        if _said_of_gone(fields):
+        if _loss_message(fields):
             continue
         index, name, uuid, memory_mib, capability, driver, _ = fields
         memory = (
@@ -47,7 +47,7 @@ def parse_devices(text: str) -> tuple[list[Device], str]:
 
 def parse_gone(text: str) -> dict[int, str]:
     """Map the index of each device that does not answer to QUERY's message."""
-    return {int(fields[0]): said for fields in _rows(text) if (said := _said_of_gone(fields))}
+    return {int(fields[0]): message for fields in _rows(text) if (message := _loss_message(fields))}
 
 
 def parse_cut(text: str) -> set[int]:
@@ -88,7 +88,7 @@ def _rows(text: str) -> list[list[str]]:
     ]
 
 
-def _said_of_gone(fields: list[str]) -> str:
+def _loss_message(fields: list[str]) -> str:
     """Of the name, UUID, memory or capability; empty where all is well."""
     return next((field for field in fields[1:5] if _GONE.search(field)), "")
 

@@ -231,8 +231,8 @@ def model_of(device: Device) -> str | None:
     if _NOT_THESE & set(words):
         return None
     fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] in words]
-    told_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
-    if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in told_gb]:
+    named_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
+    if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in named_gb]:
         return exact[0]
     return min(
         fitting,

@@ -77,7 +77,7 @@ def ask(run: RunDir, wanted: Request) -> Path:
     if another request is pending, MachineError if the disk refuses."""
     folder = folder_of(run, wanted.number)
     try:
-        if is_asked(run):
+        if is_pending(run):
             raise FileExistsError
         folder.mkdir(mode=0o700, parents=True)
         written = folder / REQUEST
@@ -129,7 +129,7 @@ def take_back(run: RunDir, number: int) -> None:
             request_file(run).unlink()
 
 
-def is_asked(run: RunDir) -> bool:
+def is_pending(run: RunDir) -> bool:
     """Return True if a request is pending; costs one look at the disk."""
     return os.path.lexists(run.profiles_dir / REQUEST)
 
@@ -166,7 +166,7 @@ def write_state(run: RunDir, number: int, state: State) -> None:
 def read_state(run: RunDir, number: int) -> State | None:
     """Read the state; None if the profile has not started."""
     try:
-        told = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
+        raw = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return State(**{**told, "progress": Progress(told["progress"])})
+    return State(**{**raw, "progress": Progress(raw["progress"])})

@@ -105,13 +105,13 @@ class Part:
         """Format the part as one line."""
         if self.error is not None:
             return f"{self.name}: {self.error}"
-        told = []
+        shares = []
         for what, share in self.shares.items():
             if share < LEAST_SHARE:
                 continue
             largest = f" ({self.largest[what]})" if what in self.largest else ""
-            told.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
-        return f"{self.name}: {', '.join(told) or 'nothing was seen'}"
+            shares.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
+        return f"{self.name}: {', '.join(shares) or 'nothing was seen'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +157,9 @@ class Summary:
                 lines.append(part.words())
                 lines += [f"  {_tensor(row)}" for row in part.tensors]
         if self.resident_bytes:
-            held = self.resident_bytes.items()
+            sizes = self.resident_bytes.items()
             lines.append(
-                "resident: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in held)
+                "resident: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes)
             )
         files = [name for part in self.parts for name in (part.file, part.snapshot) if name]
         return [*lines, f"in {self.folder}: {', '.join(files) or 'nothing'}"]
@@ -170,8 +170,8 @@ def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
     folder = folder_of(run, wanted.number)
     ranks = sorted(state.ranks.items(), key=lambda item: int(item[0]))
     engines = sorted(state.engines.items(), key=lambda item: int(item[0]))
-    parts = [_rank(folder, number, told) for number, told in ranks]
-    parts += [_engine(folder, number, told) for number, told in engines]
+    parts = [_rank(folder, number, reply) for number, reply in ranks]
+    parts += [_engine(folder, number, reply) for number, reply in engines]
     resident = last_look(run.path / "logs" / "latest") if wanted.memory else {}
     summary = Summary(
         folder=str(folder),
@@ -185,16 +185,16 @@ def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
     return summary
 
 
-def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
+def _rank(folder: Path, number: str, reply: dict[str, Any]) -> Part:
     name = f"rank {number}"
-    if "file" not in told:
-        return Part(name=name, error=str(told.get("error")))
+    if "file" not in reply:
+        return Part(name=name, error=str(reply.get("error")))
     try:
-        events = traces.read_trace(folder / told["file"])
+        events = traces.read_trace(folder / reply["file"])
     except (OSError, ValueError, KeyError) as error:
         return Part(name=name, error=f"its trace cannot be read: {type(error).__name__}: {error}")
-    traced = traces.split(events, seconds=float(told["seconds"]))
-    memory = told.get("memory", {})
+    traced = traces.split(events, seconds=float(reply["seconds"]))
+    memory = reply.get("memory", {})
     return Part(
         name=name,
         shares={kind: own.seconds / traced.seconds for kind, own in traced.kinds.items()},
@@ -204,24 +204,24 @@ def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
             for kind, own in traced.kinds.items()
             if own.operations and not own.largest[0].startswith(traces.OURS)
         },
-        file=told["file"],
+        file=reply["file"],
         tensors=memory.get("tensors", []),
         memory_error=memory.get("error"),
         snapshot=memory.get("snapshot"),
     )
 
 
-def _engine(folder: Path, number: str, told: dict[str, Any]) -> Part:
+def _engine(folder: Path, number: str, reply: dict[str, Any]) -> Part:
     name = f"engine {number}"
-    if "file" not in told:
-        return Part(name=name, error=str(told.get("error")))
+    if "file" not in reply:
+        return Part(name=name, error=str(reply.get("error")))
     try:
-        seen = split((folder / told["file"]).read_text(encoding="utf-8", errors="replace"))
+        seen = split((folder / reply["file"]).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         return Part(name=name, error=f"its record cannot be read: {error}")
     if not seen.num_samples:
-        return Part(name=name, error="py-spy saw nothing of its scheduler", file=told["file"])
-    return Part(name=name, shares=seen.shares, largest=seen.functions, file=told["file"])
+        return Part(name=name, error="py-spy saw nothing of its scheduler", file=reply["file"])
+    return Part(name=name, shares=seen.shares, largest=seen.functions, file=reply["file"])
 
 
 def _tensor(row: dict[str, Any]) -> str:

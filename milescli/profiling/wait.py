@@ -44,7 +44,7 @@ class Pace:
         """Return the longest plausible silence of the run, in seconds."""
         return max(LEAST_BOUND_S, STEPS_OF_SILENCE * self.step_s)
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Format the pace for people."""
         if self.step is None:
             return f"it has not done a step yet, and last spoke {self.silent_s:.0f} s ago"
@@ -52,7 +52,7 @@ class Pace:
         return f"it last did {last}, and spoke {self.silent_s:.0f} s ago"
 
 
-def require_running(run: RunDir, *, asked_for: str) -> None:
+def require_running(run: RunDir, *, command: str) -> None:
     """Raise MilesError if no driver works on the run."""
     if (state := state_of(run)) == "running":
         return
@@ -63,7 +63,7 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
     raise MilesError(
         f"run `{run.name}` is not running",
         why=f"a profile is taken of steps that are done; its state: {state}",
-        fix=[f"miles resume {run.shown}{further}", f"{asked_for}   # meanwhile"],
+        fix=[f"miles resume {run.shown}{further}", f"{command}   # meanwhile"],
     )
 
 
@@ -78,8 +78,8 @@ def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> N
         ("trainer rank", "--ranks", ranks, plan.trainer.world_size),
         ("engine", "--engines", engines, plan.engines.num),
     )
-    for what, option, asked, count in counts:
-        if wrong := [number for number in asked if not 0 <= number < count]:
+    for what, option, numbers, count in counts:
+        if wrong := [number for number in numbers if not 0 <= number < count]:
             there = f"0 to {count - 1}" if count else "none"
             raise RecipeError(
                 f"run `{run.name}` has no {what} {wrong[0]}",
@@ -101,8 +101,8 @@ def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> St
 
 
 def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
-    began, told, at_first = time.monotonic(), None, pace(run)
-    tell(f"asked {run.name} for {wanted.steps} steps; {at_first.told()}")
+    began, shown, at_first = time.monotonic(), None, pace(run)
+    tell(f"asked {run.name} for {wanted.steps} steps; {at_first.described()}")
     while True:
         is_alive = is_locked(run)  # looked at first: what a driver wrote last is there by then
         state = files.read_state(run, wanted.number)
@@ -115,9 +115,9 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
                 fix=[f"miles why {run.shown}", f"miles resume {run.shown}"],
             )
         now = pace(run)
-        if state is not None and told is None:
-            told = f"profiling from step {state.first_step} on"
-            tell(told)
+        if state is not None and shown is None:
+            shown = f"profiling from step {state.first_step} on"
+            tell(shown)
         due = (at_first.step or 0) if state is None else state.first_step + wanted.steps
         if not run.adapters_dir.exists() and (now.step or 0) > due + SPARE_STEPS:
             raise _passed_over(run, now.step or 0)
@@ -126,7 +126,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             raise WaitTimeout(
                 f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
                 f"{'end' if state else 'begin'} profile {wanted.number}",
-                why=f"{now.told()}; the bound is {now.bound_s:.0f} s without a word of it",
+                why=f"{now.described()}; the bound is {now.bound_s:.0f} s without a word of it",
                 fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
             )
         time.sleep(POLL_S)

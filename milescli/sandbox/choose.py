@@ -96,16 +96,18 @@ def _choose(packages: str | None) -> Choice:
             sandbox.close()
         if fault is None:
             assert sandbox is not None, kind
-            found = [f"{name}: {_told(error)}" for name, error in faults.items()]
+            problems = [f"{name}: {_sentence(error)}" for name, error in faults.items()]
             fixes = tuple(fix for error in faults.values() for fix in error.fixes)
             whose = "another user for each run" if os.geteuid() == 0 else "our own user"
             return Choice(
-                sandbox=sandbox, reason="; ".join([f"{kind} works, {whose}", *found]), fixes=fixes
+                sandbox=sandbox,
+                reason="; ".join([f"{kind} works, {whose}", *problems]),
+                fixes=fixes,
             )
         faults[kind] = fault
     raise MachineError(
         "code of the model cannot be contained on this machine",
-        why="; ".join(f"{name}: {_told(error)}" for name, error in faults.items()),
+        why="; ".join(f"{name}: {_sentence(error)}" for name, error in faults.items()),
         fix=[
             *dict.fromkeys(fix for error in faults.values() for fix in error.fixes),
             "--set rollout.code.url=http://HOST:8080   # a server of sandbox-fusion",
@@ -113,7 +115,7 @@ def _choose(packages: str | None) -> Choice:
     )
 
 
-def _told(error: MilesError) -> str:
+def _sentence(error: MilesError) -> str:
     return f"{error.what} ({error.why})"
 
 
@@ -136,8 +138,8 @@ def _lacks(kind: str) -> MilesError | None:
             "bubblewrap is not installed", why="no `bwrap` in PATH", fix=_as_root(_INSTALL)
         )
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
-        if "--disable-userns" in told.stdout + told.stderr:
+        help_text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
+        if "--disable-userns" in help_text.stdout + help_text.stderr:
             return None if os.geteuid() != 0 or sees_processes() else _blind()
     return MachineError(
         "bubblewrap is too old",

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.sandbox.inside import BEGUN, DONE, GO, TIMED_OUT
+from milescli.sandbox.inside import DONE, GO, STARTED, TIMED_OUT
 from milescli.sandbox.jail import FOLDER_INSIDE, Jail, remove
 from milescli.sandbox.processes import (
     children_of,
@@ -51,12 +51,12 @@ class Printed:
 
     def add(self, stream: str, piece: bytes) -> None:
         """Append a piece; output beyond the limit is discarded."""
-        kept = piece[: self.most - self.size]
-        self.pieces[stream].append(kept)
-        self.size += len(kept)
-        self.is_over = self.is_over or len(kept) < len(piece)
+        accepted = piece[: self.most - self.size]
+        self.pieces[stream].append(accepted)
+        self.size += len(accepted)
+        self.is_over = self.is_over or len(accepted) < len(piece)
 
-    def told(self) -> dict[str, Any]:
+    def as_reply(self) -> dict[str, Any]:
         """Return the output as part of a reply."""
         texts = {name: b"".join(pieces) for name, pieces in self.pieces.items()}
         return {
@@ -68,9 +68,9 @@ class Printed:
 class Contained:
     """Controls the processes of one jail. Another thread may call `stop`."""
 
-    def __init__(self, jail: Jail, asked: dict[str, Any], *, slot: int) -> None:
+    def __init__(self, jail: Jail, request: dict[str, Any], *, slot: int) -> None:
         """Start the jail. Raises NotStarted, OSError."""
-        self.limits = asked["limits"]
+        self.limits = request["limits"]
         self._jail, self._uid = jail, jail.uid_of(slot)
         self._folder = f"{jail.folder}/{slot}" if jail.kind == "landlock" else ""
         self._wake, self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), False
@@ -80,7 +80,7 @@ class Contained:
         self._pump: list[bytes] = []
         self.printed = Printed(self.limits["output_bytes"])
         try:
-            self._start(asked, slot)
+            self._start(request, slot)
             self._await_begin()
             if jail.kind == "bubblewrap":  # with its first process all of the namespace dies
                 (pid,) = children_of(self.process.pid)
@@ -118,7 +118,7 @@ class Contained:
                 looked = now
                 ended, why = self._over()
         return {
-            **printed.told(),
+            **printed.as_reply(),
             "ended": ended,
             "why": why,
             "exit_code": exit_code,
@@ -206,7 +206,7 @@ class Contained:
         process.wait()
         self._drain(_DRAIN_S)
 
-    def _start(self, asked: dict[str, Any], slot: int) -> None:
+    def _start(self, request: dict[str, Any], slot: int) -> None:
         if self._folder:
             remove(self._folder)
             os.mkdir(self._folder, 0o700)
@@ -216,9 +216,9 @@ class Contained:
             own, theirs = _pair()
             self.control = own
             leash, self._leash = os.pipe() if self._jail.kind == "landlock" else (-1, -1)
-            job = _sealed(self._jail.job(asked, slot=slot, folder=self._folder, control=theirs))
-            rules = _sealed(asked["filter"])
-            stdin = _sealed(asked["stdin"].encode("utf-8", "surrogatepass"))
+            job = _sealed(self._jail.job(request, slot=slot, folder=self._folder, control=theirs))
+            rules = _sealed(request["filter"])
+            stdin = _sealed(request["stdin"].encode("utf-8", "surrogatepass"))
             inherited = [fd for fd in (theirs, leash, job, rules) if fd != -1]
             for descriptor in (*inherited, stdin):
                 closing.callback(os.close, descriptor)
@@ -248,11 +248,11 @@ class Contained:
 
     def _await_begin(self) -> None:
         deadline = time.monotonic() + _START_S
-        while (happened := self._happened(LOOK_S)) != BEGUN:
+        while (happened := self._happened(LOOK_S)) != STARTED:
             if happened == "exited" or self._stopped or time.monotonic() > deadline:
                 self._drain(LOOK_S)
-                told = self.printed.told()["stderr"].strip()
-                raise NotStarted(told[-2000:] or "it said nothing")
+                stderr = self.printed.as_reply()["stderr"].strip()
+                raise NotStarted(stderr[-2000:] or "it said nothing")
 
     def _happened(self, timeout_s: float) -> str | bytes:
         """`exited`; what came on the control; or nothing. Output is taken in."""

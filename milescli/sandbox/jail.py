@@ -104,19 +104,19 @@ class Jail:
         command += ["--remount-ro", "/", "--chdir", FOLDER_INSIDE]
         return [*command, python, *_OPTIONS, "-c", _BOOT.format(job_fd)]
 
-    def job(self, asked: Mapping[str, Any], *, slot: int, folder: str, control: int) -> bytes:
-        """Encode the job that is sent inside. `asked` has code (None: a session), files and
+    def job(self, request: Mapping[str, Any], *, slot: int, folder: str, control: int) -> bytes:
+        """Encode the job that is sent inside. `request` has code (None: a session), files and
         limits."""
         is_landlock, uid = self.kind == "landlock", self.uid_of(slot)
-        num_processes = asked["limits"]["num_processes"]
+        num_processes = request["limits"]["num_processes"]
         others = 0 if is_landlock else 1  # bubblewrap's own
         if is_landlock and uid is None:
             others = tasks_of_user(os.getuid()) + _ROOM_FOR_OURS
         packages = self.packages if is_landlock or not self.packages else PACKAGES_INSIDE
         job = {
-            "code": asked["code"],
-            "files": asked["files"],
-            "limits": asked["limits"],
+            "code": request["code"],
+            "files": request["files"],
+            "limits": request["limits"],
             "max_tasks": num_processes + others,
             "packages": [packages] if packages else [],
             "control": control,

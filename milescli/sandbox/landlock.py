@@ -35,8 +35,8 @@ def restrict(*, read: list[str], devices: list[str], write: str) -> None:
     network = 0b11 if kernel >= _NETWORK_SINCE else 0  # to bind and to connect TCP
     scopes = 0b11 if kernel >= _SCOPES_SINCE else 0  # abstract sockets and signals
     fields = (rights, network, scopes)[: 3 if scopes else 2 if network else 1]
-    asked = struct.pack(f"<{len(fields)}Q", *fields)
-    rules = _call(_CREATE, asked, ctypes.c_size_t(len(asked)), ctypes.c_uint32(0))
+    attributes = struct.pack(f"<{len(fields)}Q", *fields)
+    rules = _call(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     try:
         for path in read:
             _allow(rules, path, _READ_FOLDER)

@@ -60,13 +60,13 @@ def tasks_of_user(uid: int) -> int:
 
 def _stats(pids: list[int]) -> list[list[str]]:
     """The fields of /proc/PID/stat behind the name, from its state on."""
-    found = []
+    rows = []
     for pid in pids:
         try:
-            found.append(_text(f"{pid}/stat").rpartition(")")[2].split())
+            rows.append(_text(f"{pid}/stat").rpartition(")")[2].split())
         except OSError:
             continue
-    return found
+    return rows
 
 
 def _resident(pid: int) -> int:

@@ -221,7 +221,7 @@ def _check_loss(piece: object, objective: Objective[Any]) -> None:
                 logprobs,
                 only=part,
                 are_scores=are_scores,
-                candidates=_beside(logprobs) if Stream.CANDIDATES in objective.needs else None,
+                candidates=_candidates(logprobs) if Stream.CANDIDATES in objective.needs else None,
             )
             loss = objective.loss(cut).loss
             _require_positions(piece, loss, cut)
@@ -266,14 +266,14 @@ def _step(objective: Objective[Any]) -> PackedTokens:
     }
     if Stream.CANDIDATES in objective.needs:
         extra[Stream.CANDIDATES] = torch.zeros((count, 2), dtype=torch.int32)
-        extra[Stream.TEACHER] = _beside(extra[Stream.TEACHER])
+        extra[Stream.TEACHER] = _candidates(extra[Stream.TEACHER])
     tokens = packed(sequences, extra=extra)
     objective.complete(tokens)
     return tokens
 
 
-def _beside(logprobs: torch.Tensor) -> torch.Tensor:
-    """[S, 2] of two other tokens, which move with those of the targets."""
+def _candidates(logprobs: torch.Tensor) -> torch.Tensor:
+    """Return [S, 2] log-probs of two other tokens, which move with those of the targets."""
     return torch.stack([logprobs - 1.0, logprobs - 2.0], dim=1)
 
 

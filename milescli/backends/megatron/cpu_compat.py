@@ -192,8 +192,8 @@ def _mend_megatron() -> None:
 
     mend_router()
     # split sizes are turned into numpy only `if tensor.is_cuda`
-    token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
+    token_dispatcher.maybe_move_tensor_to_cpu = _maybe_to_numpy
 
 
-def _to_numpy_if_asked(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+def _maybe_to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

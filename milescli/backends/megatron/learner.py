@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from milescli.backends.megatron.held import HeldModel
+from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state.saving import release_state
 from milescli.backends.megatron.state.snapshot import Reference
@@ -44,7 +44,7 @@ class Learner:
     critic: TrainedModel | None
     draft: TrainedModel | None
     reference: Reference
-    teachers: list[HeldModel]
+    teachers: list[LoadedModel]
     """Of `train.distill.teachers`, in order; empty where the run needs none."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
@@ -156,7 +156,7 @@ class Learner:
         )
 
     @contextmanager
-    def turn_of(self, model: HeldModel) -> Iterator[None]:
+    def turn_of(self, model: LoadedModel) -> Iterator[None]:
         """The model (the critic, a teacher) is on the device within, and the policy waits in host
         memory; on a CPU all are there at all times."""
         if self.mesh.device.type == "cpu":
@@ -246,14 +246,16 @@ class Learner:
         model = self.policy.model.module
         with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
             own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
-        return own.told(Stream.OLD)
+        return own.whole_sequences(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
         None on ranks that do not speak for its tokens."""
         own = self._on_rank(shard)
         self._ask_teachers(own, with_candidates=True)
-        ids, logprobs = (own.told(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
+        ids, logprobs = (
+            own.whole_sequences(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER)
+        )
         return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
     def _objective(self, name: str) -> Objective[Any]:

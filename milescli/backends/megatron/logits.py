@@ -110,12 +110,12 @@ def main() -> None:
         )
         facts, rows = load_facts(folder), job["rows"]
         with torch.inference_mode():
-            found = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
+            results = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
             if job.get("rounded"):
                 with rounding.rounded_otherwise(built):
                     again = _of_rows(built, facts, rows, mesh=own)
-                found |= {f"{number}.rounded": row for number, row in enumerate(again)}
-        save_file({str(key): row.contiguous() for key, row in found.items()}, job["out"])
+                results |= {f"{number}.rounded": row for number, row in enumerate(again)}
+        save_file({str(key): row.contiguous() for key, row in results.items()}, job["out"])
     mesh.tear_down()
 
 

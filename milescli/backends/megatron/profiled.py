@@ -104,17 +104,17 @@ class Profiled:
         )
 
     def _memory(self: Any, folder: Path) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
-            told["tensors"] = largest_tensors(names_of(self.policy))
+            result["tensors"] = largest_tensors(names_of(self.policy))
             if self.device.type == "cuda":
                 file = folder / f"rank_{self.rank}.memory.pickle"
                 file.touch(mode=0o600)
                 torch.cuda.memory._dump_snapshot(str(file))
-                told["snapshot"] = file.name
+                result["snapshot"] = file.name
         except Exception as error:  # as above: the trace is there
-            told["error"] = f"{type(error).__name__}: {error}"
-        return told
+            result["error"] = f"{type(error).__name__}: {error}"
+        return result
 
     def _forget_allocations(self: Any) -> None:
         """They cost memory and time as long as torch remembers them."""

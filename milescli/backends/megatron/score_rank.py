@@ -31,7 +31,7 @@ class ScoreRank:
         formed."""
         device = take_device(self.plan)
         from milescli.backends.megatron import mesh
-        from milescli.backends.megatron.held import HeldModel
+        from milescli.backends.megatron.loaded_model import LoadedModel
 
         limits = self.recipe.machine
         self.mesh = mesh.bring_up(
@@ -42,7 +42,7 @@ class ScoreRank:
             device=device,
             timeouts_s=(limits.start_timeout_s, limits.step_timeout_s),
         )
-        self.model = HeldModel(
+        self.model = LoadedModel(
             self.model_dir,
             mesh=self.mesh,
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
@@ -55,4 +55,4 @@ class ScoreRank:
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)
         own.fill(Stream.VALUES, self.model.passes.score(own.microbatches, temperature=1.0))
-        return own.told(Stream.VALUES)
+        return own.whole_sequences(Stream.VALUES)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from milescli.backends.megatron.architecture.lora import Adapters
-from milescli.backends.megatron.held import HeldModel
+from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state import optimizer
 from milescli.backends.megatron.state.checkpoint import CheckpointIO
@@ -31,7 +31,7 @@ from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
 
 
-class TrainedModel(HeldModel):
+class TrainedModel(LoadedModel):
     """Made of a Hugging Face folder; its first weights are the folder's."""
 
     def __init__(

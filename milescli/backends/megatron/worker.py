@@ -33,8 +33,8 @@ from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import formatted, load_format
 
 if TYPE_CHECKING:
-    from milescli.backends.megatron.held import HeldModel
     from milescli.backends.megatron.learner import Learner
+    from milescli.backends.megatron.loaded_model import LoadedModel
     from milescli.backends.megatron.state.snapshot import Reference
     from milescli.backends.megatron.trained import TrainedModel
 
@@ -132,7 +132,7 @@ class TrainerRank(Profiled):
         )
 
     def _learner(
-        self, recipe: Recipe, reference: Reference, teachers: Sequence[HeldModel] = ()
+        self, recipe: Recipe, reference: Reference, teachers: Sequence[LoadedModel] = ()
     ) -> Learner:
         from milescli.backends.megatron.learner import Learner
 
@@ -343,7 +343,7 @@ class TrainerRank(Profiled):
         """See Trainer."""
         from milescli.backends.megatron.state import weights
 
-        weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)
+        weights.silence_layers(self.policy.weights, first=first, silenced=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""

@@ -19,18 +19,18 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
     model = llama.plain_facts(config, family=family, qkv_bias=True)
     window = fields.number(config, "sliding_window", default=4096, kind=int)
     # null means none here, unlike a field that is left out
-    asked = (
+    uses_window = (
         fields.number(config, "use_sliding_window", default=False, kind=bool)
         and config.get("sliding_window", 0) is not None
     )
     first = fields.number(config, "max_window_layers", default=28, kind=int)
     by_number = tuple(
-        "sliding" if asked and layer >= first else "full" for layer in range(model.num_layers)
+        "sliding" if uses_window and layer >= first else "full" for layer in range(model.num_layers)
     )
     mixers = fields.mixers(config, num_layers=model.num_layers, period=by_number)
     if "sliding" not in mixers:
         return model
-    if not asked:
+    if not uses_window:
         raise CheckpointError(
             "config.json contradicts itself: `layer_types`",
             why="it has layers of sliding attention, and `use_sliding_window` says that there are "

@@ -117,8 +117,8 @@ def pass_at_k(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
         if not spread:
             rows.append([0.0] * count)
             continue
-        beside_wrong = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
-        right_value, wrong_value = fails / spread, (fails - beside_wrong) / spread
+        fails_given_wrong = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
+        right_value, wrong_value = fails / spread, (fails - fails_given_wrong) / spread
         rows.append([right_value if reward > 0 else wrong_value for reward in group.rewards])
     return rows
 

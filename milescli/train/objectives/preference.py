@@ -43,7 +43,7 @@ class Kto:
             for number, (side, kind) in enumerate(judged)
         ]
         return made + [
-            _sequence(_beside(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
+            _sequence(_joined(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
             for number, (prompt, other) in enumerate(_mismatched(items))
         ]
 
@@ -105,7 +105,7 @@ def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
     ]
 
 
-def _beside(prompt: Trajectory, other: Trajectory) -> Trajectory:
+def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
     """The prompt of one with the response of the other."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
     return Trajectory(

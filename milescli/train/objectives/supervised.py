@@ -61,19 +61,19 @@ def needs_of(settings: Distill) -> frozenset[Stream]:
     if not settings.teachers:
         return frozenset()
     compared = {Stream.OLD} if settings.kl == "sampled" else set()
-    said = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
-    return frozenset(compared if settings.is_served else compared | said)
+    teacher_streams = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
+    return frozenset(compared if settings.is_served else compared | teacher_streams)
 
 
-def streams_of(said: TeacherTokens) -> dict[str, np.ndarray]:
+def streams_of(teacher_tokens: TeacherTokens) -> dict[str, np.ndarray]:
     """Convert a teacher's tokens of a sequence to the streams of `needs_of`."""
-    logprobs = np.frombuffer(said.logprobs, np.float32)
-    if not said.topk:
+    logprobs = np.frombuffer(teacher_tokens.logprobs, np.float32)
+    if not teacher_tokens.topk:
         return {Stream.TEACHER: logprobs}
-    ids = np.frombuffer(said.token_ids, np.int32)
+    ids = np.frombuffer(teacher_tokens.token_ids, np.int32)
     return {
-        Stream.CANDIDATES: ids.reshape(-1, said.topk),
-        Stream.TEACHER: logprobs.reshape(-1, said.topk),
+        Stream.CANDIDATES: ids.reshape(-1, teacher_tokens.topk),
+        Stream.TEACHER: logprobs.reshape(-1, teacher_tokens.topk),
     }
 
 
@@ -110,11 +110,11 @@ class Distillation(Supervised):
         made = super().sequences(items)
         if self.needs:
             return made
-        said = [item.teacher for item in items]
-        assert all(said), "rows are asked about before the first step"
+        teacher_tokens = [item.teacher for item in items]
+        assert all(teacher_tokens), "rows are asked about before the first step"
         return [
             replace(sequence, streams=streams_of(words))
-            for sequence, words in zip(made, said, strict=True)
+            for sequence, words in zip(made, teacher_tokens, strict=True)
             if words is not None
         ]
 

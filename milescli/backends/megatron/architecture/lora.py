@@ -75,21 +75,21 @@ class Adapters:
         by_module = defaultdict[str, list[Entry]](list)
         for entry in table.entries:
             by_module[parts_of(entry.megatron)[0]].append(entry)
-        self._pairs = list[_Beside]()
+        self._pairs = list[_LayerPairs]()
         for weight in base:
             module_name, _, last = weight.name.rpartition(".")
-            beside = by_module.get(weight.entry.megatron.removesuffix(".weight"), [])
-            if last != "weight" or not beside:
+            adapted = by_module.get(weight.entry.megatron.removesuffix(".weight"), [])
+            if last != "weight" or not adapted:
                 continue
             if weight.entry.expert is not None:
                 around = by_module.get(around_experts(weight.entry.megatron), [])
                 leaves = {name.rsplit(".", 2)[1] for name in weight.entry.hf}
-                beside = [*beside, *(e for e in around if parts_of(e.megatron)[2] in leaves)]
-            pair = _Beside(
+                adapted = [*adapted, *(e for e in around if parts_of(e.megatron)[2] in leaves)]
+            pair = _LayerPairs(
                 model.get_submodule(module_name),
                 model.get_submodule(around_experts(module_name)),
                 weight,
-                beside,
+                adapted,
                 mesh=mesh,
                 scaling=shape.scaling,
                 dropout=dropout,
@@ -143,10 +143,10 @@ class Adapters:
 
     def require_own(self, checkpoint: Path) -> None:
         """Raise CheckpointError if the checkpoint is not an adapter of this shape and base."""
-        found = read_shape(checkpoint)
-        if found != (self.shape, self.base_mark):
-            there = "all weights of a model" if found is None else "another adapter"
-            if found is not None and found[0] == self.shape:
+        recorded = read_shape(checkpoint)
+        if recorded != (self.shape, self.base_mark):
+            there = "all weights of a model" if recorded is None else "another adapter"
+            if recorded is not None and recorded[0] == self.shape:
                 there = "an adapter of another base model"
             raise CheckpointError(
                 f"the checkpoint `{checkpoint}` is not of this run's adapter",
@@ -162,7 +162,7 @@ class Adapters:
             weight.parameter.copy_(tensors[checkpoint_key(weight.entry)])
 
 
-class _Beside:
+class _LayerPairs:
     """Holds the A and B pairs of one linear layer."""
 
     def __init__(
@@ -195,7 +195,7 @@ class _Beside:
         self._numbers = [leaves.index(parts_of(e.megatron)[2]) for e in entries if _is(e, A)]
         """[pairs] of the layer's matrices."""
         self._rows = _rows_of(rule, weight.entry.facts, size, base.device)
-        self._held = {A: list[torch.nn.Parameter](), B: list[torch.nn.Parameter]()}
+        self._matrices = {A: list[torch.nn.Parameter](), B: list[torch.nn.Parameter]()}
         """[pairs]"""
         self._shares = any(map(is_shared, entries))
         for entry in entries:
@@ -206,7 +206,7 @@ class _Beside:
             tensors = getattr(holder, which)
             if leaf not in tensors:
                 tensors[leaf] = self._parameter(entry, base)
-            self._held[which].append(tensors[leaf])
+            self._matrices[which].append(tensors[leaf])
         module.register_forward_hook(self._add)
 
     def _parameter(self, entry: Entry, base: torch.Tensor) -> torch.nn.Parameter:
@@ -236,12 +236,12 @@ class _Beside:
     def reset(self, seed: int) -> None:
         """Initialise as PEFT does: A uniform within 1 / sqrt(in) (Kaiming's bound for a = sqrt(5)),
         B zero. Equal seeds give equal matrices under any layout."""
-        taken = {A: iter(self._held[A]), B: iter(self._held[B])}
+        taken = {A: iter(self._matrices[A]), B: iter(self._matrices[B])}
         for entry in self._entries:
             which = parts_of(entry.megatron)[1]
-            held = next(taken[which])
+            matrix = next(taken[which])
             if which == B:
-                held.zero_()
+                matrix.zero_()
                 continue
             name = entry.hf[0] if entry.row is None else f"{entry.hf[0]} {entry.row}"
             digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
@@ -249,7 +249,7 @@ class _Beside:
             whole = torch.empty(_size(entry))
             bound = 1 / math.sqrt(whole.shape[1])
             whole.uniform_(-bound, bound, generator=chance)
-            held.copy_(_own_part(whole, entry, self._mesh))
+            matrix.copy_(_own_part(whole, entry, self._mesh))
 
     def _add(self, module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """A forward hook of the layer."""
@@ -261,7 +261,7 @@ class _Beside:
         """[..., in] -> [..., out], what is added, cut as the layer's output is."""
         if self._dropout and torch.is_grad_enabled():  # what is only scored is scored whole
             x = F.dropout(x, self._dropout)
-        first, second = torch.cat(self._held[A]), self._fused(self._held[B])
+        first, second = torch.cat(self._matrices[A]), self._fused(self._matrices[B])
         if self._cut is None:
             return product(product(x, first) * self._scaling, second)
         if self._is_expert:

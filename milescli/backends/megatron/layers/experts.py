@@ -173,12 +173,12 @@ class Router(TopKRouter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(scores, numbers) of the best experts, each [tokens, topk]. Signature as Megatron's
         replay calls it."""
-        groups, kept = self.facts.router_groups, self.facts.router_topk_groups
-        if kept < groups:
+        groups, topk_groups = self.facts.router_groups, self.facts.router_topk_groups
+        if topk_groups < groups:
             grouped = wanted.unflatten(-1, (groups, -1))
             worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
             best = torch.zeros_like(worth, dtype=torch.bool).scatter(
-                -1, worth.topk(kept, dim=-1).indices, True
+                -1, worth.topk(topk_groups, dim=-1).indices, True
             )
             wanted = grouped.masked_fill(~best[..., None], float("-inf")).flatten(-2)
         return torch.topk(wanted, k=topk, dim=-1)

@@ -68,7 +68,7 @@ def gated_delta_rule(
         solved.split((value.shape[-1], key.shape[-1]), dim=-1),
         query=query[:, :, None] * from_start,
         key=key[:, :, None] * (until[..., -1:] - until).exp()[..., None],
-        kept=from_start[..., -1:, :],
+        decayed=from_start[..., -1:, :],
         per_step=per_step,
     )
     return (within @ news + reads).movedim(3, 1).flatten(2, 3)
@@ -79,20 +79,20 @@ def _between_chunks(
     *,
     query: torch.Tensor,
     key: torch.Tensor,
-    kept: torch.Tensor,
+    decayed: torch.Tensor,
     per_step: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What each position adds to the state, and what it reads of the state before its chunk, both
     [chunks, ..., T, dv]."""
     added, forgotten = (part.split(per_step) for part in solved)
-    query, key, kept = query.split(per_step), key.split(per_step), kept.split(per_step)
+    query, key, decayed = query.split(per_step), key.split(per_step), decayed.split(per_step)
     news, reads = [added[0]], [torch.zeros_like(added[0])]
     state = None
     for step in range(1, len(per_step)):
         # of the sequences that go on
         going = per_step[step]
         written = key[step - 1][:going].transpose(-1, -2) @ news[-1][:going]
-        state = written if state is None else state[:going] * kept[step - 1][:going] + written
+        state = written if state is None else state[:going] * decayed[step - 1][:going] + written
         news.append(added[step] - forgotten[step] @ state)
         reads.append(query[step] @ state)
     return torch.cat(news), torch.cat(reads)

@@ -146,7 +146,7 @@ class ExpertsBesideMlp(MoELayer):
     def forward(self, hidden_states, intermediate_tensors=None, padding_mask=None):
         """Return the output, [S, 1, hidden], and no bias. Called by Megatron."""
         assert intermediate_tensors is None
-        beside = self.post_shared_layernorm(
+        plain = self.post_shared_layernorm(
             self.shared_experts(self.pre_shared_layernorm(hidden_states))
         )
         weights, choice = self.route(hidden_states, padding_mask)
@@ -155,6 +155,6 @@ class ExpertsBesideMlp(MoELayer):
         )
         routed, weights = self.dispatch(routed, weights)
         routed, _ = self.routed_experts_compute(routed, weights)
-        return beside + self.post_experts_layernorm(
+        return plain + self.post_experts_layernorm(
             self.postprocess(self.combine(routed), None)
         ), None

@@ -104,10 +104,10 @@ def _from_before(
     to_end = _exp(total[..., -1:] - total, where=(sequence == last)[:, None, None])  # C G R Q
     added = b.transpose(-1, -2)[:, :, None] @ (x * to_end[..., None])  # C G R N P
     goes_on = torch.cat([torch.zeros_like(last[:1], dtype=torch.bool), last[1:] == last[:-1]])
-    kept = _exp(total[..., -1], where=goes_on[..., None])[..., None, None]  # C G R 1 1
+    decayed = _exp(total[..., -1], where=goes_on[..., None])[..., None, None]  # C G R 1 1
     states = [torch.zeros_like(added[0])]
     for number in range(len(added) - 1):
-        states.append(states[-1] * kept[number] + added[number])
+        states.append(states[-1] * decayed[number] + added[number])
     before = torch.cat([torch.full_like(last[:1], -1), last[:-1]])
     from_start = _exp(total, where=(sequence == before)[:, None, None])
     return from_start[..., None] * (c[:, :, None] @ torch.stack(states))

@@ -340,17 +340,17 @@ def num_updates(optimizer: MegatronOptimizer) -> int:
 def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
     """By rank 0; where it cannot, all ranks raise CheckpointError. `adapters`: that are saved
     there."""
-    told: list[str | None] = [None]
+    failure: list[str | None] = [None]
     if dist.get_rank() == 0:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if adapters is not None:
                 write_shape(folder, adapters.shape, base=adapters.base_mark)
         except OSError as error:
-            told = [f"trainer rank 0: {type(error).__name__}: {error}"]
-    dist.broadcast_object_list(told, src=0)
-    if told[0] is not None:
-        raise not_written(folder, told[0])
+            failure = [f"trainer rank 0: {type(error).__name__}: {error}"]
+    dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise not_written(folder, failure[0])
 
 
 def _rng_of_rank_zero() -> torch.Tensor:

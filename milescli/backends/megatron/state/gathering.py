@@ -36,14 +36,14 @@ def hf_buckets(
     }
     dtypes = _dtypes(weights)
     bucket: list[Entry] = []
-    held = 0
+    bucket_size = 0
     for unit in bundles_of([entry for entry in table.entries if table.holds(entry)]):
         size = sum(dtypes[entry.megatron].itemsize * entry.num_elements for entry in unit)
-        if bucket and held + size > bucket_bytes:
+        if bucket and bucket_size + size > bucket_bytes:
             yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
-            bucket, held = [], 0
+            bucket, bucket_size = [], 0
         bucket += unit
-        held += size
+        bucket_size += size
     yield _gather_bucket(bucket, by_name, dtypes=dtypes, table=table, mesh=mesh)
 
 

@@ -183,7 +183,7 @@ class BackgroundSave(AsyncSaveShardedStrategy):
         in the folder. Raises CheckpointError."""
         gathered: list[object] = [None] * dist.get_world_size()
         failure = self._failure
-        mine = (self._results, self._sha256) if failure is None else _told(failure)
+        mine = (self._results, self._sha256) if failure is None else _first_line(failure)
         dist.all_gather_object(gathered, mine)
         self._raise_together(gathered, failure)
         if dist.get_rank() == 0:
@@ -192,14 +192,14 @@ class BackgroundSave(AsyncSaveShardedStrategy):
                 save_config(CheckpointingConfig(self.backend, self.version), str(self._folder))
             except _WRITING_FAILED as error:
                 failure = error
-        told = [None if failure is None else _told(failure)]
-        dist.broadcast_object_list(told, src=0)
-        self._raise_together(told, failure)
+        failures = [None if failure is None else _first_line(failure)]
+        dist.broadcast_object_list(failures, src=0)
+        self._raise_together(failures, failure)
         return {name: digest for _, sha256 in gathered for name, digest in sha256.items()}
 
-    def _raise_together(self, told: list[object], own: BaseException | None) -> None:
-        """`told` [rank]: a text for a rank that failed."""
-        for rank, text in enumerate(told):
+    def _raise_together(self, failures: list[object], own: BaseException | None) -> None:
+        """`failures` [rank]: a text for a rank that failed."""
+        for rank, text in enumerate(failures):
             if isinstance(text, str):
                 raise not_written(self._folder, f"trainer rank {rank}: {text}") from own
 
@@ -218,14 +218,14 @@ def _framed(item: WriteItem, data) -> Iterator[memoryview | bytes]:
     yield framing.tail
 
 
-def _told(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """Its first line; torch says of a full disk that a position is unexpected, and the system's own
     word is the error that this one follows."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__
-    said = cause or error
-    return f"{type(said).__name__}: {str(said).partition(chr(10))[0]}"
+    cause_or_error = cause or error
+    return f"{type(cause_or_error).__name__}: {str(cause_or_error).partition(chr(10))[0]}"
 
 
 def _agree(planner: MCoreSavePlanner, writer: FileSystemWriter):

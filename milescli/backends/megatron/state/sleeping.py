@@ -22,7 +22,7 @@ class Sleeper:
         tensors moves."""
         self._model, self._optimizer = model, optimizer
         frozen = [each for each in model.parameters() if not each.requires_grad]
-        self._frozen = HeldSleeper(frozen)
+        self._frozen = FrozenSleeper(frozen)
         """The base of an adapter, which is never published."""
         self._asleep = self._slim = False
 
@@ -86,7 +86,7 @@ class Sleeper:
         return [*self._model.buffers, *self._model.expert_parallel_buffers]
 
 
-class HeldSleeper:
+class FrozenSleeper:
     """Moves weights that never change, so that their copy in host memory is made once."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -100,8 +100,8 @@ class HeldSleeper:
         if self._asleep:
             return
         self._on_host = self._on_host or [to_host(each.detach()) for each in self._parameters]
-        for parameter, kept in zip(self._parameters, self._on_host, strict=True):
-            parameter.data = kept
+        for parameter, on_host in zip(self._parameters, self._on_host, strict=True):
+            parameter.data = on_host
         torch.cuda.empty_cache()
         self._asleep = True
 

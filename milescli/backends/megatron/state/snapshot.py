@@ -74,8 +74,8 @@ class Reference:
                 parameter.copy_(frozen, non_blocking=True)
             yield
         finally:
-            for parameter, kept in zip(parameters, current, strict=True):
-                parameter.copy_(kept)
+            for parameter, saved in zip(parameters, current, strict=True):
+                parameter.copy_(saved)
 
 
 def _point(parameters: Sequence[torch.nn.Parameter], tensors: Sequence[torch.Tensor]) -> None:
@@ -160,8 +160,8 @@ class Snapshot:
             place.copy_(tensor, non_blocking=True)
 
     def _spill(self, section: int, tensors: Sequence[torch.Tensor]) -> None:
-        held, needed = self._sections[section].numel(), _size_of(tensors)
-        assert held == needed, f"section {section} has {held} bytes, the rank {needed}"
+        available, needed = self._sections[section].numel(), _size_of(tensors)
+        assert available == needed, f"section {section} has {available} bytes, the rank {needed}"
         for tensor, place in self._places(section, tensors):
             tensor.copy_(place, non_blocking=True)
 

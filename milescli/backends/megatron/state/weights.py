@@ -66,10 +66,10 @@ def local_weights(
 
 
 def silence_layers(
-    weights: Sequence[LocalWeight], *, first: int, kept: dict[str, torch.Tensor]
+    weights: Sequence[LocalWeight], *, first: int, silenced: dict[str, torch.Tensor]
 ) -> None:
     """Zero what layers `first` and beyond add to the residual stream, so that the model acts as its
-    first `first` layers. Layers before `first` that earlier calls silenced are restored. `kept`
+    first `first` layers. Layers before `first` that earlier calls silenced are restored. `silenced`
     holds the values of silent weights by name, in host memory."""
     release_state()
     for weight in weights:
@@ -77,11 +77,11 @@ def silence_layers(
         adds = _ADDS_TO_RESIDUAL.search(weight.entry.megatron)
         if not adds and not _SCALES_RESIDUAL.search(weight.entry.megatron):
             continue
-        if is_silent and weight.name not in kept:
-            kept[weight.name] = weight.parameter.detach().to("cpu", copy=True)
+        if is_silent and weight.name not in silenced:
+            silenced[weight.name] = weight.parameter.detach().to("cpu", copy=True)
             weight.parameter.data.fill_(0 if adds else 1)
-        elif not is_silent and weight.name in kept:
-            weight.parameter.data.copy_(kept.pop(weight.name))
+        elif not is_silent and weight.name in silenced:
+            weight.parameter.data.copy_(silenced.pop(weight.name))
 
 
 def _mark_cut(parameter: torch.nn.Parameter, sharding: Sharding) -> None:

@@ -81,33 +81,35 @@ class Passes:
         """Return the log-prob of every target, or the score, [S] per microbatch on ranks of the
         last stage; empty elsewhere. `everywhere` includes positions off the loss mask, where a
         log-prob is 0.0 otherwise. No gradient."""
-        kept: list[torch.Tensor] = []
+        collected: list[torch.Tensor] = []
 
         def keep(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
             outputs = self._outputs(
                 hidden, microbatch, temperature=temperature, everywhere=everywhere
             )
-            kept.append(outputs.values)
-            return kept[-1].sum()
+            collected.append(outputs.values)
+            return collected[-1].sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, forward_only=True)
-        return kept
+        return collected
 
     def likeliest(
         self, microbatches: Sequence[Microbatch], *, count: int, temperature: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return (ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the
         last stage; empty elsewhere. No gradient."""
-        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        collected: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def keep(hidden: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
-            kept.append(top_logprobs(self._head(hidden[0]), count=count, temperature=temperature))
-            return kept[-1][1].sum()
+            collected.append(
+                top_logprobs(self._head(hidden[0]), count=count, temperature=temperature)
+            )
+            return collected[-1][1].sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, forward_only=True)
-        return kept
+        return collected
 
     def train(
         self,
@@ -119,8 +121,8 @@ class Passes:
     ) -> None:
         """Compute the gradients of the sum of all microbatches' losses on all ranks, reduced over
         the data-parallel ranks."""
-        told = self._telling(loss, temperature=temperature, candidates=candidates)
-        self._run(microbatches, told, forward_only=False)
+        hidden_loss = self._hidden_loss(loss, temperature=temperature, candidates=candidates)
+        self._run(microbatches, hidden_loss, forward_only=False)
 
     def measure(
         self,
@@ -131,21 +133,23 @@ class Passes:
         candidates: Candidates = no_candidates,
     ) -> None:
         """Call `loss` as `train` does, without gradients."""
-        told = self._telling(loss, temperature=temperature, candidates=candidates)
+        hidden_loss = self._hidden_loss(loss, temperature=temperature, candidates=candidates)
         with torch.no_grad():
-            self._run(microbatches, told, forward_only=True)
+            self._run(microbatches, hidden_loss, forward_only=True)
 
-    def _telling(
+    def _hidden_loss(
         self, loss: TokenLoss, *, temperature: float, candidates: Candidates
     ) -> HiddenLoss:
-        """The loss, given what the model says."""
+        """Return the loss as a function of the model's hidden states."""
 
-        def told(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
-            asked = candidates(microbatch)
-            outputs = self._outputs(hidden, microbatch, temperature=temperature, asked=asked)
+        def hidden_loss(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
+            candidate_ids = candidates(microbatch)
+            outputs = self._outputs(
+                hidden, microbatch, temperature=temperature, candidate_ids=candidate_ids
+            )
             return loss(microbatch, outputs)
 
-        return told
+        return hidden_loss
 
     def _run(
         self, microbatches: Sequence[Microbatch], loss: HiddenLoss, *, forward_only: bool
@@ -197,10 +201,11 @@ class Passes:
         microbatch: Microbatch,
         *,
         temperature: float,
-        asked: torch.Tensor | None = None,
+        candidate_ids: torch.Tensor | None = None,
         everywhere: bool = False,
     ) -> Outputs:
-        """`asked`: [S, k] ids of candidates; `everywhere`: off the loss mask, too."""
+        """Return the outputs. `candidate_ids` is [S, k]; `everywhere` includes positions off the
+        loss mask."""
         own, *of_mtp = hidden
         if self.facts.scores:
             return Outputs(scores=own[:, 0].float())
@@ -211,11 +216,11 @@ class Passes:
                 ahead = replace(ahead, weight=ahead.weight.detach())
             further, _ = _logprobs(ahead, after.ids, after.mask, temperature=temperature)
         targets = microbatch.target_ids
-        if asked is not None:
-            targets = torch.cat([targets[:, None], asked.long()], dim=1)
+        if candidate_ids is not None:
+            targets = torch.cat([targets[:, None], candidate_ids.long()], dim=1)
         mask = None if everywhere else microbatch.loss_mask
         logprobs, entropy = _logprobs(self._head(own), targets, mask, temperature=temperature)
-        if asked is None:
+        if candidate_ids is None:
             return Outputs(logprobs=logprobs, entropy=entropy, next_logprobs=further)
         return Outputs(
             logprobs=logprobs[:, 0],
@@ -237,9 +242,9 @@ def _logprobs(
         return target_logprobs(head, targets, temperature=temperature)
     places = mask.nonzero()[:, 0]
     within = replace(head, hidden=head.hidden[places])
-    found = target_logprobs(within, targets[places], temperature=temperature)
+    computed = target_logprobs(within, targets[places], temperature=temperature)
     logprobs, entropy = (
         values.new_zeros((len(mask), *values.shape[1:])).index_copy(0, places, values)
-        for values in found
+        for values in computed
     )
     return logprobs, entropy

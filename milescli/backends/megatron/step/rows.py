@@ -51,17 +51,17 @@ class RowLayout:
 def make_row(spans: Sequence[tuple[int, int]], *, shape: RowShape) -> RowLayout:
     """Lay out a row of `spans`: (index of the first token, number of positions) of each sequence,
     in order. Without spans the row is padding alone."""
-    kept = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
+    nonempty = [(number, start, length) for number, (start, length) in enumerate(spans) if length]
     multiple = shape.sequence_multiple
-    padded = [-(-length // multiple) * multiple for _, _, length in kept]
+    padded = [-(-length // multiple) * multiple for _, _, length in nonempty]
     tail_multiple = shape.tail_multiple * (shape.cp if shape.cp > 1 else 1)
     # a multiple of both, so that every rank's part of the tail is even
     tail_multiple = int(np.lcm(tail_multiple, multiple))
-    tail = -sum(padded) % tail_multiple or (tail_multiple if not kept else 0)
+    tail = -sum(padded) % tail_multiple or (tail_multiple if not nonempty else 0)
     if tail:
         padded.append(tail)
-        kept.append((len(spans), 0, 0))
-    numbers, starts, lengths = (np.array(column) for column in zip(*kept, strict=True))
+        nonempty.append((len(spans), 0, 0))
+    numbers, starts, lengths = (np.array(column) for column in zip(*nonempty, strict=True))
     which = np.repeat(np.arange(len(padded)), padded)
     place = _counting(padded)
     real = place < lengths[which]

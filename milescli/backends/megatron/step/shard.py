@@ -206,7 +206,7 @@ class RankShard:
         values = whole[: self.num_tokens]
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
 
-    def told(self, stream: Stream) -> list[np.ndarray] | None:
+    def whole_sequences(self, stream: Stream) -> list[np.ndarray] | None:
         """Return [N] arrays [n] float32 like `by_sequence`, combined over context-parallel ranks;
         None on ranks that do not report the shard's tokens. Collective."""
         if not self._mesh.speaks_for_tokens:
@@ -220,8 +220,8 @@ class RankShard:
         microbatches of the first update that have one of them, for a shard without OLD. Waits for
         the device: call it after the step. Empty on ranks that do not report the shard's tokens.
         Collective."""
-        asked = list(self.shard.asked)
-        if not asked or not self._mesh.speaks_for_tokens:
+        wanted = list(self.shard.asked)
+        if not wanted or not self._mesh.speaks_for_tokens:
             return {}
         if Stream.OLD in self:
             sequences = self.by_sequence(Stream.OLD)
@@ -231,11 +231,11 @@ class RankShard:
                 self._put(whole, microbatch.source, part)
             sequences = self._cut(whole)
             read = {index for microbatch, _ in first for index in microbatch.indices}
-            asked = [index for index in asked if index in read]
-        if not asked:
+            wanted = [index for index in wanted if index in read]
+        if not wanted:
             return {}
-        own = self._gathered([sequences[index] for index in asked])
-        numbers = [int(self.shard.sequence_ids[index]) for index in asked]
+        own = self._gathered([sequences[index] for index in wanted])
+        numbers = [int(self.shard.sequence_ids[index]) for index in wanted]
         return {} if own is None else dict(zip(numbers, own, strict=True))
 
     def _gathered(self, sequences: list[torch.Tensor]) -> list[np.ndarray] | None:

@@ -102,8 +102,8 @@ class UpdateLoss:
         self._add_figures(tokens, terms)
         if self.measures_engine and Stream.ENGINE in tokens:
             self._compare_with_engine(tokens)
-        is_asked = not set(self.shard.shard.asked).isdisjoint(microbatch.indices)
-        if is_asked and self.logprobs is not None and outputs.logprobs is not None:
+        is_wanted = not set(self.shard.shard.asked).isdisjoint(microbatch.indices)
+        if is_wanted and self.logprobs is not None and outputs.logprobs is not None:
             self.logprobs.append((microbatch, outputs.logprobs.detach()))
         if self.mtp is None or outputs.next_logprobs is None or microbatch.after is None:
             return total

@@ -101,8 +101,8 @@ class SglangFleet:
     def _to(self) -> dict[str, str]:
         """Part of every request's body. What was computed under another version of an adapter is
         kept apart from what is, where the engines' caches cannot be emptied, as others use them."""
-        asked = {} if self._adapter is None else {"lora_path": self._adapter}
-        return {**asked, "extra_key": str(self.version)} if self._shares_engines else asked
+        fields = {} if self._adapter is None else {"lora_path": self._adapter}
+        return {**fields, "extra_key": str(self.version)} if self._shares_engines else fields
 
     def num_waiting(self, url: str) -> int:
         """Return the number of requests without a reply from the engine at this URL; behind a
@@ -116,8 +116,8 @@ class SglangFleet:
 
     async def answers(self, url: str) -> bool:
         """Return True if the engine at this URL responds; called while it has work."""
-        asked = [engine for engine in self.http.engines if engine.url == url]
-        return not asked or await self.http.is_alive(asked[0])
+        matching = [engine for engine in self.http.engines if engine.url == url]
+        return not matching or await self.http.is_alive(matching[0])
 
     async def close(self) -> None:
         """Close the sockets; the engines live on."""
@@ -345,8 +345,8 @@ class SglangFleet:
 
     async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
         await self._flush(engine)
-        said = {"new_version": str(version), "abort_all_requests": False}
-        await self._order(engine, "/update_weight_version", said)
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._order(engine, "/update_weight_version", body)
 
     async def load(self, folder: Path, version: WeightVersion) -> None:
         """Load the weights of another Hugging Face folder of the same model, which every engine can

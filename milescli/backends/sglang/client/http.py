@@ -227,17 +227,17 @@ class EngineHttp:
         `within_s`. The watcher of its processes (`runtime.recovery`) distinguishes it from one that
         hangs, and ends that one, which then refuses too.
         """
-        asked = {
+        engine_of = {
             asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
             for engine in engines
         }
-        waiting = set(asked)
+        waiting = set(engine_of)
         try:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for reply in done:
                     if not reply.result():
-                        return engine_died(asked[reply], detail)
+                        return engine_died(engine_of[reply], detail)
         finally:
             for reply in waiting:
                 reply.cancel()
@@ -336,10 +336,10 @@ class Orders:
             return error
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            found = self._http.find_dead(
+            search = self._http.find_dead(
                 self.engines, f"{error.what}: {error.why}", within_s=self.timeout_s
             )
-            if (dead := self._soon(found).result()) is not None:
+            if (dead := self._soon(search).result()) is not None:
                 return dead
             time.sleep(0.1)
         return error

@@ -76,7 +76,7 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
     forced, config = detection.detect_reasoning_pattern(form.template)
-    found = []
+    chosen = []
     for name, key, known, detect in (
         (
             form.tool_parser,
@@ -92,14 +92,14 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
         ),
     ):
         if name == AUTO:
-            found.append(detect(form.template, form, config, forced))
+            chosen.append(detect(form.template, form, config, forced))
         elif name == NONE:
-            found.append(None)
+            chosen.append(None)
         elif name in known:
-            found.append(name)
+            chosen.append(name)
         else:
             raise no_parser(name, key=key, known=known)
-    return found[0], found[1]
+    return chosen[0], chosen[1]
 
 
 def _make_importable() -> None:
@@ -182,16 +182,16 @@ class SglangReplies:
     ) -> Parsed:
         """Parse a response. A process that has ended, or does not reply, is replaced once per
         response. Raises WorkerDied."""
-        asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
-        return await self._asked(asked) or await self._asked(asked, is_last=True)
+        arguments = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
+        return await self._call(arguments) or await self._call(arguments, is_last=True)
 
-    async def _asked(self, asked: tuple[Any, ...], *, is_last: bool = False) -> Any:
+    async def _call(self, arguments: tuple[Any, ...], *, is_last: bool = False) -> Any:
         """Return the parsed response; None where the process fails, unless it is the last try."""
         num_ended = self._num_ended
         bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
         try:
             async with asyncio.timeout(bound_s):
-                parsed = await self.process.call(*asked, answer=_nothing)
+                parsed = await self.process.call(*arguments, answer=_nothing)
             self._has_replied = True
             return parsed
         except (CallFailed, TimeoutError) as error:
@@ -211,7 +211,7 @@ class SglangReplies:
         self.process.close()
 
 
-async def _nothing(*asked: object) -> None:
+async def _nothing(*arguments: object) -> None:
     """Answer nothing: the parsers ask for nothing."""
 
 

@@ -144,7 +144,7 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        said = await teacher.say_all(trajectories)
+        answers = await teacher.say_all(trajectories)
         return [
-            replace(line, teacher=words) for line, words in zip(trajectories, said, strict=True)
+            replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]

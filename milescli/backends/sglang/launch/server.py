@@ -225,12 +225,12 @@ class Recorder:
         """End the recording and write it. Returns the reason if there is nothing."""
         self._process.send_signal(signal.SIGINT)
         try:
-            _, said = self._process.communicate(timeout=STOP_TIMEOUT_S)
+            _, stderr = self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
             return f"py-spy did not end within {STOP_TIMEOUT_S:.0f} s"
         if self._process.returncode == 0 and self.file.stat().st_size:
             return None
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in stderr.splitlines() if line.strip()]
         return f"py-spy: {lines[-1] if lines else 'it saw nothing'}"

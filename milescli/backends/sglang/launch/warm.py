@@ -25,7 +25,7 @@ from milescli.core.silence import is_stopped_process
 FORK_TIMEOUT_S = 120.0
 """For the warm process to finish its imports and fork. Beyond that an engine starts from
 scratch."""
-HELD_S = 5.0
+STOPPED_S = 5.0
 """So long it may be stopped, while an engine is waited for."""
 LOOK_EVERY_S = 0.5
 UNKNOWN_CODE = 255
@@ -126,9 +126,9 @@ class ForkedEngine:
             return self.returncode
         ready = _readable((self._connection, self._pidfd), timeout_s)
         if self._connection is not None and self._connection.fileno() in ready:
-            said = _read_line(self._connection)
-            if said is not None:
-                return self._ended(said["code"])
+            reply = _read_line(self._connection)
+            if reply is not None:
+                return self._ended(reply["code"])
             self._connection.close()
             self._connection = None
         if self._connection is None and (self._pidfd is None or _readable((self._pidfd,), 0.0)):
@@ -137,11 +137,11 @@ class ForkedEngine:
 
     def _ended(self, code: int) -> int:
         self.returncode = code
-        for held in (self._connection, self._pidfd):
-            if isinstance(held, socket.socket):
-                held.close()
-            elif held is not None:
-                os.close(held)
+        for handle in (self._connection, self._pidfd):
+            if isinstance(handle, socket.socket):
+                handle.close()
+            elif handle is not None:
+                os.close(handle)
         self._connection = self._pidfd = None
         return code
 
@@ -176,14 +176,14 @@ def fork_engine(
 def _wait_for_reply(connection: socket.socket, address: Path) -> None:
     """Raises TimeoutError; ConnectionError where the system holds the warm process, which is ended:
     let go, it would fork an engine that nobody wants any more."""
-    deadline, held_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
+    deadline, stopped_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
     with contextlib.suppress(FileNotFoundError):
         pid = int(_pid_file(address).read_text())
         while not _readable((connection,), LOOK_EVERY_S):
-            held_s = held_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
-            if held_s >= HELD_S:
+            stopped_s = stopped_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
+            if stopped_s >= STOPPED_S:
                 os.kill(pid, signal.SIGKILL)
-                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {HELD_S:.0f} s")
+                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {STOPPED_S:.0f} s")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no reply within {FORK_TIMEOUT_S:.0f} s")
 

@@ -188,11 +188,11 @@ class TensorChannel(_Channel):
         return [buffer.payload(slices) for _ in mine]
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
-        held = self._buffers[index % 2]
-        if held is None or held.flat.numel() < size_bytes or held.device != device:
+        buffer = self._buffers[index % 2]
+        if buffer is None or buffer.flat.numel() < size_bytes or buffer.device != device:
             self._free_one(index % 2)
-            held = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
-        return held
+            buffer = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
+        return buffer
 
     def _collect(self, own: list[str] | MilesError) -> list[list[str] | MilesError]:
         if not any(self._readers[1:]):  # all engines read the memory of rank 0
@@ -230,16 +230,16 @@ class TensorChannel(_Channel):
 
     def _free(self) -> None:
         """Training wants the memory, and on a device the engines for their caches."""
-        on_device = any(held is not None and held.flat.is_cuda for held in self._buffers)
+        on_device = any(buffer is not None and buffer.flat.is_cuda for buffer in self._buffers)
         for place in range(len(self._buffers)):
             self._free_one(place)
         if on_device:
             torch.cuda.ipc_collect()
 
     def _free_one(self, place: int) -> None:
-        held, self._buffers[place] = self._buffers[place], None
-        if held is not None:
-            held.free()
+        buffer, self._buffers[place] = self._buffers[place], None
+        if buffer is not None:
+            buffer.free()
 
     def close(self) -> None:
         super().close()

@@ -34,8 +34,8 @@ def _unpinned(plain: ModuleType) -> ModuleType:
 
     class Torch(ModuleType):
         def __getattr__(self, name: str) -> Any:
-            found = getattr(plain, name)
-            return _without_pins(found) if name in _MAKERS else found
+            value = getattr(plain, name)
+            return _without_pins(value) if name in _MAKERS else value
 
     return Torch("torch")
 

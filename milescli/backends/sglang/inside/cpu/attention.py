@@ -129,8 +129,8 @@ class Batched:
             forward_batch.req_pool_indices, :num_slots
         ].long()
         position_N = torch.arange(num_slots, device=slots_BN.device)
-        held_BN = position_N[None] < lens_B[:, None]
-        self._slots = slots_BN.masked_fill_(~held_BN, 0).reshape(-1)
+        is_used_BN = position_N[None] < lens_B[:, None]
+        self._slots = slots_BN.masked_fill_(~is_used_BN, 0).reshape(-1)
         self._batch, self._num_slots = slots_BN.shape
         self._positions = position_N
         self._masks: dict[tuple[torch.dtype, int | None], torch.Tensor] = {}

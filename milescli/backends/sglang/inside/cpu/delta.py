@@ -150,7 +150,7 @@ def causal_conv1d_fn_cpu(
     """Convolve each request depth-wise; x [dim, T] holds the requests one after the other.
     `conv_states` [slots, dim, width - 1] provide the inputs before a continued request, and hold
     its last inputs afterwards. Returns [dim, T]."""
-    kept = weight.shape[1] - 1
+    num_states = weight.shape[1] - 1
     pieces = []
     starts = query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
@@ -158,10 +158,10 @@ def causal_conv1d_fn_cpu(
         before = (
             conv_states[slot].to(x.dtype)
             if bool(has_initial_state[row])
-            else x.new_zeros(x.shape[0], kept)
+            else x.new_zeros(x.shape[0], num_states)
         )
         whole = torch.cat([before, new], dim=1)
-        conv_states[slot] = whole[:, whole.shape[1] - kept :].to(conv_states.dtype)
+        conv_states[slot] = whole[:, whole.shape[1] - num_states :].to(conv_states.dtype)
         pieces.append(F.conv1d(whole[None], weight[:, None], bias, groups=x.shape[0])[0])
     return _activated(torch.cat(pieces, dim=1), activation)
 
@@ -188,7 +188,7 @@ def causal_conv1d_update_cpu(
             weight,
             slots=slots,
             parents=retrieve_parent_token,
-            kept=intermediate_conv_window,
+            node_states=intermediate_conv_window,
         )
         return _activated(mixed if bias is None else mixed + bias[:, None], activation)
     whole = torch.cat([conv_states[slots].to(x.dtype), x[:, :, None]], dim=2)
@@ -225,7 +225,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
             states=initial_state_source,
             slots=slots,
             parents=retrieve_parent_token,
-            kept=intermediate_states_buffer,
+            node_states=intermediate_states_buffer,
         )  # fmt: skip
         return outputs.to(v.dtype)[None]
     state_BHVK, outputs = step(initial_state_source[slots].float(), query, key, value, g, beta)

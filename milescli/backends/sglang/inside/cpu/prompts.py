@@ -86,19 +86,19 @@ def find_shared(forward_batch) -> Shared | None:
     ends = itertools.accumulate(forward_batch.extend_seq_lens_cpu, initial=0)
     spans = list(itertools.pairwise(ends))
     first_of: dict[tuple[int, ...], int] = {}
-    original_of, kept, copies = [], [], []
+    original_of, unique, copies = [], [], []
     for request, (start, end) in enumerate(spans):
         prompt = tuple(ids[start:end])
         if prompt not in first_of:
-            first_of[prompt] = len(kept)
-            kept.append(request)
+            first_of[prompt] = len(unique)
+            unique.append(request)
         else:
-            copies.append((request, kept[first_of[prompt]]))
+            copies.append((request, unique[first_of[prompt]]))
         original_of.append(first_of[prompt])
     if not copies:
         return None
     return Shared(
-        batch=_only(forward_batch, kept, spans),
+        batch=_only(forward_batch, unique, spans),
         original_of=torch.tensor(original_of),
         copies=torch.cat([slots[slice(*spans[copied])] for copied, _ in copies]),
         originals=torch.cat([slots[slice(*spans[original])] for _, original in copies]),
@@ -114,18 +114,18 @@ _BY_REQUEST = (
 _BY_TOKEN = ("input_ids", "out_cache_loc", "positions")
 
 
-def _only(forward_batch, kept: list[int], spans: list[tuple[int, int]]):
+def _only(forward_batch, unique: list[int], spans: list[tuple[int, int]]):
     """Return the batch with these requests alone."""
-    batch, chosen = copy.copy(forward_batch), torch.tensor(kept)
-    tokens = torch.cat([torch.arange(*spans[request]) for request in kept])
-    for names, index, places in ((_BY_REQUEST, chosen, kept), (_BY_TOKEN, tokens, None)):
+    batch, chosen = copy.copy(forward_batch), torch.tensor(unique)
+    tokens = torch.cat([torch.arange(*spans[request]) for request in unique])
+    for names, index, places in ((_BY_REQUEST, chosen, unique), (_BY_TOKEN, tokens, None)):
         for name in names:
             value = getattr(batch, name)
             if isinstance(value, torch.Tensor):
                 setattr(batch, name, value[index])
             elif value is not None:
                 setattr(batch, name, [value[place] for place in places])
-    batch.batch_size = len(kept)
+    batch.batch_size = len(unique)
     batch.extend_num_tokens = len(tokens)
     batch.seq_lens_sum = int(batch.seq_lens.sum())
     batch.extend_start_loc = batch.extend_seq_lens.cumsum(0) - batch.extend_seq_lens

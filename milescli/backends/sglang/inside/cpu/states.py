@@ -36,15 +36,15 @@ def install() -> None:
 def parents(next_token: Tensor, next_sibling: Tensor) -> Tensor:
     """Return [B, N] the parent of each node, -1 for node 0. The arguments [B, N] hold each node's
     first child, and the next child of its own parent; -1 if there is none."""
-    found = []
+    parents_of = []
     for children, siblings in zip(next_token.tolist(), next_sibling.tolist(), strict=True):
         parent = [-1] * len(children)
         for node, first in enumerate(children):
             child = first
             while child != -1:
                 parent[child], child = node, siblings[child]
-        found.append(parent)
-    return torch.tensor(found)
+        parents_of.append(parent)
+    return torch.tensor(parents_of)
 
 
 def take_over(
@@ -58,23 +58,29 @@ def take_over(
     `last_right` [B]. On a CPU no cached prefix has states to track."""
     assert track_slots is None and track_steps is None, "states of kept prefixes"
     rows, to = torch.arange(len(slots)), slots.long()
-    kept = [(caches.temporal, caches.intermediate_ssm)]
-    kept += zip(caches.conv, caches.intermediate_conv_window, strict=True)
-    for states, of_nodes in kept:
+    node_states = [(caches.temporal, caches.intermediate_ssm)]
+    node_states += zip(caches.conv, caches.intermediate_conv_window, strict=True)
+    for states, of_nodes in node_states:
         states[:, to] = of_nodes[:, rows, last_right.long()].to(states.dtype)
 
 
 def convolve(
-    x: Tensor, states: Tensor, weight: Tensor, *, slots: Tensor, parents: Tensor, kept: Tensor
+    x: Tensor,
+    states: Tensor,
+    weight: Tensor,
+    *,
+    slots: Tensor,
+    parents: Tensor,
+    node_states: Tensor,
 ) -> Tensor:
     """Convolve depth-wise, x [B, dim, N] -> [B, dim, N], without changing `states` [slots, dim,
-    width - 1]; the states of each node go to `kept` [rows, N, dim, width - 1]."""
+    width - 1]; the states of each node go to `node_states` [rows, N, dim, width - 1]."""
     made = torch.empty_like(x)
     requests, first = torch.arange(len(x)), states[slots].to(x.dtype)
     for node in range(x.shape[2]):
-        before = first if node == 0 else kept[requests, parents[:, node]].to(x.dtype)
+        before = first if node == 0 else node_states[requests, parents[:, node]].to(x.dtype)
         whole = torch.cat([before, x[:, :, node, None]], dim=2)
-        kept[requests, node] = whole[:, :, 1:].to(kept.dtype)
+        node_states[requests, node] = whole[:, :, 1:].to(node_states.dtype)
         made[:, :, node] = (whole * weight).sum(-1)
     return made
 
@@ -89,20 +95,20 @@ def recur(
     states: Tensor,
     slots: Tensor,
     parents: Tensor,
-    kept: Tensor,
+    node_states: Tensor,
 ) -> Tensor:
     """Return the outputs [B * N, H, V] of the delta rule, for query and key [B * N, H, K], value [B
     * N, H, V], g and beta [B * N, H], without changing `states` [slots, H, V, K]; the states of
-    each node go to `kept` [rows, N, H, V, K]."""
+    each node go to `node_states` [rows, N, H, V, K]."""
     shape, requests = parents.shape, torch.arange(len(parents))
     query, key, value, g, beta = (part.unflatten(0, shape) for part in (query, key, value, g, beta))
     made, first = torch.empty_like(value), states[slots].float()
     for node in range(shape[1]):
-        before = first if node == 0 else kept[requests, parents[:, node]].float()
+        before = first if node == 0 else node_states[requests, parents[:, node]].float()
         state, made[:, node] = step(
             before, query[:, node], key[:, node], value[:, node], g[:, node], beta[:, node]
         )
-        kept[requests, node] = state.to(kept.dtype)
+        node_states[requests, node] = state.to(node_states.dtype)
     return made.flatten(0, 1)
 
 

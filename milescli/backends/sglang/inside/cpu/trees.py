@@ -37,10 +37,10 @@ def build_tree_kernel_efficient_cpu(
     mask_BNN = tree_mask.view(-1, num_nodes, num_nodes)
     _number(retrieve_index)
     parents_of = parent_list.reshape(len(seq_lens), -1).tolist()
-    for request, kept in enumerate(selected_index.tolist()):
-        node_of = {index: node for node, index in enumerate(kept, start=1)}
+    for request, selected in enumerate(selected_index.tolist()):
+        node_of = {index: node for node, index in enumerate(selected, start=1)}
         parents = [-1] + [
-            0 if index < topk else node_of[parents_of[request][index // topk]] for index in kept
+            0 if index < topk else node_of[parents_of[request][index // topk]] for index in selected
         ]
         seen = _ancestors(parents)
         mask_BNN[request] = seen

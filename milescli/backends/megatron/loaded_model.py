@@ -11,7 +11,7 @@ from milescli.backends.megatron.architecture import model
 from milescli.backends.megatron.layer_specs import DEFAULT, load_layer_spec
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state import weights
-from milescli.backends.megatron.state.sleeping import HeldSleeper, Sleeper
+from milescli.backends.megatron.state.sleeping import FrozenSleeper, Sleeper
 from milescli.backends.megatron.step import replay
 from milescli.backends.megatron.step.forward import Passes
 from milescli.models import load_facts, table
@@ -19,7 +19,7 @@ from milescli.models.mtp import with_mtp
 from milescli.recipe.speculative import Mtp
 
 
-class HeldModel:
+class LoadedModel:
     """Made of a Hugging Face folder; its weights are the folder's."""
 
     def __init__(
@@ -65,7 +65,7 @@ class HeldModel:
         self.weights = weights.local_weights(gpt, self.table, mesh)
         weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
         self.model: torch.nn.Module = gpt
-        self.sleeper: Sleeper | HeldSleeper = HeldSleeper(list(gpt.parameters()))
+        self.sleeper: Sleeper | FrozenSleeper = FrozenSleeper(list(gpt.parameters()))
         self.passes = Passes(
             model=gpt,
             mesh=mesh,
