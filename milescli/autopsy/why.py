@@ -1,5 +1,5 @@
-"""What ended a run and what to do next: read from logs, memory records and the kernel log, shown by
-`miles why` and written to `why.txt` when a run dies."""
+"""Explains what ended a run and what to do next, from logs, memory records and the kernel log.
+Shown by `miles why`, and written to `why.txt` when a run dies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _records() -> Iterator[str]:
 
 
 NUM_POINTS = 6
-"""Of the curve."""
+"""Points of the curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Why:
     first_log: str | None
     """Path of its log."""
     last_lines: str
-    """Of that log."""
+    """Last lines of that log."""
     timeline: list[tuple[str, str]]
     """(time, what happened), UTC."""
     memory: Memory | None

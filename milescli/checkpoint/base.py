@@ -19,9 +19,9 @@ CRITIC_PART = "critic"
 """Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
 as the checkpoint itself."""
 DRAFT_PART = "draft"
-"""The same of its draft model."""
+"""Folder within a checkpoint that holds its draft model, likewise."""
 METADATA_NAME = ".metadata"
-"""Of a `torch_dist` folder."""
+"""Index file of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 """Megatron reads there which checkpoint of a folder is the newest; `release` in a converted
 model."""
@@ -57,10 +57,10 @@ class CheckpointManifest:
     checksum: str = ""
     """SHA-256 of the manifest itself, without this line; empty in those of older versions."""
     objective: dict[str, float] = field(default_factory=dict)
-    """What the objective keeps from step to step, by its names for it."""
+    """State that the objective keeps from step to step, by its names for it."""
     curriculum: dict[str, list[float]] = field(default_factory=dict)
-    """What came of each prompt that was tried, by its index: mean reward when it was sampled last,
-    and how often that was."""
+    """Results of each prompt that was tried, by its index: mean reward when it was last sampled,
+    and the number of times."""
     taken: list[int] = field(default_factory=list)
     """Prompts behind `prompt_position` that steps have taken, by their place in the source
     (`rollout.order=done`)."""

@@ -1,6 +1,5 @@
-"""Large files written and read back as a stream: past the page cache where the file system allows
-it, with checksums on the way. Knows nothing of tensors' formats. Called by the writers of this
-room."""
+"""Writes and reads large files as a stream, bypassing the page cache if the file system allows it,
+with checksums. Knows nothing of tensor formats. Called by the writers of this room."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as
-they stream by. Says nothing, and knows neither hub nor terminal; `conversion` does."""
+"""Converts a Hugging Face folder to the files of a `torch_dist` checkpoint: the plan, and the
+tensors as they stream. Prints nothing, and knows neither hub nor terminal, which `conversion`
+does."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ class MegatronPlan:
     placed: tuple[Placed, ...]
     """Every item, in order."""
     files: tuple[PlannedFile, ...]
-    """Of the checkpoint, then those of passed-through tensors."""
+    """Files of the checkpoint, then those of passed-through tensors."""
     record: str
-    """What `hf/source.json` says."""
+    """Content of `hf/source.json`."""
     num_keys: int
-    """Of the checkpoint, other names of the same bytes included."""
+    """Keys of the checkpoint, including further names of the same bytes."""
 
     @property
     def size_bytes(self) -> int:

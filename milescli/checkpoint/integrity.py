@@ -12,7 +12,7 @@ from pathlib import Path
 from milescli.core.files import sha256_of
 
 MAX_THREADS = 8
-"""That hash at once: hashing gives up the interpreter's lock."""
+"""Threads that hash at once: hashing releases the interpreter's lock."""
 
 
 def free_bytes(folder: Path) -> int:

@@ -1,7 +1,7 @@
-"""A folder that appears under its name when it is whole. Until then it grows beside it, with a
-journal of the files that are finished, so that an interrupted conversion goes on where it stopped.
-What is finished is never thrown away in silence. Called by `conversion`. Also files of records that
-each carry a checksum."""
+"""Assembles a folder that appears under its name only when it is complete. Until then it grows
+beside the target, with a journal of finished files, so that an interrupted conversion continues.
+Finished files are never discarded silently. Called by `conversion`. Also writes files of records
+that each carry a checksum."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FinishedFile:
     size_bytes: int
     crc32: int
     read_back: bool = True
-    """It was compared with what had been written."""
+    """True if it was compared with what had been written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +43,13 @@ class Journal:
     """Holds what an earlier attempt left in a part folder."""
 
     fingerprint: str | None = None
-    """Of what it was writing; None: it did not come so far as to say it."""
+    """Fingerprint of what it wrote; None if it was interrupted before recording it."""
     command: str | None = None
-    """What the user typed."""
+    """Command that the user typed."""
     cwd: str | None = None
-    """Where it was typed."""
+    """Folder in which it was typed."""
     finished: dict[str, FinishedFile] = field(default_factory=dict)
-    """By name: whole, and still there."""
+    """Files by name that are complete and still present."""
 
     @property
     def finished_bytes(self) -> int:

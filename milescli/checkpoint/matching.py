@@ -1,6 +1,6 @@
-"""Is a Hugging Face folder what its config.json says? Every tensor is used exactly once, none is
-missing, none is left over, all have their shapes. Looks at headers, not at numbers. Called by
-convert before anything is written."""
+"""Checks that a Hugging Face folder fits its config.json: every tensor is used exactly once, none
+is missing or left over, all have their shapes. Reads headers, not numbers. Called by convert before
+it writes anything."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A `torch_dist` checkpoint of any layout -> files of a Hugging Face folder: what goes where, and
-the tensors as they stream by. Called by `conversion`."""
+"""Converts a `torch_dist` checkpoint of any layout to the files of a Hugging Face folder: the plan,
+and the tensors as they stream. Called by `conversion`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HfPlan:
     tensors: list[TensorSpec]
     """In order."""
     index: dict[str, object] | None
-    """Of the index file; None where there is one file without."""
+    """Content of the index file; None for a single file without one."""
     carried: list[str]
     """Tensors that are not in the checkpoint, and came from the model's folder."""
     absent_mtp: list[str]
@@ -56,7 +56,7 @@ class HfPlan:
     rounded: dict[str, tuple[str, str]]
     """Name of a tensor -> (dtype in the checkpoint, narrower dtype that is written)."""
     dtypes_are_new: bool
-    """What is written has other dtypes than the model's folder had, or it had no weights."""
+    """True if other dtypes are written than the model's folder had, or if it had no weights."""
     num_keys_used: int
     units: dict[str, list[Entry]]
     """Name on disk -> its entries."""

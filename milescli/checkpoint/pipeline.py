@@ -1,6 +1,5 @@
-"""Files written from tensors that are made one after the other: one thread makes them, one writes,
-one reads back what was written and compares. Memory is bounded by the largest tensor and a small
-queue. Called by convert and export."""
+"""Writes files from a stream of tensors: one thread makes them, one writes, one reads back and
+compares. The largest tensor and a small queue bound the memory. Called by convert and export."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class Piece:
     name: str
     """For errors."""
     tensor: torch.Tensor
-    """Of any shape; its elements are written in order."""
+    """Tensor of any shape; its elements are written in order."""
     around: Callable[[int], tuple[bytes, bytes]] | None = None
     """CRC-32 of the tensor's bytes -> (bytes before, bytes behind)."""
 
@@ -42,7 +41,7 @@ class PlannedFile:
     make: Callable[[], Iterable[Piece]]
     """Makes its tensors, in order. Called in the caller's thread."""
     start: bytes = b""
-    """What stands before the first tensor."""
+    """Bytes before the first tensor."""
 
 
 class DiskFull(Exception):

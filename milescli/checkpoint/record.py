@@ -1,5 +1,5 @@
-"""What a Hugging Face folder looked like: files, names, dtypes and their order, so that the way
-back writes the same. And what is carried along beside weights. Called by convert in both
+"""Records the layout of a Hugging Face folder (files, names, dtypes and their order), so that the
+way back writes the same; and copies the files beside the weights. Called by convert in both
 directions."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The run directory: every path in it, who may use it, and what its records say. Whoever asks for
-a file of a run asks here. Knows nothing of engines or trainers."""
+"""Defines the run directory: every path in it, its permissions, and the reading of its records. All
+code that needs a file of a run uses it. Knows nothing of engines or trainers."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ class RunDir:
 
 
 STEP_EVENTS = ("StepDone", "RowStepDone")
-"""Of a step of RL, of a step over rows."""
+"""Events of a finished step of RL, and of one over rows."""
 
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:

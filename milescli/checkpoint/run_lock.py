@@ -1,5 +1,5 @@
-"""Who works on a run, one driver at a time, and how it ended. Whoever looks whether one does holds
-the lock for an instant, which a driver that begins just then waits for."""
+"""Locks a run for one driver at a time, and says how the run ended. Testing the lock takes it for
+an instant; a driver that starts at that moment waits for it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Stored:
     """Locates one tensor within a file."""
 
     dtype: str
-    """As safetensors writes it."""
+    """Dtype as safetensors writes it."""
     shape: tuple[int, ...]
     begin: int
     """First byte, from the start of the file."""

@@ -21,7 +21,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config, read_config
 
 PLAIN_DTYPE = torch.bfloat16
-"""Of a tensor that was dequantised; plain tensors of the folder keep their own."""
+"""Dtype of a dequantised tensor; plain tensors of the folder keep their own."""
 _QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _LEFT_OVER = (
     ".weight_scale_inv",
@@ -159,7 +159,7 @@ class QuantisedReader:
 
 
 Source = HfReader | QuantisedReader
-"""What `open_source` gives: one interface, `read` of plain tensors by plain names."""
+"""Result of `open_source`: one interface to read plain tensors by plain names."""
 
 
 def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:

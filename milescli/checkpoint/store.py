@@ -1,5 +1,5 @@
-"""Step folders of one run: begun, completed by a manifest that is written last, found again whole,
-and forgotten oldest first."""
+"""Stores a run's checkpoints in step folders: completed by a manifest that is written last,
+verified when read, and removed oldest first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What looks after one node of a run where the driver is not: a small Ray actor, sent there by
-`resources`, that holds the node's watchdog and finds free ports."""
+"""Looks after one node of a run other than the driver's: a small Ray actor, started by `resources`,
+that holds the node's watchdog and finds free ports."""
 
 from __future__ import annotations
 

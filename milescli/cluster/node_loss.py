@@ -1,5 +1,5 @@
-"""The computers of a run that goes on, where it may have lost some: others that stand by, as many
-as are left, or those that come back, as `machine.on_node_loss` says. Called by resume."""
+"""Chooses the computers of a run that resumes after losing some: spare nodes, the remaining ones,
+or those that return, according to `machine.on_node_loss`. Called by resume."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. The
-driver chooses, compares and checks them before a run directory is made or an actor started."""
+"""Chooses the computers of a run: this one, or nodes of an existing Ray cluster. The driver
+compares and checks them before it makes a run directory or starts an actor."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class RunNodes:
     """Describes all computers of a run."""
 
     machine: Machine
-    """What the plan is made for."""
+    """Machine for which the plan is made."""
     address: str | None = None
-    """Of the cluster; None: Ray is started on this computer, for this run alone."""
+    """Address of the cluster; None: Ray is started on this computer, for this run alone."""
     chosen: tuple[RunNode, ...] = ()
     """[plan nodes] in the plan's order; empty without a cluster."""
 

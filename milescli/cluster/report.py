@@ -31,7 +31,7 @@ class NodeReport:
     """Describes one node as it sees itself."""
 
     machine: Machine
-    """Of one node."""
+    """Machine of one node."""
     versions: dict[str, str]
     """python, miles with a digest of its source, and `COMPARED_PACKAGES`; `missing` where one is
     not installed."""

@@ -1,6 +1,5 @@
-"""What a run holds of its nodes: which node each slot of the plan is, and by which address,
-interface, ports and devices it is used. Made by runtime.session; `agent` is its hand on nodes where
-the driver is not."""
+"""Manages a run's nodes: the node of each slot of the plan, and its address, interface, ports and
+devices. Made by runtime.session; `agent` acts for it on nodes other than the driver's."""
 
 from __future__ import annotations
 
@@ -36,13 +35,13 @@ class NodeResources:
     nodes: RunNodes
     cluster: Cluster
     token: str
-    """Of the run, by which watchdogs know its processes."""
+    """Token of the run, by which watchdogs know its processes."""
     temp_dir: Path
     """The run's TMPDIR, by the same name everywhere."""
     api_key: str = field(repr=False)
-    """What engines ask for, also on loopback: a computer may have other users."""
+    """Key that engines require, also on loopback: a computer may have other users."""
     agents: dict[int, ActorHandle] = field(default_factory=dict)
-    """By node of the plan: where the driver is not."""
+    """Agents by node of the plan, except the driver's."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
 

@@ -1,4 +1,5 @@
-"""RUN, as a user types it -> the run's directory. A path, or a name below the runs directory."""
+"""Resolves RUN, as a user types it, to the run's directory: a path, or a name below the runs
+directory."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class Measured:
 
     run: Path | None = None
     step: int | None = None
-    """Of the run, where one of its checkpoints was named."""
+    """Step of the run, if one of its checkpoints was named."""
     model: str | None = None
     """A folder, or a name on the hub."""
     endpoint: str | None = None

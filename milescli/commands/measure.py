@@ -1,4 +1,4 @@
-"""What `miles eval` was given -> the function of the runtime that measures it."""
+"""Chooses the runtime's function that measures the subject of `miles eval`."""
 
 from __future__ import annotations
 
@@ -128,9 +128,9 @@ class Options:
     """Holds the options that are not part of the wish."""
 
     steps: str | None = None
-    """Of a run's checkpoints."""
+    """Steps of a run's checkpoints."""
     out: Path | None = None
-    """Where `eval/` goes, of what is no run."""
+    """Folder for `eval/`, unless a run is measured."""
     ask: Ask | None = None
     """What else is done with the engines than to measure; None: nothing. Of no endpoint."""
 

@@ -1,4 +1,4 @@
-"""What a conversion is: a direction makes a plan, and `convert` carries it out. Contract and data;
+"""Defines a conversion: a direction makes a plan, and `convert` carries it out. Contract and data;
 `to_megatron` and `to_hf` are the directions."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def writing(
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""As the command line calls them."""
+"""Dtypes by their names on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class ConversionPlan:
     """Describes everything that one conversion writes and reports, decided from headers alone."""
 
     source: str
-    """What is read, for people."""
+    """Description of the source, for people."""
     origin: dict[str, str]
-    """What is read, for the manifest."""
+    """Description of the source, for the manifest."""
     table: WeightTable
     files: Sequence[PlannedFile]
     """The large ones, in the order in which they are written."""
@@ -73,18 +73,18 @@ class ConversionPlan:
     num_target_tensors: int
     """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
-    """Of what is written: dtype, as safetensors calls it -> number of tensors."""
+    """Number of written tensors by dtype, in safetensors' names."""
     notes: list[str]
-    """What the user should know of it."""
+    """Notes for the user."""
     fingerprint: str
-    """Of everything that decides which bytes are written: see `fingerprint`."""
+    """Digest of everything that decides which bytes are written, made by `fingerprint`."""
     resume_options: tuple[str, ...] = ()
-    """What the user's command lacks to mean the same later: `--step 20` where the newest was
+    """Options that the user's command needs to mean the same later: `--step 20` if the newest was
     meant."""
     pairs: Callable[[], list[tuple[str, str, str]]]
     """(name on one side, name on the other, shape of one) of every tensor."""
     logits_of: Callable[[Path], tuple[Path, Path]]
-    """Of the folder that was written: (Hugging Face folder, `torch_dist` checkpoint) that must
+    """Maps the written folder to the (Hugging Face folder, `torch_dist` checkpoint) that must
     compute the same."""
 
     @property
@@ -97,9 +97,9 @@ class Direction(Protocol):
     """Converts in one direction, with its own options."""
 
     name: str
-    """As the command line calls it: hf-to-megatron or megatron-to-hf."""
+    """Name on the command line: hf-to-megatron or megatron-to-hf."""
     source: str
-    """As the user gave it."""
+    """Source as the user gave it."""
 
     def plan(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
         """Find or fetch the source and decide what is written. The source stays open within the

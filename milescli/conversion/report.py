@@ -1,5 +1,5 @@
-"""What a conversion did, or would do with --dry-run, as plain data; and its manifest. Filled by
-`convert` and `preview`, shown by the command."""
+"""Reports what a conversion did, or would do with --dry-run, as plain data; and writes its
+manifest. Filled by `convert` and `preview`, shown by the command."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Proof:
     num_target_tensors: int
     """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
-    """Of the target, with the number of tensors."""
+    """Number of tensors by dtype in the target."""
     checksums: str
     """How what lies on disk was compared with what was computed."""
     logits: str
@@ -72,7 +72,7 @@ class Conversion:
     bytes_per_s: float
     """Over the files of this attempt."""
     resumed_bytes: int
-    """That an earlier attempt had left."""
+    """Bytes that an earlier attempt had left."""
     proof: Proof
     notes: list[str]
 
@@ -89,9 +89,9 @@ class Preview:
     num_files: int
     free_bytes: int
     finished_bytes: int
-    """That an earlier attempt has left."""
+    """Bytes that an earlier attempt has left."""
     disk_bytes_per_s: float
-    """As measured just now."""
+    """Disk speed as measured just now."""
     seconds: float
     mapping: list[tuple[str, str, str, int]]
     """(name on one side, name on the other, shape of one, how many)"""

@@ -1,5 +1,5 @@
-"""What SRC of `miles convert` and `miles export` is: a Hugging Face folder, a name on the hub, a
-converted model, a checkpoint of Megatron's, a run or one of its steps."""
+"""Resolves SRC of `miles convert` and `miles export`: a Hugging Face folder, a name on the hub, a
+converted model, a Megatron checkpoint, a run or one of its steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class CheckpointSource:
     what: str
     """For people."""
     newest_step: int | None = None
-    """Of a folder with several of which the newest was meant: it will be another one soon."""
+    """Step of the newest checkpoint, if a folder with several was given: later it will be another
+    one."""
 
 
 def find_model(

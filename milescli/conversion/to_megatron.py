@@ -1,5 +1,5 @@
-"""`hf-to-megatron`: a Hugging Face folder as a `torch_dist` checkpoint that stock Megatron-Core
-loads under any layout. Plans it and says what there is to say of it; `convert` does the rest."""
+"""Implements `hf-to-megatron`: a Hugging Face folder becomes a `torch_dist` checkpoint that stock
+Megatron-Core loads under any layout. Makes the plan and its notes; `convert` does the rest."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ToMegatron:
     source: str
     """A Hugging Face folder, or a name on the hub."""
     revision: str | None = None
-    """Of a name on the hub."""
+    """Revision of a name on the hub."""
     dtype: str | None = None
     """bf16, fp16 or fp32; None: as the source has them."""
     file_bytes: int = FILE_BYTES
-    """Of one file of the checkpoint."""
+    """Largest size of one file of the checkpoint."""
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:

@@ -1,5 +1,5 @@
-"""A `torch_dist` checkpoint as a Hugging Face folder for engines and trainers, which read no other.
-Part of a run, and not the verb: it computes no logits. Called by the runtime."""
+"""Exports a `torch_dist` checkpoint to a Hugging Face folder for engines and trainers, which read
+no other format. Part of a run, not of the verb: it computes no logits. Called by the runtime."""
 
 from __future__ import annotations
 

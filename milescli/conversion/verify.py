@@ -1,7 +1,7 @@
-"""Does the converted checkpoint compute what the model computes? Logits of a few prompts, by
-transformers from the Hugging Face folder and by Megatron-Core from the checkpoint, each in a
-process of its own, are compared with what rounding does to Megatron-Core's. Called by `convert`
-before it gives a target its name."""
+"""Checks that the converted checkpoint computes what the model computes. Compares logits of a few
+prompts, computed by transformers from the Hugging Face folder and by Megatron-Core from the
+checkpoint in separate processes, with the effect of rounding on Megatron-Core's. Called by
+`convert` before the target gets its name."""
 
 from __future__ import annotations
 

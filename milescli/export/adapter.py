@@ -1,5 +1,5 @@
-"""LoRA adapters as PEFT folders: adapter_config.json and adapter_model.safetensors. Written from
-matrices, read, and merged into a base model's weights. Training them is no business of this room.
+"""Reads, writes and merges LoRA adapters as PEFT folders: adapter_config.json and
+adapter_model.safetensors. Does not train them.
 
 For a module of weight W [out, in], A [r, in] and B [out, r]: W' = W + scaling * B A, scaling =
 alpha / r, or alpha / sqrt(r) with `use_rslora` (arXiv 2106.09685, section 4.1; arXiv 2312.03732).
@@ -67,7 +67,7 @@ class Adapter:
     rank: int
     use_rslora: bool = False
     alphas: Mapping[str, float] = field(default_factory=dict)
-    """Of modules that have another alpha than `alpha`."""
+    """Alphas of modules that differ from `alpha`."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Module of all experts of a layer (`mlp.experts.up_proj`) -> lora_A or lora_B, which is one
     for all of them; `pairs` has a pair of each expert all the same."""

@@ -1,8 +1,8 @@
-"""A Hugging Face folder, written beside its place, read back, compared, and only then put there.
-Called by the runtime's export.
+"""Writes a Hugging Face folder beside its place, reads it back, compares, and only then moves it
+there. Called by the runtime's export.
 
-The weights come as a function that gives them tensor by tensor, and is called twice: to write, and
-to compare what lies on disk.
+The weights come from a function that yields them tensor by tensor, and is called twice: to write,
+and to compare with the disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
-"""Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be
+"""Maps a table to (name on disk, tensor) of its weights in order; those of MTP layers may be
 missing."""
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
@@ -58,12 +58,12 @@ class Folder:
     format: str
     """bf16, fp16, fp32, fp8, mxfp8, int4, nvfp4 or mxfp4"""
     size_bytes: int
-    """Of the weights."""
+    """Bytes of the weights."""
     measured: Measured
     copied: tuple[str, ...] = ()
-    """What came from the base model's folder, untrained: `MTP layers (18 tensors)`."""
+    """Untrained tensors from the base model's folder: `MTP layers (18 tensors)`."""
     notes: tuple[str, ...] = ()
-    """What the user should know of the folder."""
+    """Notes for the user about the folder."""
 
 
 @dataclass(slots=True, kw_only=True)

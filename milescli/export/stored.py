@@ -1,5 +1,5 @@
-"""Plain tensors -> the tensors that a folder stores, and back again from disk to be compared. One
-tensor in memory at a time."""
+"""Converts plain tensors to those that a folder stores, and compares them with what was read back.
+Holds one tensor in memory at a time."""
 
 from __future__ import annotations
 

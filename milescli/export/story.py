@@ -1,5 +1,5 @@
-"""What a model card tells of a run: read from the run's own files, and held as plain data. No paths
-of the machine, no secrets."""
+"""Collects what a model card says about a run, as plain data from the run's own files. Contains no
+paths of the machine and no secrets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A run as a job of somebody else's cluster: the plan, the user's own command, and what every form
-of a script needs of them. Starts nothing, and writes no file."""
+"""Describes a run as a job of another cluster: the plan, the user's own command, and what every
+form of a script needs. Starts nothing, and writes no file."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Job:
     plan: Plan
     machine: Machine
     folder: Path
-    """Where the user stands; on a cluster with a shared file system the job runs there."""
+    """The user's working folder; on a cluster with a shared file system the job runs there."""
     bin_dir: Path
-    """Where `miles` and `ray` lie."""
+    """Folder of `miles` and `ray`."""
     on: str | None = None
-    """What `--on` said; None: nodes like this host."""
+    """Value of `--on`; None: nodes like this host."""
 
     @property
     def num_nodes(self) -> int:

@@ -1,5 +1,4 @@
-"""What a RayJob of KubeRay says: pods that are all alike, and the recipe where it is the user's
-own."""
+"""Fills in a RayJob of KubeRay: identical pods, and the recipe if it is the user's own."""
 
 from __future__ import annotations
 
@@ -16,11 +15,12 @@ from milescli.jobs.job import Job
 from milescli.recipe.templates import find_recipe, templates_dir
 
 WORKDIR = "/work"
-"""Of the images."""
+"""Working folder of the images."""
 POD_SHARE = 0.75
-"""Of a node's cores and memory that a pod asks for: Kubernetes' own services need the rest."""
+"""Share of a node's cores and memory that a pod requests: Kubernetes' own services need the
+rest."""
 JOB_FILES = "/etc/miles"
-"""Where a pod sees the ConfigMap."""
+"""Where a pod mounts the ConfigMap."""
 
 
 def kuberay_values(job: Job) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""The script of a job: a form of templates/jobs with its places filled in for SLURM, KubeRay or
-plain ssh. Called by `miles launch --emit`."""
+"""Makes a job script: a form of templates/jobs, filled in for SLURM, KubeRay or plain ssh. Called
+by `miles launch --emit`."""
 
 from __future__ import annotations
 

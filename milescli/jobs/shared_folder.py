@@ -1,5 +1,5 @@
-"""What the scripts for SLURM and ssh say: the same folder and the same environment on every
-node."""
+"""Fills in the scripts for SLURM and ssh, which use the same folder and the same environment on
+every node."""
 
 from __future__ import annotations
 

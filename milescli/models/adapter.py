@@ -47,7 +47,7 @@ class LoraShape:
     targets: tuple[str, ...]
     """Last parts of module names (q_proj), or ALL_LINEAR."""
     exclude: tuple[str, ...] = ()
-    """The same, of those that have none; of whole names, too (`mlp.experts`)."""
+    """Name patterns of modules without an adapter; also whole names (`mlp.experts`)."""
     kind: Literal["lora", "rslora"] = "lora"
     experts: Literal["each", "shared_outer"] = "each"
     """each: experts have a pair each; shared_outer: all experts of a layer have one A where they

@@ -84,10 +84,10 @@ class Rule:
     megatron: str
     """Name as Megatron's own (local) modules call it, with global {layer}, {expert} and {mtp}."""
     shapes: Shapes
-    """Of the whole tensors on disk, in the order of `hf`; of one expert's row where they are
+    """Shapes of the whole tensors on disk, in the order of `hf`; of one expert's row if they are
     `stacked`."""
     sharding: Sharding
-    """Of every part."""
+    """Sharding of every part."""
     fuse: Fuse
     split: Split
     block: Literal["outside", "decoder", "mtp"] = "decoder"
@@ -104,10 +104,10 @@ class Rule:
     pack: Repack | None = None
     """The inverse of `unpack`."""
     suffixes: tuple[str, ...] = ()
-    """Where Megatron's checkpoints hold the parts under names of their own
-    (`in_proj.weight.query`): what each appends, in order."""
+    """What each part appends to its name in Megatron's checkpoints, in order, if they store parts
+    separately (`in_proj.weight.query`)."""
     buffer: bool = False
-    """It is no parameter: neither trained nor counted (the router's bias)."""
+    """True if it is no parameter: neither trained nor counted (the router's bias)."""
     float32: bool = False
     """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
     optional: bool = False
@@ -144,11 +144,11 @@ class Entry:
     megatron: str
     """Megatron name with global layer and expert numbers."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the whole disk tensors, or of this expert's row."""
+    """Shapes of the whole disk tensors, or of this expert's row."""
     facts: ModelFacts
-    """As this layer has them."""
+    """The facts of this layer."""
     layer: int | None
-    """Of the decoder, from 0; None outside of it."""
+    """Layer of the decoder, from 0; None outside of it."""
     expert: int | None
     mtp: int | None = None
     """Number of the multi-token-prediction layer, from 0."""

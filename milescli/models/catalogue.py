@@ -1,4 +1,4 @@
-"""The model families by name, and the evidence for each, for `miles models` and the docs.
+"""Lists the model families by name, and the evidence for each, for `miles models` and the docs.
 `tests/families/record.py` writes the evidence."""
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from milescli.models.base import WeightTable
 from milescli.models.facts import Layer, ModelFacts
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-"""As config.json and torch call them."""
+"""Bytes by dtype, named as in config.json and torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +18,14 @@ class CacheCost:
     together, at a given dtype."""
 
     bytes_per_token: int
-    """Of layers that keep every position: keys and values, the latent of MLA, the indexer's
+    """Bytes of layers that cache every position: keys and values, the latent of MLA, the indexer's
     keys."""
     window_bytes_per_token: int
-    """Of layers that keep the last `window` positions only."""
+    """Bytes of layers that cache the last `window` positions only."""
     window: int
     state_bytes: int
-    """Of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and their
-    convolutions' last inputs."""
+    """Bytes of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and
+    their convolutions' last inputs."""
 
     def bytes_of(self, context: int) -> int:
         """Return the bytes of a sequence of `context` tokens."""
@@ -48,8 +48,8 @@ class TokenFlops:
     """For each position that the token looks at, over the layers that look at all of them: 2 (q k)
     + 2 (p v) per head dim."""
     window_per_position: int
-    """The same over the layers that look at the last `window` positions, or at so many that an
-    indexer chose."""
+    """FLOPs per position of the layers that attend to the last `window` positions, or to as many
+    chosen by an indexer."""
     window: int
     recurrence: int
     """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S)

@@ -1,6 +1,6 @@
-"""TransformerEngine's names for weights, beside those of Megatron-Core's own modules, which the
-weight tables use: a norm that is fused into the linear layer behind it, experts that lie in one
-grouped layer. The only place that knows them; the trainer and the checkpoints ask here."""
+"""Translates TransformerEngine's names of weights to those of Megatron-Core's own modules, which
+the weight tables use: a norm fused into the linear layer after it, and experts in one grouped
+layer. The only place that knows these names; the trainer and the checkpoints call it."""
 
 from __future__ import annotations
 

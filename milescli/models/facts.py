@@ -1,4 +1,4 @@
-"""What a model is, as plain numbers read from config.json. Families fill it, every room may read
+"""Defines what a model is, as plain numbers from config.json. Families fill it, every room may read
 it. Loads no torch."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Layer:
     key_is_value: bool = False
     """The values are what the keys' projection gives (Gemma 4)."""
     shares_choice: bool = False
-    """Of sparse attention: it looks at the positions that the layer before chose, and has no
-    indexer (arXiv 2603.12201)."""
+    """True if sparse attention reuses the positions that the layer before chose, and has no indexer
+    (arXiv 2603.12201)."""
     compression: Literal["none", "sparse", "heavy"] = "none"
     """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses,
     or all entries of a coarser kind."""
@@ -89,7 +89,7 @@ class Mla:
     qk_rope_head_dim: int
     v_head_dim: int
     norm_eps: float = 1e-6
-    """Of the norms of the latents. Hugging Face's implementation leaves it at this, whatever
+    """Epsilon of the latents' norms. Hugging Face's implementation keeps this value, whatever
     `rms_norm_eps` says."""
 
 
@@ -101,7 +101,8 @@ class Indexer:
     head_dim: int
     topk: int
     rope_interleaved: bool = False
-    """Its first dims are rotated in neighbouring pairs, as `Rope.interleaved`; else in halves."""
+    """True if its first dims are rotated in neighbouring pairs, as with `Rope.interleaved`; else in
+    halves."""
     norm_eps: float = 1e-6
 
 
@@ -149,7 +150,7 @@ class Compressed:
     output_groups: int
     """Groups of heads that are projected by themselves."""
     output_rank: int
-    """What each group is projected to."""
+    """Width to which each group is projected."""
     num_streams: int
     """Residual streams beside each other, mixed before and after each part of a layer."""
 
@@ -166,7 +167,7 @@ class ModelFacts:
     num_kv_heads: int
     head_dim: int
     ffn_hidden_size: int
-    """Of the dense layers; 0 where there are none."""
+    """Width of the dense layers' MLP; 0 if there are none."""
     vocab_size: int
     tied_embeddings: bool
     """The output layer uses the embedding's weight."""
@@ -177,7 +178,7 @@ class ModelFacts:
     qk_norm: bool
     """Queries and keys are normalised per head before the rotary embedding."""
     qkv_bias: bool
-    """Of the query, key and value projections."""
+    """True if query, key and value projections have a bias."""
     layers: tuple[Layer, ...]
     """[num_layers]"""
     # attention
@@ -188,12 +189,12 @@ class ModelFacts:
     attention_sinks: bool = False
     """A learned logit per head takes part in the softmax."""
     attention_scale: float | None = None
-    """Of the logits; None: head_dim ** -0.5."""
+    """Scale of the attention logits; None: head_dim ** -0.5."""
     attention_softcap: float | None = None
     sliding_window: int = 0
     """Positions that a `sliding` layer sees, its own included."""
     rope_sliding: Rope | None = None
-    """Of `sliding` layers; None: as `rope`."""
+    """Rotary embedding of `sliding` layers; None: `rope`."""
     value_norm: bool = False
     """Values are normalised per head, without a weight (Gemma 4)."""
     mla: Mla | None = None
@@ -215,11 +216,11 @@ class ModelFacts:
     topk: int = 0
     """Experts per token."""
     moe_ffn_hidden_size: int = 0
-    """Of one expert."""
+    """Width of one expert."""
     normalize_topk: bool = False
     """The chosen experts' probabilities are scaled to sum to 1."""
     shared_expert_ffn_hidden_size: int = 0
-    """Of all shared experts together; 0: there is none."""
+    """Width of all shared experts together; 0 if there are none."""
     shared_expert_gate: bool = False
     """The shared expert's output is multiplied by the sigmoid of a gate."""
     router_score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
@@ -248,8 +249,8 @@ class ModelFacts:
     logit_softcap: float | None = None
     embedding_scale: float | None = None
     scores: bool = False
-    """It gives a score instead of a next token (reward models, critics): its output layer is one
-    row."""
+    """True if the model gives a score instead of a next token (reward models, critics): its output
+    layer is one row."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
     trains_mtp: bool = False
@@ -261,7 +262,7 @@ class ModelFacts:
     multimodal: bool = False
     """The release has towers beside the text model, which are passed through."""
     dtype: str = "float32"
-    """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
+    """Dtype of the weights on disk, according to the config: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
     untrainable: str = ""
     """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where

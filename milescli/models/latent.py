@@ -1,6 +1,6 @@
-"""What the families of multi-head latent attention share (DeepSeek, Kimi, GLM): facts from their
-configs, rules of their attention, of the indexer of sparse attention and of their
-multi-token-prediction layers. The family files pick from it; it is no family itself."""
+"""Shares code among the families of multi-head latent attention (DeepSeek, Kimi, GLM): facts from
+their configs, and the rules of their attention, of the indexer of sparse attention and of their
+multi-token-prediction layers. It is no family itself."""
 
 from __future__ import annotations
 

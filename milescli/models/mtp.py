@@ -1,5 +1,5 @@
-"""Which multi-token-prediction layers the trainer trains. Called before a device is taken, and by
-the trainer's ranks."""
+"""Selects the multi-token-prediction layers that the trainer trains. Called before a device is
+taken, and by the trainer's ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A model that gives a score instead of a next token: any family, whose output layer is one row.
-Reward models and critics are such. On disk it is what transformers calls a model for sequence
-classification with one label. Loads no torch."""
+"""Turns a model of any family into one that gives a score instead of a next token: its output layer
+is one row. Reward models and critics are such models. On disk it is transformers' model for
+sequence classification with one label. Loads no torch."""
 
 from __future__ import annotations
 

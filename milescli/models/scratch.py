@@ -1,5 +1,6 @@
-"""A small model made from a seed: config.json and random weights, without a tokenizer. A real
-Hugging Face folder, so nothing downstream knows. Called by whoever prepares a run or a trial."""
+"""Makes a small model from a seed: config.json and random weights, without a tokenizer. The result
+is a real Hugging Face folder, so nothing downstream can tell. Called by code that prepares a run or
+a trial."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any, Protocol
 from milescli.models import parse_facts, table
 
 INIT_STD = 0.02
-"""Of embeddings and matrices, as in the published recipes of this architecture; norms begin at
-1."""
+"""Standard deviation of embeddings and matrices, as in the published recipes of this architecture;
+norms begin at 1."""
 EOS_ID, PAD_ID = 2, 0
 """<|im_end|> and <|endoftext|>, as `rollout.scratch_tokenizer` numbers them."""
 

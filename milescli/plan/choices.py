@@ -105,11 +105,11 @@ def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf1
 
 
 ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
-"""By kind: a pass over four tokens of a request takes two to three times as long as over one there,
-so that a wrong guess costs what a right one saves."""
+"""Speculated tokens by kind. On a CPU a pass over four tokens of a request takes two to three times
+as long as over one, so a wrong guess costs what a right one saves."""
 ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
-"""By kind: SGLang's own defaults, of MTP those for DeepSeek's; a pass is bound by the reading of
-weights there, and guesses cost little."""
+"""Speculated tokens by kind: SGLang's defaults, for MTP those of DeepSeek's. Reading the weights
+bounds a pass on a device, so guesses cost little."""
 
 
 def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:

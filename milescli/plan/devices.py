@@ -1,5 +1,5 @@
-"""What accelerators can do at most, from their makers' data sheets: FLOP/s, memory bandwidth,
-links. Plain figures, each with its source; how much of them a run reaches is in `time`. Pure."""
+"""Data sheets of accelerators: FLOP/s, memory bandwidth, links, each figure with its source; and
+the share of them that runs reach. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class DeviceSpec:
     peak."""
 
     name: str
-    """As `8xNAME` says."""
+    """Name as in `8xNAME`."""
     bf16_flops: float
     """Floating-point operations a second, bf16 products added in float32."""
     fp8_flops: float
-    """The same of fp8; that of bf16 where the device has no fp8."""
+    """Floating-point operations a second with fp8 products; the bf16 figure if the device has no
+    fp8."""
     memory_bandwidth: float
     """Bytes a second."""
     link_bandwidth: float
@@ -36,7 +37,7 @@ class DeviceSpec:
     """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of
     a GB200 or GB300 rack)."""
     source: str
-    """Of all figures."""
+    """Source of all figures."""
 
 
 _CONNECTX7 = 50 * GIGA
@@ -179,10 +180,10 @@ DEVICES: dict[str, DeviceSpec] = {
         ),
     )
 }
-"""As the makers' sheets state them, where figures that others quote agree with them (Blackwell:
-2250 and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, where clocks are
-published, units x operations a clock x clock (tests/plan/test_devices.py). B200 stands in HGX
-servers of other makers with 7.7 TB/s."""
+"""Figures from the makers' sheets, if figures that others quote agree with them (Blackwell: 2250
+and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, if clocks are published,
+units x operations per clock x clock (tests/plan/test_devices.py). B200 in HGX servers of other
+makers has 7.7 TB/s."""
 
 CPU_CORE = DeviceSpec(
     name="CPU",
@@ -230,7 +231,7 @@ def pair_bandwidth(model: str) -> float | None:
 
 
 LINK_SHARE = 0.65
-"""Of a link's bandwidth that collectives reach. An estimate."""
+"""Share of a link's bandwidth that collectives reach. An estimate."""
 NEAR_S, FAR_S = 20e-6, 60e-6
 """Of a collective, whatever its size: over the fast link alone, and over the network. Estimates."""
 
@@ -296,14 +297,15 @@ class Reached:
     """Holds the efficiency that runs reach on one kind of device. The defaults are estimates."""
 
     train_share: float = 0.45
-    """Of peak FLOP/s that a dense layer's products reach in training, without communication."""
+    """Share of peak FLOP/s that a dense layer's products reach in training, without
+    communication."""
     expert_share: float = 0.30
-    """The same of experts' products, which are small and many."""
+    """Share of peak FLOP/s that experts' products, which are small and many, reach in training."""
     prefill_share: float = 0.45
-    """Of peak FLOP/s in prefill."""
+    """Share of peak FLOP/s that prefill reaches."""
     decode_share: float = 0.70
-    """Of memory bandwidth that decoding reaches. The one figure that the field has published would
-    be 0.65 to 0.9 (`tests/plan/reported_times.py`)."""
+    """Share of memory bandwidth that decoding reaches. The one published figure implies 0.65 to 0.9
+    (`tests/plan/reported_times.py`)."""
     layer_s: float = 0.4e-3
     """Launching the kernels of one layer forward and backward, per microbatch: what small
     microbatches cost."""
@@ -321,13 +323,13 @@ class Reached:
     """Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps.
     Small enough that the fullest of the layouts that are known to run fits."""
     engine_context: int = int(1.5 * GIB)
-    """The same of an engine process."""
+    """Driver context, collectives' buffers and kernels of an engine process."""
     engine_graphs: int = int(1.0 * GIB)
     """CUDA graphs of decoding; stay while it sleeps."""
     measured: frozenset[str] = frozenset()
     """Names of the constants above that were measured on such a device."""
     source: str = ""
-    """Of those: the visit's results."""
+    """Source of the measured constants: the visit's results."""
 
     @property
     def asleep(self) -> int:

@@ -1,6 +1,5 @@
-"""Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it,
-for the planner and for the trainer's own check. Pure; a fault states the equation that does not
-hold."""
+"""Decides which layouts Megatron and SGLang can run with a model, axis by axis, for the planner and
+for the trainer's own check. Pure; a fault states the equation that does not hold."""
 
 from __future__ import annotations
 

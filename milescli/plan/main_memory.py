@@ -34,16 +34,16 @@ RANK_PROCESS = 650 * MIB
 keep once it has trained. Seen of the quickstart's and of SmolLM2-135M; as are the next two, of
 pages that processes share each one's part."""
 ENGINE_PROCESS = 430 * MIB
-"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's
-processes."""
+"""Main memory of an engine rank without its model, including its actor, the server's and the
+detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
-"""Of an engine rank once it has sampled for long: kernels for as many numbers of requests and
-tokens as its caches keep."""
+"""Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
+and tokens as its caches hold."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
 HEAP = 0.1
-"""Of activations: what the allocator holds between rows of different lengths."""
+"""Share of activations that the allocator retains between rows of different lengths."""
 PHASES: dict[Phase, str] = {
     "start": "before the first step",
     "step": "training",
@@ -143,7 +143,7 @@ def with_caches(
 
 
 SYSTEM = 0.05
-"""Of main memory: what the system needs for itself."""
+"""Share of main memory that the system needs for itself."""
 LARGEST_CAP = 8192
 """Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
 nothing."""
@@ -163,7 +163,7 @@ class Fitted:
     cap: int
     """Tokens of a microbatch on one rank."""
     processes: list[ProcessMemory]
-    """Of all nodes."""
+    """Processes of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class _NodeLoad:
     """Holds what one computer needs without the engines' caches."""
 
     ranks: TrainerBytes
-    """Of all trainer ranks on it; `host` is what else they keep."""
+    """Memory of all trainer ranks on the node; `host` is what else they hold."""
     processes: list[ProcessMemory]
     num_ranks: int
     num_shards: int

@@ -1,5 +1,5 @@
-"""From a recipe and a machine to a plan: legal layouts, placement, batch arithmetic, each choice
-with its reason. The one door; pure, no torch, no I/O."""
+"""Makes a plan of a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
+with its reason. The entry point of this room; pure, no torch, no I/O."""
 
 from __future__ import annotations
 

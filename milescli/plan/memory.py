@@ -1,6 +1,6 @@
-"""Bytes on one device: what a trainer rank and an engine rank need, part by part, and whether they
-fit beside each other. Pure. Sizes of weights, gradients, optimizer and activations are compared
-with real ranks in tests; what is marked an estimate is not."""
+"""Predicts the bytes on one device: what a trainer rank and an engine rank need, part by part, and
+whether both fit. Pure. Tests compare sizes of weights, gradients, optimizer and activations with
+real ranks; figures marked as estimates are not tested."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ estimate."""
 PREFILL_TOKENS = 8192
 """SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
 STATE_SHARE = 0.9 / 1.9
-"""Of an engine's cache that SGLang sets aside for recurrent states, where a model has them
+"""Share of an engine's cache that SGLang reserves for recurrent states, if a model has them
 (`--mamba-full-memory-ratio` 0.9)."""
 STATES_PER_REQUEST = 3
 """Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
@@ -65,17 +65,17 @@ class TrainerBytes:
     """A few blocks of them, and the gradients of what they are computed from; under full recompute
     what they take beyond the layer that is computed again, which is there at another time."""
     workspace: int = 0
-    """What lives for a moment, and the process itself. An estimate."""
+    """Short-lived tensors, and the process itself. An estimate."""
     host: int = 0
     """Of the node's main memory: optimizer states that are offloaded, what a sleeping rank, a
     reference or a teacher keeps there, and a checkpoint that is being written."""
     copies: int = 0
-    """Of `host`: copies of the state, as `fault.copy_every` takes them."""
+    """Copies of the state for `fault.copy_every`, included in `host`."""
     saved: int = 0
-    """Of `host`: the copy of which a checkpoint is written (`checkpoint.async_save`)."""
+    """The copy from which a checkpoint is written (`checkpoint.async_save`), included in `host`."""
     turn: int = 0
-    """What a teacher takes of the device while the policy waits in host memory; 0 on a CPU, where
-    it stands beside it."""
+    """Device memory of a teacher while the policy waits in host memory; 0 on a CPU, where both are
+    resident."""
 
     @property
     def static(self) -> int:
@@ -113,13 +113,13 @@ class MemoryModel:
 
     table: WeightTable
     adapter: WeightTable | None = None
-    """Of what is trained instead of the model's weights; None: these are."""
+    """Table of the trained adapter; None if the model's weights are trained."""
     slots: int = 0
     """Adapters that an engine has room for; the trainer's device holds one. 0: engines are sent
     the model with the adapter merged in."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
-    """Of what is trained."""
+    """Counts of the trained weights."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
     _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _cache: CacheCost | None = None

@@ -13,14 +13,13 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 DEFAULT_FRACTION = 0.7
-"""What SGLang's option is given where nobody pins it; on a CPU the number of tokens bounds the
-cache."""
+"""SGLang's memory fraction without a pin; on a CPU the number of tokens bounds the cache."""
 PREFILL_TOKENS = 2048
 """New tokens that an engine on a CPU computes at once; more would leave its caches."""
 LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
 LEAST_CACHE_TOKENS = 4096
-"""Of one engine, however small the recipe."""
+"""Smallest cache of one engine, however small the recipe."""
 SMALL_WEIGHTS = GIB
 """Of a model that two engines share the cores for: 1.1 to 1.8 times the tokens of one engine with
 two threads, seen of models of 1 to 200 M parameters (docs/figures.md)."""

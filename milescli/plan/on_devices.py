@@ -1,5 +1,5 @@
-"""Layouts on accelerators: searches trainer and engines, puts the two together (taking turns, or
-side by side), and says why. Called by `make`."""
+"""Plans layouts on accelerators: searches trainer and engines, combines the two (taking turns, or
+side by side), and explains the choice. Called by `make`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FINE_DEVICES = 64
 _MANY = 12
 """Fleets that are weighed against trainers."""
 _HOST_SHARE = 0.9
-"""Of a node's main memory that sleeping trainers and offloaded optimizers may take."""
+"""Share of a node's main memory that sleeping trainers and offloaded optimizers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

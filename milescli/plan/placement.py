@@ -1,5 +1,5 @@
-"""Which devices a run takes and who lives on which: trainer and engines on the same ones or each on
-their own, rank by rank, and how weights get from one to the other. Pure; called by `make`."""
+"""Places ranks on devices: trainer and engines on the same devices or on separate ones, and the
+channel that carries weights between them. Pure; called by `make`."""
 
 from __future__ import annotations
 

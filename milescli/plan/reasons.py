@@ -1,5 +1,5 @@
-"""Why a layout was chosen, axis by axis, and what stands in the way where none was. Pure;
-words for people, with the numbers."""
+"""Explains why a layout was chosen, axis by axis, and what prevents a plan if none fits. Pure; text
+for people, with the numbers."""
 
 from __future__ import annotations
 
@@ -304,12 +304,12 @@ _MOST_NODES = 64
 _MOST_FIXES = 3
 """More than that nobody reads below an error."""
 _LEAST_TOKENS = 256
-"""Of a response: shorter limits are not proposed."""
+"""Shortest response limit that is proposed."""
 _OPTION = re.compile(
     r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
 )
 _FREE = {"train.recompute": "auto", "engines.placement": "auto"}
-"""What leaves a key to the planner, where it is not null."""
+"""Value that leaves a key to the planner, if it is not null."""
 _PINS = (
     *(f"parallel.{key}" for key in Parallel.model_fields),
     "engines.tp",
@@ -335,7 +335,7 @@ class _Trial:
     """Holds changes of a recipe, and the options that express them."""
 
     kind: str
-    """Of trials of a kind, the first that fits is proposed."""
+    """Kind of the trial; the first of a kind that fits is proposed."""
     options: str
     changes: dict[str, object]
 

@@ -20,7 +20,7 @@ class QueriedModels:
     """Describes the models that a run queries and does not train."""
 
     teachers: Sequence[ModelFacts] = ()
-    """Those of `train.distill`, in order."""
+    """Facts of `train.distill`'s teachers, in order."""
     reward: ModelFacts | None = None
 
 

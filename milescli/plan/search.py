@@ -1,5 +1,5 @@
-"""The layouts of engines and trainer that a search weighs, the fastest first, and which predicted
-times count as equal. Pure; called by `on_devices`."""
+"""Searches the layouts of engines and trainer, fastest first, and decides which predicted times
+count as equal. Pure; called by `on_devices`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from milescli.plan.types import NO_ENGINES, EngineLayout, TrainerLayout
 from milescli.recipe.schema import EngineSettings
 
 MAX_FRACTION = 0.88
-"""Of a device's memory that an engine's weights and cache take at most."""
+"""Largest share of a device's memory for an engine's weights and cache."""
 MAX_SHARED_FRACTION = 0.80
-"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within
-what the field runs."""
+"""Largest share for an engine that takes turns with a trainer. Both are untested on a device: they
+lie within what the field runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ NO_FLEET = EngineChoice(
     cache_tokens=0,
     crowded=False,
 )
-"""Of a run that samples nothing."""
+"""The fleet of a run that samples nothing."""
 
 
 def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> list[EngineChoice]:
@@ -196,7 +196,7 @@ class TrainerChoice:
     layout: TrainerLayout
     cap: int
     needs: TrainerBytes
-    """Of the fullest stage."""
+    """Memory of the fullest stage."""
     seconds: TrainSeconds
     fits: bool
 
@@ -229,7 +229,7 @@ class TrainerSearch:
     fitting: list[TrainerChoice] = field(default_factory=list)
     """Best first."""
     nearest: TrainerChoice | None = None
-    """Of those that do not fit, the one that needs the least."""
+    """The layout that needs least among those that do not fit."""
     num_weighed: int = 0
 
 

@@ -1,5 +1,5 @@
-"""What the search for layouts depends on: model, devices, the work of a step, and what the recipe
-pins. Pure; made by `on_devices`, read by `search`."""
+"""Defines what the search for layouts depends on: model, devices, the work of a step, and the
+recipe's pins. Pure; made by `on_devices`, read by `search`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SearchSpace:
     load: TrainerLoad
     """Row and number of microbatches are filled in for each layout."""
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     devices_per_node: int
     longest: int
     """Tokens of the longest sequence that is trained on."""

@@ -1,4 +1,4 @@
-"""What a rank holds whatever the batch: its parameters, their weights, gradients and optimizer
+"""Counts what a rank holds for any batch: its parameters, their weights, gradients and optimizer
 state, and copies of these. Pure; called by `memory`."""
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class WeightCounts:
     """Counts the weights that one rank holds."""
 
     dense: Numbers = Numbers()
-    """Of the model's dtype; the same on all data- and context-parallel ranks."""
+    """Weights in the model's dtype that are equal on all data- and context-parallel ranks."""
     experts: Numbers = Numbers()
-    """The same on the `expert_dp` ranks."""
+    """Weights that are equal on the `expert_dp` ranks."""
     wide: Numbers = Numbers()
     """Kept in float32 whatever the model is in."""
     frozen: Numbers = Numbers()
@@ -270,30 +270,30 @@ class TrainerLoad:
     size: int
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
     row_tokens: int
-    """Of the longest row on one rank: the microbatch cap."""
+    """Tokens of the longest row on one rank: the microbatch cap."""
     num_microbatches: int
-    """Of one rank in one update."""
+    """Microbatches of one rank in one update."""
     keeps_reference: bool
     critic: Literal["none", "in_turn", "beside"]
     """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
     teachers: tuple[ModelFacts, ...] = ()
-    """Of the models that the ranks hold beside the policy and do not train."""
+    """Facts of the models that the ranks hold beside the policy and do not train."""
     teachers_resident: bool = False
-    """They stand in main memory with the policy; else in turn, as the critic."""
+    """True if teachers stay in memory with the policy; else they take turns, as the critic does."""
     takes_copies: bool = False
-    """Of its state (`fault.copy_every`)."""
+    """True if ranks copy their state (`fault.copy_every`)."""
     saves_copy: bool = False
-    """Copies its state to host memory, whence a checkpoint is written (`checkpoint.async_save`). On
-    a CPU a checkpoint is written from where the state is."""
+    """True if ranks copy their state to host memory, from where a checkpoint is written
+    (`checkpoint.async_save`). On a CPU a checkpoint is written in place."""
     sleeps: bool
-    """Goes to host memory while the engines generate."""
+    """True if the trainer moves to host memory while the engines generate."""
     bucket_bytes: int
-    """Of weight sync."""
+    """Size of a weight-sync bucket."""
     packing: Packing = field(default_factory=Packing)
     on_host: bool = False
-    """The device is a CPU."""
+    """True if the device is a CPU."""
     fused_swiglu: bool = False
-    """See `activations.layer_bytes`; of float32 on a CPU."""
+    """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
 
 

@@ -41,7 +41,7 @@ class Work:
     """Bytes of a weight."""
     bucket_bytes: int
     engines_apart: int = 0
-    """Of the engines, so many sample nothing of the step."""
+    """Number of engines that sample nothing for the step."""
 
     @property
     def sequence_tokens(self) -> float:

@@ -59,8 +59,8 @@ class EngineLayout:
     tp: int = 1
     """Devices of one engine."""
     ep: int = 1
-    """Of these tp devices, so many groups share out the experts between them; 1: every device has a
-    slice of every expert."""
+    """Number of groups of the tp devices that share the experts out; 1: every device has a slice of
+    every expert."""
     attention_dp: int = 1
     """Requests are shared out to so many groups of the tp devices, each with its own cache; 1:
     attention is cut by heads over all."""
@@ -74,7 +74,7 @@ class EngineLayout:
 
 
 NO_ENGINES = EngineLayout(num=0)
-"""Of a run that samples nothing."""
+"""The engines of a run that samples nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,8 +170,8 @@ class ProcessMemory:
     phases: dict[str, int]
     """Phase -> bytes."""
     shared_bytes: int = 0
-    """Of those in `start` and `publish`: weights on their way, which sender and readers map, and
-    which are there once."""
+    """Bytes within `start` and `publish` of weights in transit, which sender and readers map, and
+    which exist once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class Alternative:
     step_s: float
     train_s: float
     train_bytes: int
-    """Of the fullest device while it trains."""
+    """Memory of the fullest device while it trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Forecast:
 
     device: str
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     training: list[Part]
     """Memory of the fullest device while the trainer works."""
     rollout: list[Part]
@@ -201,14 +201,14 @@ class Forecast:
     """Memory of the fullest device while trainer and engines both hold weights; 0 if they have
     devices of their own."""
     host_bytes: int
-    """Of one node's main memory."""
+    """Main memory of one node."""
     host_memory_bytes: int
     cache_tokens: int
     """Tokens that one engine can hold."""
     rollout_s: float
     train_s: float
     sync_s: float
-    """Publishing, and the turns that colocated phases take."""
+    """Seconds of a publication, including the turns of colocated phases."""
     step_s: float
     train_parts_s: dict[str, float]
     """compute, bubble, tensor, experts, data, optimizer"""
@@ -245,7 +245,7 @@ class Plan:
     steps: int
     warmup_steps: int
     engines_apart: int = 0
-    """The last of the engines, which answer evaluations while the others sample."""
+    """Number of the last engines that answer evaluations while the others sample."""
     merges_adapter: bool = False
     """Engines are sent the model with the trained adapter merged in."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
@@ -254,7 +254,7 @@ class Plan:
     forecast: Forecast | None = None
     """None on a CPU."""
     processes: list[ProcessMemory] = field(default_factory=list)
-    """What each holds of main memory, an estimate; empty where there are devices."""
+    """Main memory of each process, an estimate; empty if there are devices."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:

@@ -1,4 +1,5 @@
-"""How this process asks the system for memory. Called by engines and trainers on a CPU."""
+"""Controls how this process allocates memory from the system. Called by engines and trainers on a
+CPU."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class HostFacts:
     """Physical cores; at least 1."""
     memory_bytes: int
     available_bytes: int
-    """Of `memory_bytes`: what can be had now."""
+    """Part of `memory_bytes` that is available now."""
     shm_bytes: int
     num_numa_nodes: int
 

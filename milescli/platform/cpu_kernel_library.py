@@ -1,5 +1,5 @@
-"""Compiles `cpu_kernels.c` for the processor at hand, once: the library stays in the user's cache.
-Without a compiler there is none, and everybody computes by PyTorch's own calls."""
+"""Compiles `cpu_kernels.c` for this processor, once: the library stays in the user's cache. Without
+a compiler there is no library, and PyTorch's own calls are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FLAGS = (
 )  # fmt: skip
 ANOTHER_COMPILER = "export CC=gcc   # or another that knows OpenMP"
 COMPILE_TIMEOUT_S = 60.0
-"""It takes a second."""
+"""Bound on compiling, which takes a second."""
 
 
 class NoKernels(Exception):

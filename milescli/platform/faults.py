@@ -1,5 +1,5 @@
-"""What it means where a vendor's tool fails or a device does not answer, and what to do about it.
-Pure; `probe` finds them."""
+"""Explains failures of a vendor's tool and devices that do not answer, with fixes. Pure; `probe`
+finds them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DeviceFault:
 
     kind: Kind
     indices: tuple[int, ...] | None
-    """Of the devices; None: all of this kind; (): which one, the tool does not say."""
+    """Indices of the devices; None: all of this kind; (): the tool does not say which."""
     error: MachineError
 
     def concerns(self, environ: Mapping[str, str]) -> bool:

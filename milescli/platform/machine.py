@@ -1,5 +1,5 @@
-"""What the machine has, as plain data: read from a file, named (`8xH200`) or probed. Nothing is
-detected here (`probe`)."""
+"""Describes a machine as plain data: read from a file, named (`8xH200`) or probed. Detects nothing
+itself (`probe` does)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Device:
     """Describes one accelerator."""
 
     index: int
-    """As the vendor's tool counts on this node, before any visibility variable."""
+    """Index in the vendor's tool on this node, before any visibility variable."""
     name: str
     """NVIDIA H200"""
     memory_bytes: int
@@ -57,7 +57,7 @@ class Node:
     """Describes one computer."""
 
     devices: list[Device] = field(default_factory=list)
-    """Those that may be used; empty on a CPU."""
+    """Usable devices; empty on a CPU."""
     cpu_cores: int
     """Physical cores that this process may use: affinity and cgroup limits are taken off."""
     memory_bytes: int
@@ -82,9 +82,9 @@ class Machine:
     runtime_version: str = ""
     """CUDA or ROCm."""
     visibility: dict[str, str] = field(default_factory=dict)
-    """Those of CUDA_, HIP_ and ROCR_VISIBLE_DEVICES that are set."""
+    """Set variables among CUDA_, HIP_ and ROCR_VISIBLE_DEVICES."""
     notes: list[str] = field(default_factory=list)
-    """What was odd while probing, for people."""
+    """Oddities found while probing, for people."""
 
     def when_idle(self) -> Machine:
         """Return the machine as if nothing else ran on it, since what holds memory now will have
@@ -167,10 +167,9 @@ class _DeviceModel:
 
     kind: Kind
     name: str
-    """As the vendor's tool shows it."""
+    """Name in the vendor's tool."""
     memory_gib: int
-    """As the vendor's tool shows it, rounded down: less than the maker's GB, which `sold_gb`
-    are."""
+    """Memory in the vendor's tool, rounded down: less than the maker's GB in `sold_gb`."""
     sold_gb: int
     arch: str
     interconnect: Interconnect

@@ -1,7 +1,6 @@
-"""memory.jsonl beside the logs of an attempt: what the processes of a run on this computer hold and
-have held at most, every ten seconds and at the end of the driver, with the kernel's count of
-processes that it ended for want of memory. Written by the watchdog; standard library only. Read by
-`autopsy` and `insight`."""
+"""Writes memory.jsonl beside the logs of an attempt: current and peak memory of the run's processes
+on this computer, every ten seconds and at the end of the driver, with the kernel's count of OOM
+kills. Written by the watchdog; standard library only. Read by `autopsy` and `insight`."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class MemoryRecord:
     _shared: dict[int, _Shared] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _last: str = ""
-    """As of the last look."""
+    """Line of the last sample."""
     _due: float = 0.0
 
     def look(self, pids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""Ports for servers that start seconds after they were chosen."""
+"""Reserves ports for servers that start seconds after the choice."""
 
 from __future__ import annotations
 

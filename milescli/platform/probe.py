@@ -1,5 +1,5 @@
-"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded
-time, and the kernel. The one impure file of this room."""
+"""Detects this computer's devices without torch: runs the vendors' tools with time limits, and
+reads the kernel's lists. The one impure file of this room."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ class AmdView:
     """Holds the report of the driver amdkfd."""
 
     devices: list[Device]
-    """Those whose device file is here, in the order in which HIP counts them."""
+    """Devices whose device file is here, in the order in which HIP counts them."""
     files: list[Path]
     """[devices] /dev/dri/renderD128, ..."""
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    """As `rocm.parse_links`."""
+    """Links as in `rocm.parse_links`."""
     num_absent: int = 0
     """Devices that the driver knows and this container was not given."""
 

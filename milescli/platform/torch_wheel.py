@@ -1,5 +1,5 @@
-"""Whether the installed torch is for the devices that a plan uses, by its version alone: torch is
-not imported. Called before a run starts; `miles doctor` asks torch itself."""
+"""Checks by its version alone that the installed torch supports the plan's devices: torch is not
+imported. Called before a run starts; `miles doctor` asks torch itself."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A request for a profile, and how far it is, as files in the run's directory: `miles profile`
-writes one, the driver of the run takes it between two steps. All are the owner's alone."""
+"""Stores a request for a profile, and its progress, as files in the run's directory: `miles
+profile` writes a request, and the driver takes it between two steps. All files are private to the
+owner."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from milescli.core.errors import MachineError, MilesError
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
 MOST_STEPS = 10
-"""Of one profile: a trace of a step may have a million events."""
+"""Most steps of one profile: a trace of a step may have a million events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class Request:
     """Describes the profile that a user requests."""
 
     number: int
-    """Of the profile: its folder's name."""
+    """Number of the profile: its folder's name."""
     steps: int
     ranks: list[int] = field(default_factory=list)
     """Trainer ranks that are traced."""
@@ -57,9 +58,9 @@ class State:
     seconds: float = 0.0
     """From the first to the last."""
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By number: `file`, or `error`; `seconds`; `memory`."""
+    """Results by number of the rank: `file`, or `error`; `seconds`; `memory`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By number: `file`, or `error`."""
+    """Results by number of the engine: `file`, or `error`."""
 
 
 def request_file(run: RunDir) -> Path:

@@ -1,4 +1,5 @@
-"""What a profile says, in figures and in words: read off its traces, and kept beside them."""
+"""Summarises a profile in figures and words, from its traces, and stores the summary beside
+them."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Seen:
     shares: dict[str, float]
     """0 to 1 by what it did, the largest first."""
     functions: dict[str, str]
-    """By what it did: the innermost function that was seen most."""
+    """The innermost function that was seen most, by kind of work."""
 
 
 def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
@@ -89,7 +90,7 @@ class Part:
     """0 to 1 by what it did, the largest first."""
     seconds: float = 0.0
     largest: dict[str, str] = field(default_factory=dict)
-    """By what it did: the operation, or the function, that took most of it."""
+    """The operation or function that took most of the time, by kind of work."""
     file: str | None = None
     """In the profile's folder: for chrome://tracing, or https://speedscope.app."""
     error: str | None = None

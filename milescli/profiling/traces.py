@@ -1,5 +1,5 @@
-"""A trace that torch's profiler wrote of a trainer rank -> seconds by what was done. Pure; reads
-the JSON of Chrome's trace viewer."""
+"""Reads a trace of a trainer rank by torch's profiler into seconds by kind of work. Pure; reads the
+JSON of Chrome's trace viewer."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Traced:
     seconds: float
     """From the beginning of the trace to its end."""
     kinds: dict[str, Kind]
-    """By what was done, the longest first; together as long as the trace."""
+    """Times by kind of work, the longest first; they sum to the trace."""
     is_device: bool
-    """Of a GPU's kernels; else of the operations of the rank's process."""
+    """True for a GPU's kernels; else the operations of the rank's process are shown."""
 
 
 def read_trace(file: Path) -> list[dict[str, Any]]:

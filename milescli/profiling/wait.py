@@ -1,4 +1,4 @@
-"""Asks a run that goes on for a profile, and waits for it: the part of `miles profile` before there
+"""Requests a profile of a running run, and waits for it: the part of `miles profile` before there
 is anything to show."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a sandbox is: limits, what came of a run, and the protocol that every kind of it keeps.
-Nothing is run here; called by rewards, agents and the kinds themselves."""
+"""Defines a sandbox: limits, the result of a run, and the protocol of every kind. Runs nothing;
+called by rewards, agents and the kinds themselves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which sandbox this machine has, by trying: bubblewrap, else Landlock, else none, with the reason.
-Called by who runs code of a model, and by `miles doctor`."""
+"""Chooses the sandbox that works on this machine by trying: bubblewrap, else Landlock, else none,
+with the reason. Called by code that runs a model's code, and by `miles doctor`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""One run in its jail, from start to end: its output is read, what it takes is looked at many times
-a second, and all of it is ended at the first limit. Blocks its thread; called by the
-supervisor."""
+"""Controls one run in its jail from start to end: reads its output, samples its usage many times a
+second, and ends all of it at the first limit. Blocks its thread; called by the supervisor."""
 
 from __future__ import annotations
 

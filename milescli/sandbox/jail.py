@@ -54,7 +54,7 @@ class Jail:
     kind: str
     """`bubblewrap` or `landlock`."""
     bwrap: str
-    """Its path; empty for Landlock."""
+    """Path of bubblewrap; empty for Landlock."""
     prefix: str
     """Folder of Python, as another user can reach it."""
     python: str
@@ -64,7 +64,7 @@ class Jail:
     root: str
     """Folder that holds our own package, for the warden."""
     folder: str
-    """Of this supervisor."""
+    """Folder of this supervisor."""
 
     def uid_of(self, slot: int) -> int | None:
         """Return the run's own user id if we are root, because the kernel does not count root's

@@ -1,5 +1,5 @@
-"""What a run's processes take, of /proc: which there are, their memory, their time. Reads, ends
-nothing; called by the supervisor and the warden."""
+"""Reads a run's processes from /proc: which there are, their memory, their time. Ends nothing;
+called by the supervisor and the warden."""
 
 from __future__ import annotations
 

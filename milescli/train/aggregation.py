@@ -17,9 +17,9 @@ class LossShare:
     """Holds the weight of one sample in the loss."""
 
     token_weight: float
-    """Of each of its trained tokens."""
+    """Weight of each of its trained tokens."""
     count: float
-    """What it adds to the divisor of its update."""
+    """Its contribution to the divisor of its update."""
 
 
 class Aggregation(Protocol):

@@ -37,7 +37,7 @@ class Agreement(StrEnum):
     """Names the outcome of a check."""
 
     EQUAL = "equal"
-    """As close as the trainer is to itself, rounded otherwise."""
+    """They differ no more than the trainer does from itself under another rounding."""
     EXPLAINED = "explained"
     """Further apart than that, as other kernels or the routing of experts may explain."""
     WRONG = "wrong"
@@ -50,7 +50,7 @@ class Gap:
 
     num_tokens: int
     median: float
-    """Of the absolute difference."""
+    """Median of the absolute difference."""
     tenth: float
     """A tenth of the tokens differ by at least this."""
     mean: float

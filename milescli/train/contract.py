@@ -1,6 +1,6 @@
-"""What pieces of an algorithm must bear, as tests that authors of plug-ins can run:
-`check_surrogate(fn)`, `check_advantage(fn)`, ... Each raises RecipeError with what is wrong. Not
-used by a run."""
+"""Tests the contracts of an algorithm's pieces; plug-in authors can run them:
+`check_surrogate(fn)`, `check_advantage(fn)`, ... Each raises RecipeError with what is wrong. A run
+does not use them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "chats": example_chats,
     "pairs": example_pairs,
 }
-"""By what an objective takes."""
+"""Examples by what an objective takes."""
 _CLOSE = 1e-4
 """Relative: float32 sums in another order differ by less."""
 

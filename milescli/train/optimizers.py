@@ -1,7 +1,6 @@
-"""What an optimizer does to one weight, and the learning rate of a step. `train.optimizer.rule` and
-`train.optimizer.schedule` name a rule and a schedule: built in here, an entry point, or an import
-path. A rule sees flat parts of weights, each rank its own, so that it must work element by
-element."""
+"""Loads update rules, which change one weight, and learning-rate schedules. `train.optimizer.rule`
+and `train.optimizer.schedule` name them: built in here, an entry point, or an import path. A rule
+sees flat parts of weights, different on each rank, so it must work element by element."""
 
 from __future__ import annotations
 

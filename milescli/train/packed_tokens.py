@@ -1,6 +1,6 @@
-"""Tokens as an objective sees them: flat, and right under any layout. What packing, context
-parallelism and data parallelism do to sequences is hidden here. Built by trainer ranks; pure but
-for the collectives of the two groups that it is given."""
+"""Presents tokens to an objective: flat, and correct under any layout. Hides what packing, context
+parallelism and data parallelism do to sequences. Built by trainer ranks; pure except for the
+collectives of the two given groups."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PackedTokens:
     """[S] of a model that gives a score instead of a next token, with gradient: what it says when
     it has read the tokens before. In `loss` alone, and `logprobs` is None then."""
     new_streams: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
-    """What `complete` has set."""
+    """Streams that `complete` has set."""
 
     def __getitem__(self, stream: str) -> torch.Tensor:
         """[S] float32, or [S, k]. Off the mask a log-prob is the policy's own, detached, so that a

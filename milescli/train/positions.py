@@ -1,4 +1,4 @@
-"""What a piece of the user's gives for each position, held against how many there are."""
+"""Checks that a user's piece returns one value per position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function of the user's that trainer ranks call before they compute log-probs:
+"""Loads the user's function that trainer ranks call before they compute log-probs:
 `train.before_log_probs`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Values per token that travel beside the tokens, by name."""
+"""Names the values per token that accompany the tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Stream(StrEnum):
     REFERENCE = "reference"
     """Log-prob by the frozen reference."""
     VALUES = "values"
-    """What a critic expects from here on, before the first update of the step."""
+    """The critic's estimate of the return from here on, before the first update of the step."""
     RETURNS = "returns"
-    """What a critic should have expected."""
+    """The critic's target."""
     TURN_REWARD = "turn_reward"
     """At the last token of a turn what that turn was worth by itself, else 0; only where some turn
     has such a reward."""
@@ -31,7 +31,7 @@ class Stream(StrEnum):
     TRUNCATION = "truncation"
     """Bound of trainer / engine, which a token's loss is weighted by; the same for all tokens."""
     CORRECTION = "correction"
-    """What `train.correction` weighs a token's loss by."""
+    """The weight of a token's loss by `train.correction`."""
     CANDIDATES = "candidates"
     """int32 [k] token ids at each position, likeliest first: the teacher's. Where they are, a loss
     is given the policy's log-probs of them (`PackedTokens.candidates`)."""

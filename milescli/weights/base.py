@@ -1,5 +1,5 @@
-"""Trainer -> engines: the contract of a weight channel. Runs inside trainer ranks; knows no
-vendor."""
+"""Defines the contract of a weight channel from trainer to engines. Runs inside trainer ranks;
+knows no vendor."""
 
 from __future__ import annotations
 

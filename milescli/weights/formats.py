@@ -1,5 +1,5 @@
-"""How a tensor of the model becomes what engines are sent. `weights.format` names a way: built in
-here, an entry point, or an import path. Runs inside trainer ranks."""
+"""Converts tensors of the model to the format that engines receive. `weights.format` names one:
+built in here, an entry point, or an import path. Runs inside trainer ranks."""
 
 from __future__ import annotations
 

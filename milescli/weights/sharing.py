@@ -1,4 +1,4 @@
-"""Whose memory an engine can open: what the tensor channel must know of a plan. Pure."""
+"""Says which trainer ranks share memory with an engine, for the tensor channel. Pure."""
 
 from __future__ import annotations
 

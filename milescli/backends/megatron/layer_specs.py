@@ -1,5 +1,5 @@
-"""What the trainer's layers are made of, by name: `model.layer_spec`. Imports no Megatron: names
-are resolved before a rank is."""
+"""Loads the plug-in `model.layer_spec`, which changes what the trainer's layers are made of.
+Imports no Megatron: names are resolved before a rank starts."""
 
 from __future__ import annotations
 

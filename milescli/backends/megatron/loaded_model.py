@@ -1,5 +1,5 @@
-"""One model as a rank holds it: its part of the weights, its passes, its place on the device. What
-is not trained (a teacher, a reward model) is no more than that."""
+"""Holds one model on a rank: its part of the weights, its passes, its place on the device. A model
+that is not trained (a teacher, a reward model) is nothing more."""
 
 from __future__ import annotations
 

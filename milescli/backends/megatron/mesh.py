@@ -1,5 +1,5 @@
-"""Where this trainer rank stands: Megatron's parallel state, brought up with bounded waits, and
-read out as plain numbers and groups."""
+"""Brings up Megatron's parallel state with bounded waits, and describes this trainer rank's place
+as plain numbers and groups."""
 
 from __future__ import annotations
 

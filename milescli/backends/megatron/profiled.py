@@ -1,6 +1,5 @@
-"""A trainer rank that can be looked into: a trace of what it does for some steps, by torch's
-profiler, and what is in its memory. It changes nothing that the rank computes, and what goes wrong
-in it is told and never raised."""
+"""Profiles a trainer rank: a trace of some steps by torch's profiler, and the content of its
+memory. It changes nothing that the rank computes, and reports its failures without raising them."""
 
 from __future__ import annotations
 

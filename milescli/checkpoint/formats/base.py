@@ -31,7 +31,7 @@ class Codec:
     per_element: int
     """Numbers in one element of the stored tensor, along the last dim."""
     values_dtypes: tuple[torch.dtype, ...]
-    """As which folders store the numbers; the first is how they are written."""
+    """Dtypes in which folders store the numbers; the first is written."""
     scale_dtypes: tuple[torch.dtype, ...]
     quantise: Callable[[Tensor, Tensor | None], Parts]
     """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
@@ -44,7 +44,7 @@ class Codec:
     """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units
     of the scale."""
     needs_largest: bool = False
-    """It has a global scale, made from the largest magnitude of the whole tensor."""
+    """True if it has a global scale, computed from the largest magnitude of the whole tensor."""
 
     def dequantise(
         self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)
@@ -69,7 +69,7 @@ class Scheme:
     suffixes: Mapping[str, str]
     """role -> suffix of the name on disk"""
     plain_suffix: str = ".weight"
-    """Of the plain tensor."""
+    """Suffix of the plain tensor."""
     transposed: bool = False
     """The plain tensor has the last two dims the other way round (gpt-oss)."""
     grouped: bool = False

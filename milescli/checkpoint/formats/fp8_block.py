@@ -20,7 +20,7 @@ from milescli.checkpoint.formats.base import (
 )
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 BLOCK = (128, 128)
 _SMALLEST_EXPONENT = -6
 _MANTISSA_BITS = 3

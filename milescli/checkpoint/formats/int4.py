@@ -15,7 +15,7 @@ from milescli.checkpoint.formats.base import Codec, Parts, block_maxima
 SMALLEST, LARGEST = -8, 7
 PER_ELEMENT = 8
 GROUP = 32
-"""As Kimi K2 Thinking and K2.5 are released."""
+"""Group size of Kimi K2 Thinking's and K2.5's releases."""
 
 
 def _quantise(weight: Tensor, _: Tensor | None, *, group: int) -> Parts:

@@ -1,6 +1,6 @@
-"""How one tensor lies in a `torch_dist` file: as torch.save frames it, a zip archive of stored
-records. Made by hand here, with checksums that are known already, and read by hand: a part of a
-tensor is read without the rest, and no pickle is obeyed. Called by writer and reader."""
+"""Frames one tensor in a `torch_dist` file as torch.save does: a zip archive of stored records.
+Writing by hand reuses known checksums; reading by hand reads a part of a tensor without the rest,
+and executes no pickle. Called by writer and reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGN = 64
 """Data begin at a multiple of it, as torch.save has them."""
 _DATA = "archive/data/0"
 _NUM_RECORDS = 6
-"""Of one tensor: five small ones and the data."""
+"""Records of one tensor: five small ones and the data."""
 _MAX32 = 0xFFFFFFFF
 READ_AHEAD = 4096
 """Bytes at both ends of a frame that `parse` wants to see; what torch.save writes there for one
@@ -150,7 +150,7 @@ class Framing:
     head: bytes
     tail: bytes
     spans: tuple[tuple[int, int], ...]
-    """By shape, (offset from the start of `head`, bytes): the archive that gives it."""
+    """Per shape (offset from the start of `head`, bytes) of the archive in that shape."""
 
 
 def make_framing(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], *, crc32: int) -> Framing:

@@ -1,6 +1,6 @@
-"""Entries of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor
-in them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its
-names depends on its config and its modules, so all names are given."""
+"""Maps entries of the weight table to keys of a `torch_dist` checkpoint, with the place of each
+tensor in them. Stock Megatron-Core's model looks up these keys in `sharded_state_dict`; its config
+and modules decide which name it uses, so all names are given."""
 
 from __future__ import annotations
 

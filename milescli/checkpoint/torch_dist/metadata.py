@@ -1,6 +1,6 @@
-"""`.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint: which tensor lies
-where. As torch's own writer makes them. Pickles are read by an unpickler that allows only the
-classes it needs."""
+"""Reads and writes `.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint, which
+locate the tensors, in the form of torch's own writer. Pickles are read by an unpickler that allows
+only the classes it needs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ DEFAULTS: dict[str, object] = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 4096,
 }
-"""What transformers takes where config.json is silent."""
+"""transformers' defaults for fields that config.json omits."""
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:

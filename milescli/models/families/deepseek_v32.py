@@ -17,7 +17,7 @@ DEFAULTS: dict[str, object] = {
     "index_head_dim": 128,
     "index_topk": 2048,
 }
-"""What transformers takes where config.json is silent."""
+"""transformers' defaults for fields that config.json omits."""
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:

@@ -31,7 +31,7 @@ _SIZES = {
     "sliding_window": 4096,
     "eos_token_id": 1,
 }
-"""What transformers takes where a config of Gemma 3 says nothing."""
+"""transformers' defaults for fields that a Gemma 3 config omits."""
 
 POST_ATTENTION = layers.norm("post_attention_layernorm.weight", "post_self_attn_layernorm.weight")
 MLP_NORM = layers.norm("pre_feedforward_layernorm.weight", "pre_mlp_layernorm.weight")

@@ -32,8 +32,7 @@ _TOWERS = (r"^model\.(vision_tower|embed_vision|audio_tower|embed_audio)\.",)
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
 _SIZES = {"num_hidden_layers": 30, "vocab_size": 262_144, "sliding_window": 512}
-"""What transformers takes where a config says nothing, and where that is not what it takes for
-Gemma 3."""
+"""transformers' defaults for fields that a config omits, if they differ from Gemma 3's."""
 _PERIOD: tuple[Mixer, ...] = ("sliding", "sliding", "sliding", "sliding", "sliding", "full")
 
 

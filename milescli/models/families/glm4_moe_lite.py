@@ -17,7 +17,7 @@ DEFAULTS: dict[str, object] = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 202_752,
 }
-"""What transformers takes where config.json is silent."""
+"""transformers' defaults for fields that config.json omits."""
 
 
 def facts(config: Mapping[str, object]) -> ModelFacts:

@@ -19,7 +19,7 @@ DEFAULTS: dict[str, object] = {
     "max_position_embeddings": 202_752,
     "index_n_heads": 32,
 }
-"""What transformers takes where config.json is silent."""
+"""transformers' defaults for fields that config.json omits."""
 _KINDS = {"F": "full", "S": "shared"}
 
 

@@ -33,7 +33,7 @@ _SIZES = {
     "eos_token_id": 200_002,
     "torch_dtype": "bfloat16",
 }
-"""What transformers takes where a config says nothing."""
+"""transformers' defaults for fields that a config omits."""
 _LIMIT = 7.0
 """Both halves of an expert's activation are clamped at it."""
 _EXPERT = _MEGATRON + "mlp.experts.local_experts.{expert}."

@@ -35,7 +35,7 @@ KINDS: dict[str, Layer] = {
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
 _PREFIX = "backbone."
-"""Of the releases, in place of `model.`"""
+"""Prefix of the releases' names, in place of `model.`"""
 
 
 def _rule(

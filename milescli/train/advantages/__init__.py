@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Advantage = Union[float, "Sequence[np.ndarray]"]
-"""Of one sample: a number, which all of its tokens share, or for each of its trajectories
-[num_tokens]."""
+"""The advantage of one sample: a number, which all of its tokens share, or for each of its
+trajectories [num_tokens]."""
 AdvantageRows = Sequence[Sequence[Advantage]]
 """[groups][samples of the group]"""
 

@@ -1,5 +1,5 @@
-"""Weights for what the trainer's policy and the one that sampled do not agree on.
-`train.correction.kind` names one: built in here, an entry point, or an import path."""
+"""Corrects for the difference between the trainer's policy and the one that sampled.
+`train.correction.kind` names a correction: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 

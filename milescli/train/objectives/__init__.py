@@ -1,5 +1,5 @@
-"""What an optimizer step can minimise, by name. `train.objective` names one: built in here, an
-entry point, or an import path to a factory `(recipe) -> Objective`."""
+"""Loads objectives by name: what an optimizer step minimises. `train.objective` names one: built in
+here, an entry point, or an import path to a factory `(recipe) -> Objective`."""
 
 from __future__ import annotations
 

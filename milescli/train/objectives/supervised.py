@@ -52,7 +52,7 @@ _MOST = -1e-7
 float32."""
 
 BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
-"""What `divergence` needs."""
+"""Streams that `divergence` needs."""
 
 
 def needs_of(settings: Distill) -> frozenset[Stream]:

@@ -1,9 +1,9 @@
-"""LoRA beside Megatron's linear layers: which parameters there are is said by `models.adapter`, and
-how they act by the layer that they stand beside, under any layout. The base is frozen.
+"""Adds LoRA to Megatron's linear layers under any layout: `models.adapter` defines the parameters,
+and the adapted layer decides how they act. The base is frozen.
 
-For x [S, B, in]: y = W x + scaling * B (A x). A layer that Megatron fuses of several matrices
+For x [S, B, in]: y = W x + scaling * B (A x). A layer in which Megatron fuses several matrices
 (query, key and value) has a pair for each; A x is computed for all at once, and the rows of the Bs
-are put where the rows of their matrices lie in the fused one.
+go to the rows of their matrices in the fused one.
 """
 
 from __future__ import annotations

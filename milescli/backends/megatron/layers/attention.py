@@ -83,7 +83,7 @@ class PackedRow(PackedSeqParams):
     unchanged."""
 
     angles: dict[str, Angles] = field(default_factory=dict)
-    """By kind of layer: full, sliding, mla; empty where positions are not embedded."""
+    """Angles by kind of layer: full, sliding, mla; empty if positions are not embedded."""
     grids: list[Grid] = field(default_factory=list)
     queries: Cells | None = None
     """Over the S positions of this rank."""
@@ -93,8 +93,8 @@ class PackedRow(PackedSeqParams):
     chunks: Chunks | None = None
     """Of the same, for layers with a recurrence; None where there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    """By layer, of sparse attention whose layers share a choice of positions: filled and read by
-    `dsa`."""
+    """Chosen positions by layer, for sparse attention whose layers share a choice: filled and read
+    by `dsa`."""
 
 
 def pack_row(

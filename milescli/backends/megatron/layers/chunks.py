@@ -62,7 +62,7 @@ class Chunks:
     per_step: list[int]
     """[steps] sequences that have so many chunks; falls."""
     cells: Cells
-    """Of the chunks end to end, [chunks * T]. Holes are behind the end of their sequence."""
+    """Cells of the chunks end to end, [chunks * T]. Holes are after the end of their sequence."""
 
 
 def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.device) -> Chunks:

@@ -18,7 +18,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from milescli.models.facts import ModelFacts
 
 PREFIX = "mtp."
-"""Of the names of its weights."""
+"""Prefix of its weights' names."""
 
 
 def options(facts: ModelFacts) -> dict[str, object]:

@@ -31,7 +31,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models.adapter import write_shape
 
 PIECE_BYTES = 2**28
-"""Of the largest piece: so much is held twice when one is read, or comes from a device."""
+"""Largest piece: so many bytes are held twice when one is read, or comes from a device."""
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """(offsets, sizes)"""
 

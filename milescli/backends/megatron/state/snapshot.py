@@ -1,7 +1,7 @@
-"""A copy of what a rank would need to go on from here, in host memory: weights, optimizer, random
-numbers, reference. Taken at once, read while the rank trains on, and put back into the same rank of
-the same layout. Not a checkpoint: its bytes have no names. `Reference` holds the weights that the
-policy started from."""
+"""Copies what a rank needs to continue from here to host memory: weights, optimizer, random
+numbers, reference. The copy is taken at once, read while the rank trains on, and restored into the
+same rank of the same layout. Not a checkpoint: its bytes have no names. `Reference` holds the
+weights from which the policy started."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights of a Megatron model on this rank: which line of the table of `models` each parameter is,
-and loading them from a Hugging Face folder. The way back is `gathering`."""
+"""Maps this rank's parameters to the entries of the weight table, and loads them from a Hugging
+Face folder. `gathering` is the inverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalWeight:
     """Pairs a parameter of this rank with the table entry that it is (a part of)."""
 
     name: str
-    """As `model.named_parameters()` says."""
+    """Name in `model.named_parameters()`."""
     parameter: torch.Tensor
     """Or a buffer that is saved (the router's bias)."""
     entry: Entry

@@ -64,7 +64,7 @@ class Passes:
     mesh: Mesh
     facts: ModelFacts
     vocab_size: int
-    """Of the policy: rows beyond are padding."""
+    """Vocabulary of the policy: rows beyond are padding."""
     routers: replay.OwnRouters
     """Empty without routing replay."""
     recomputes: bool = False

@@ -41,7 +41,7 @@ class Microbatch:
     target_ids: torch.Tensor
     """[S] int64"""
     after: After | None
-    """Where an MTP layer is trained."""
+    """The tokens after the targets, if an MTP layer is trained."""
     places: Places
     loss_mask: torch.Tensor
     """[S] bool"""

@@ -1,6 +1,5 @@
-"""The same model, rounded another way: how far log-probs move when nothing but rounding changes.
-Gives the start check and the proof of conversions the floor that they measure by
-(`train.agreement`)."""
+"""Rounds the same model in another way, to measure how far log-probs move when nothing but rounding
+changes: the floor for the start check and the proof of conversions (`train.agreement`)."""
 
 from __future__ import annotations
 

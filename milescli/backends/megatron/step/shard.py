@@ -1,5 +1,5 @@
-"""A TrainShard on its rank: microbatches on the device, and streams beside them as they are
-computed. Made anew for each step."""
+"""Holds a TrainShard on its rank: microbatches on the device, and streams as they are computed.
+Made anew for each step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One optimizer update's loss and figures: what is summed while microbatches pass, and how it
-becomes a StepReport."""
+"""Computes the loss and the figures of one optimizer update: sums over microbatches, and their
+reduction to a StepReport."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MtpTerm:
 
     weight: float
     num_tokens: float
-    """That it is a mean over, of all ranks."""
+    """Number of tokens of its mean, over all ranks."""
 
 
 def mtp_terms(own: RankShard, *, weight: float, mesh: Mesh) -> list[MtpTerm | None]:
@@ -70,9 +70,9 @@ class UpdateLoss:
     """Float64, over the tokens of this rank so far."""
     peaks: dict[str, torch.Tensor] = field(default_factory=dict)
     rules: dict[str, Reduce] = field(default_factory=dict)
-    """Of the objective's figures."""
+    """Reduction rules of the objective's figures."""
     bad_place: int = _NOWHERE
-    """Of the first token of this rank whose loss is not finite."""
+    """Place of this rank's first token whose loss is not finite."""
 
     def __call__(self, microbatch: Microbatch, outputs: Outputs) -> torch.Tensor:
         tokens = self.shard.tokens_of(

@@ -1,7 +1,7 @@
-"""Requests that are made at one moment travel to an engine together, and each response comes back
-when it is done. Several engines get as many each. Knows no sampling; used by the fleet.
+"""Batches requests that are made at the same moment, and returns each response when it is done.
+Engines get equal shares. Knows no sampling; used by the fleet.
 
-An engine's HTTP server spends a millisecond of Python on each call. A step's samples begin at one
+An engine's HTTP server spends a millisecond of Python on each call. A step's samples start at one
 moment, so a call carries many of them; the engine then also prefills them in one batch.
 """
 

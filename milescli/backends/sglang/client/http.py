@@ -27,16 +27,16 @@ from milescli.core.units import format_duration
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Before each further try of a request whose connection broke."""
 ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
-"""The same where a router is asked: one that died is replaced within seconds."""
+"""Waits before retries through a router: a dead router is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds, or
 longer: see `find_dead`."""
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
 MAX_LINE_BYTES = 2**26
-"""Of one streamed object: a response's tokens, log-probs and routing."""
+"""Largest streamed object: a response's tokens, log-probs and routing."""
 KEEP_ALIVE_S = 2.0
-"""Of an unused connection. SGLang closes one after 5 s; who used it at that moment would lose an
-order, which is not tried again."""
+"""Lifetime of an unused connection. SGLang closes one after 5 s; using it at that moment would lose
+an order, which is not retried."""
 MAX_CONNECTIONS = 1024
 """Open sockets to router and engines together; further requests wait for one."""
 
@@ -49,7 +49,7 @@ class EngineDied(WorkerDied):
     """Reports which engine does not answer any more."""
 
     url: str | None = None
-    """Of the engine; None after the error has crossed to another process."""
+    """URL of the engine; None after the error has crossed to another process."""
 
 
 class Hiccup(WorkerDied):
@@ -64,7 +64,7 @@ class _Call:
     who: str
     """Who is asked, for errors."""
     engines: Sequence[EngineAddress]
-    """That may be the cause where it fails."""
+    """Engines that may be the cause of a failure."""
     timeout_s: float
 
 

@@ -34,11 +34,11 @@ class ReplyForm:
     """Describes how a model writes its responses."""
 
     tool_parser: str
-    """As SGLang names it; auto: by the template and the special tokens; none."""
+    """SGLang's name of the parser; auto: chosen by the template and the special tokens; none."""
     reasoning_parser: str
     """Likewise."""
     template: str | None
-    """Of chats."""
+    """Chat template."""
     special_texts: tuple[str, ...] = ()
     """Special tokens."""
 
@@ -159,9 +159,9 @@ def _bad_arguments(calls: Sequence[ToolCall]) -> str | None:
 
 
 START_TIMEOUT_S = 150.0
-"""Of the first response, which waits for SGLang to be imported."""
+"""Bound on the first response, which waits for SGLang's import."""
 PARSE_TIMEOUT_S = 20.0
-"""Of each later one, which takes less than a millisecond; many come at once."""
+"""Bound on each later one, which takes less than a millisecond; many arrive at once."""
 _PROMPT_END = 64
 """Characters of the prompt that tell whether reasoning was opened."""
 

@@ -1,5 +1,5 @@
-"""What an engine's /generate says, as our types; and how the parts of a response that was
-paused become one. Pure."""
+"""Parses the replies of an engine's /generate, and joins the parts of a response that was paused.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Teachers behind SGLang servers that somebody else started, asked by HTTP what they would have
-said."""
+"""Queries teachers behind SGLang servers that somebody else started."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from milescli.rollout.endpoint import Endpoint
 KEY = "train.distill.teachers"
 SECTION = "train.distill.server"
 MAX_REPLY_BYTES = 256 * 1024**2
-"""Of one trajectory: about 30 bytes for each of a token's likeliest."""
+"""Largest reply for one trajectory: about 30 bytes for each of a token's likeliest."""
 NUM_COMPARED = 512
 """Tokens, spread over the vocabulary, that both must write as the same text."""
 NUM_SHOWN = 3

@@ -1,6 +1,6 @@
-"""May `engines.extra` go to SGLang's server? Asked of SGLang's own parser, in a process of its own,
-before a device is taken: an argument that it does not know, or that miles sets already, is refused.
-Called by whoever composes a run; `python -m` is that process."""
+"""Checks `engines.extra` with SGLang's own parser, in a separate process, before a device is taken:
+refuses arguments that SGLang does not know, or that miles sets already. Called by code that
+composes a run; `python -m` is that process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an engine is started: the arguments and the environment of `sglang.launch_server`. Pure."""
+"""Composes the arguments and the environment of `sglang.launch_server`. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The key of a run: engines and router refuse every request that does not bear it, but for those
-that ask after health.
+"""Manages the API key of a run: engines and router refuse every request without it, except health
+checks.
 
 It travels in the environment of a process, never in its arguments; and SGLang, which writes its own
-arguments into its log and into /server_info, does not hold it among them.
+arguments into its log and into /server_info, does not have it among them.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ class ManagedProcess:
     """Starts one command, watches it, and stops it with everything that it started."""
 
     ready_path = "/health"
-    """What answers 200 when it is ready."""
+    """Path that answers 200 when it is ready."""
     stop_signal = signal.SIGTERM
-    """What asks it to end in good order."""
+    """Signal that asks it to end in order."""
 
     def __init__(
         self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str

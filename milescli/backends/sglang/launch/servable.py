@@ -1,6 +1,6 @@
-"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those
-whose architecture it has. Reads facts, config.json and the names in SGLang's files; imports nothing
-of SGLang."""
+"""Decides which models SGLang serves: on a CPU those that were compared with transformers,
+elsewhere those whose architecture it has. Reads facts, config.json and the names in SGLang's files;
+imports nothing of SGLang."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CpuFamily:
     """Describes how a family is served on a CPU."""
 
     module: str
-    """Of SGLang's model zoo; the others are not loaded."""
+    """Module of SGLang's model zoo; the others are not loaded."""
     architecture: str
     """What config.json calls it where it does; SGLang cannot do without."""
     pieces: tuple[str, ...] = ()
     """Modules of `cpu/` that it needs beside those that every engine has."""
     arguments: tuple[str, ...] = ()
-    """Of `sglang.launch_server`, on a CPU."""
+    """Arguments of `sglang.launch_server` on a CPU."""
     output_layer: Literal["any", "own", "tied"] = "any"
     """own: SGLang leaves an output layer that is tied to the embeddings empty. tied: it uses the
     embeddings, whatever the config says."""

@@ -33,7 +33,7 @@ class EngineSpec:
     port: int
     log_path: Path
     name: str = "engine 0"
-    """As errors call it."""
+    """Name in errors."""
     tp: int = 1
     ep: int = 1
     """Groups of the tp devices that share out the experts."""
@@ -42,7 +42,7 @@ class EngineSpec:
     host: str = "127.0.0.1"
     """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
     api_key: str | None = field(default=None, repr=False)
-    """What every request must bear; see `key.py`. Engines behind one router share theirs with
+    """Key that every request must carry (`key.py`). Engines behind one router share theirs with
     it."""
     num_nodes: int = 1
     """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
@@ -81,9 +81,9 @@ class EngineSpec:
     shares_outer: bool = False
     """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
     attention_backend: str | None = None
-    """Of an accelerator; None: see `_attention_backend`."""
+    """Attention backend on an accelerator; None: `_attention_backend` chooses."""
     cuda_graphs: bool = True
-    """Of an accelerator."""
+    """True if an accelerator uses CUDA graphs."""
     ends_group: int = 0
     """Process group of the engine in whose place it comes, of which nothing may be left when it
     starts: that holds its device. 0: there is none."""

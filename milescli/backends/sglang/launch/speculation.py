@@ -44,9 +44,9 @@ NO_DRAFTS = (
 )
 """Model types of which SGLang 0.5.20 takes a draft model for its MTP layer alone."""
 PIECE = "drafts"
-"""Of `cpu/`, in engines that speculate."""
+"""Module of `cpu/` for engines that speculate."""
 STATES = "states"
-"""The same, where layers keep a state."""
+"""Module of `cpu/` for engines that speculate with layers that keep a state."""
 OFF = "--set rollout.speculative.kind=none"
 
 

@@ -1,6 +1,6 @@
-"""Memory of this process that engines' processes on the same machine read: a file in /dev/shm, or
-device memory by IPC. Nothing of SGLang is imported: that would cost a trainer rank seconds; its
-unpickler allows what torch has."""
+"""Shares memory of this process with engines on the same machine: a file in /dev/shm, or device
+memory by IPC. Imports nothing of SGLang, which would cost a trainer rank seconds; its unpickler
+allows what torch has."""
 
 from __future__ import annotations
 

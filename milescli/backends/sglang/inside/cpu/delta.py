@@ -20,7 +20,7 @@ from milescli.backends.sglang.inside.cpu.states import convolve, recur, step
 CHUNK = 64
 """Tokens that are computed at once."""
 NORM_EPSILON = 1e-6
-"""Of the norm of queries and keys, as in SGLang's own kernels."""
+"""Epsilon of the norm of queries and keys, as in SGLang's own kernels."""
 
 
 def install() -> None:

@@ -216,4 +216,4 @@ def copy_all_layer_kv_cache_cpu(
 KERNELS = {
     name: kernel for name, kernel in globals().items() if name.endswith("_cpu") and callable(kernel)
 }
-"""By SGLang's names."""
+"""Kernels by SGLang's names."""
