@@ -49,7 +49,7 @@ class YamlNode:
 
 
 def read(text: str, *, source: str) -> YamlNode:
-    """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises
+    """Parse the one document in `text`. `source` is its name in errors (`quickstart.yaml`). Raises
     RecipeError with file:line."""
     try:
         _refuse_tricks(text, source=source)
@@ -175,8 +175,8 @@ def _comment(node: yaml.Node, lines: list[str]) -> str:
 
 
 def typed_value(node: YamlNode, key: RecipeKey) -> object:
-    """What the key's type makes of the node: text keys keep the user's spelling, lists hold
-    texts, or mappings whose keys are typed alike, as do mappings of names."""
+    """Convert the node to the key's type: text keys keep the user's spelling; lists hold texts, or
+    mappings whose keys are typed likewise, as do mappings of names."""
     if isinstance(node.value, list) and key.items:
         return [_typed_item(item, key.items) for item in node.value]
     if isinstance(node.value, dict) and key.items:
@@ -194,7 +194,7 @@ def typed_value(node: YamlNode, key: RecipeKey) -> object:
 
 
 def as_written(node: YamlNode) -> object:
-    """The values that the text has by itself, whatever key they are of."""
+    """Return the values of the text, regardless of their key."""
     if isinstance(node.value, dict):
         return {name: as_written(child) for name, child in node.value.items()}
     if isinstance(node.value, list):
