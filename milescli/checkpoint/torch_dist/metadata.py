@@ -84,12 +84,6 @@ class _PlainUnpickler(pickle.Unpickler):
         return named
 
 
-def require_known_pickles(folder: Path) -> None:
-    """Raise CheckpointError if the checkpoint has no metadata, or metadata with anything but
-    torch's own plain data."""
-    read_metadata(folder)
-
-
 def read_metadata(folder: Path) -> Metadata:
     """Read `.metadata`. Raises CheckpointError if there is none, or if it holds anything but
     torch's own plain data."""

@@ -103,14 +103,6 @@ def rotation_factor(scaling: RopeScaling | None) -> float:
     return _temperature(scaling.factor, 1.0)
 
 
-def softmax_factor(scaling: RopeScaling | None) -> float:
-    """Return DeepSeek's factor of the attention logits beside `rotation_factor` (`mscale_all_dim`,
-    squared: queries and keys)."""
-    if scaling is None or not scaling.mscale_all_dim:
-        return 1.0
-    return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
-
-
 def _temperature(factor: float, weight: float) -> float:
     """arXiv 2309.00071, eq. 22"""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -8,7 +8,6 @@ import torch
 from milescli.backends.megatron.layers.rope import (
     inverse_frequencies,
     rotation_factor,
-    softmax_factor,
 )
 from milescli.models import fields
 
@@ -67,10 +66,3 @@ def test_frequencies_and_factor_equal_those_of_transformers(name: str, head_dim:
         expected, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, torch.device("cpu"))
     assert torch.allclose(frequencies, expected, rtol=1e-6, atol=0)
     assert rotation_factor(rope.scaling) == pytest.approx(factor, rel=1e-7)
-
-
-def test_deepseek_scales_its_softmax_too() -> None:
-    rope = fields.rope({"rope_parameters": CASES["yarn deepseek"]})
-    # 0.1 * ln 40 + 1, squared, as DeepSeek-V3's release computes it
-    assert softmax_factor(rope.scaling) == pytest.approx(1.3688879454113936**2)
-    assert softmax_factor(fields.rope({"rope_parameters": YARN}).scaling) == 1.0

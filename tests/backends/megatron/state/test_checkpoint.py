@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from milescli.backends.megatron.state.checkpoint import boxes, pieces
-from milescli.checkpoint.torch_dist.metadata import require_known_pickles
+from milescli.checkpoint.torch_dist.metadata import read_metadata
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.conftest import Worlds
 from tests.conversion.making import to_hf
@@ -206,17 +206,17 @@ def test_metadata_that_could_run_code_is_refused_unread(
 ) -> None:
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError):
-        require_known_pickles(tmp_path)
+        read_metadata(tmp_path)
     assert "printed" not in capsys.readouterr().out
 
 
 def test_metadata_of_the_trainer_is_accepted(worlds: Worlds) -> None:
-    require_known_pickles(Path(worlds.checkpoint("moe3")))
+    read_metadata(Path(worlds.checkpoint("moe3")))
 
 
 def test_a_folder_without_metadata_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint"):
-        require_known_pickles(tmp_path)
+        read_metadata(tmp_path)
 
 
 def test_a_bfloat16_model_with_weights_in_float32_is_saved_and_loaded(
