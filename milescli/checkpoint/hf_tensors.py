@@ -57,7 +57,7 @@ class HfTensors:
         if self.is_carried(name):
             if self._base is None or name not in self._base:
                 raise CheckpointError(
-                    f"`{name}` is nowhere to be had",
+                    f"`{name}` cannot be found",
                     why="the model's folder had it, Megatron has no place for it, and the tensors "
                     "that were carried along are gone",
                     fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",

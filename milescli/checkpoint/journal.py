@@ -190,7 +190,7 @@ class PartFolder:
         remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
         if not journal.finished:
             return CheckpointError(
-                f"`{self.target}` cannot be begun",
+                f"`{self.target}` cannot be started",
                 why=f"{self.path} holds files, and no journal that says of what",
                 fix=remove,
             )
@@ -201,12 +201,12 @@ class PartFolder:
         resume = journal.resume_command
         if resume is not None and resume == self.command:
             return CheckpointError(
-                f"`{self.target}` was begun from a source that has changed since",
+                f"`{self.target}` was started from a source that has changed since",
                 why=f"{finished}, and they do not fit what is read now",
                 fix=remove,
             )
         return CheckpointError(
-            f"`{self.target}` was begun from another source, or with other options",
+            f"`{self.target}` was started from another source, or with other options",
             why=f"{finished}, and they are not what this command would write",
             fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
         )

@@ -88,7 +88,7 @@ def match(source: Source, table: WeightTable) -> Matched:
             why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a "
             f"`{table.facts.family}` model is not known,"
             " and no weight is dropped in silence",
-            fix=f"{_FETCH_AGAIN}, or mend config.json",
+            fix=f"{_FETCH_AGAIN}, or correct config.json",
         )
     return Matched(
         table=table,

@@ -64,8 +64,8 @@ def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
     """Raise CheckpointError if `base` is not the model whose digest is `expected`."""
     if mark_of(base) != expected:
         raise CheckpointError(
-            f"the adapter of `{checkpoint}` is of another base model than `{base}`",
-            why="the weight files there are not those that it was trained beside",
+            f"the adapter of `{checkpoint}` belongs to another base model than `{base}`",
+            why="the weight files there are not those with which it was trained",
             fix="put the base model back as it was, or give it: --set model.path=FOLDER, --base "
             "FOLDER",
         )

@@ -298,7 +298,7 @@ def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         raise CheckpointError(
             f"`{part.parent}` is full" if full else f"cannot write into `{part.parent}`",
-            why=f"{error}; what was begun is removed",
+            why=f"{error}; the incomplete files are removed",
             fix="--to DIR   # on another disk",
         ) from error
 

@@ -178,7 +178,7 @@ def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"config.json cannot be used: `{name}`",
         why=why,
-        fix="fetch the model again, or mend config.json",
+        fix="fetch the model again, or correct config.json",
     )
 
 

@@ -152,7 +152,7 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
         )
     if wrong:
         raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
         )
 
 
@@ -171,7 +171,7 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
         wrong = ("n_group", "a group is judged by its best two experts, and these have one")
     if wrong:
         raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
         )
 
 
@@ -191,7 +191,7 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         raise CheckpointError(
             "config.json cannot be used: `mlp_layer_types`",
             why=f"it is not a list of {num_layers} times `dense` or `sparse`",
-            fix="mend config.json",
+            fix="correct config.json",
         )
     return tuple(kind == "dense" for kind in listed)
 

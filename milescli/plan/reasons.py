@@ -268,7 +268,7 @@ def refusal(
             size *= min(space.devices_per_node, num_ranks)
             why += f", {format_bytes(size)} of it for `{key.partition('=')[0]}`"
     return FitError(
-        f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}",
+        f"trainer and engines of recipe `{recipe.name}` do not fit together on {where}",
         why=why,
         fix=[f"--set {key}" for key, size in extras.items() if size],
     )

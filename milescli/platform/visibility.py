@@ -119,7 +119,7 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
             MachineError(
                 f"{variable}={value} names a device that is not there",
                 why=f"`{unknown[0]}` is none of {every or 'no devices'}; devices named after it "
-                "become invisible without a word",
+                "become invisible silently",
                 fix=f"export {variable}={every}",
             )
         ]

@@ -94,7 +94,7 @@ def ask(run: RunDir, wanted: Request) -> Path:
         ) from None
     except OSError as error:
         raise MachineError(
-            f"a profile cannot be asked for in {run.shown}",
+            f"a profile cannot be requested in {run.shown}",
             why=f"{type(error).__name__}: {error}",
             fix=f"ls -ld {run.profiles_dir}   # whose is it?",
         ) from error

@@ -126,7 +126,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             raise WaitTimeout(
                 f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
                 f"{'end' if state else 'begin'} profile {wanted.number}",
-                why=f"{now.described()}; the bound is {now.bound_s:.0f} s without a word of it",
+                why=f"{now.described()}; the bound is {now.bound_s:.0f} s without an event",
                 fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
             )
         time.sleep(POLL_S)

@@ -130,7 +130,7 @@ def _mixers(config: Mapping[str, object], *, num_layers: int) -> tuple[Mixer, ..
         raise CheckpointError(
             "config.json cannot be used: `sliding_window_pattern`",
             why=f"layers do not come in groups of {length}",
-            fix="fetch the model again, or mend config.json",
+            fix="fetch the model again, or correct config.json",
         )
     sliding: tuple[Mixer, ...] = ("sliding",)
     return fields.mixers(config, num_layers=num_layers, period=(*sliding * (length - 1), "full"))

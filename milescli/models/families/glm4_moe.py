@@ -70,7 +70,7 @@ def _check_groups(*, num_experts: int, num_groups: int, topk_groups: int) -> Non
             "config.json cannot be used: `n_group`",
             why=f"{topk_groups} of {num_groups} equal groups, each of at least two of "
             f"{num_experts} experts, cannot be chosen",
-            fix="fetch the model again, or mend config.json",
+            fix="fetch the model again, or correct config.json",
         )
 
 

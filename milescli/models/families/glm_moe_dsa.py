@@ -55,7 +55,7 @@ def _shares_choice(config: Mapping[str, object], *, num_layers: int) -> tuple[bo
             "config.json cannot be used: `indexer_types`",
             why=f"it is not a list of {num_layers} times `full` or `shared` that begins with "
             "`full`",
-            fix="mend config.json",
+            fix="correct config.json",
         )
     return tuple(kind == "shared" for kind in kinds)
 

@@ -73,7 +73,7 @@ def plain_facts(config: Mapping[str, object], *, family: str, **known: object) -
             "config.json cannot be used: `num_key_value_heads`",
             why=f"{model.num_heads} query heads cannot share {model.num_kv_heads} key-value heads "
             "equally",
-            fix="fetch the model again, or mend config.json",
+            fix="fetch the model again, or correct config.json",
         )
     return model
 

@@ -27,7 +27,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         raise CheckpointError(
             "config.json cannot be used: `hybrid_override_pattern`",
             why="neither it nor `layers_block_type` says which layers the model has",
-            fix="fetch the model again, or mend config.json",
+            fix="fetch the model again, or correct config.json",
         )
     hidden_size = fields.number(config, "hidden_size", kind=int)
     num_heads = fields.number(config, "num_attention_heads", kind=int)
@@ -117,7 +117,7 @@ def _pattern(config: Mapping[str, object], listed: str, symbols: str) -> tuple[s
                 f"config.json cannot be used: `{symbols}`",
                 why=f"`{kind}` is no kind of layer; there are "
                 f"{', '.join(f'{word} ({sign})' for sign, word in _SYMBOLS.items())}",
-                fix="fetch the model again, or mend config.json",
+                fix="fetch the model again, or correct config.json",
             )
     return tuple(cast("list[str]", kinds))
 

@@ -35,7 +35,7 @@ def facts(config: Mapping[str, object], *, family: str = "qwen2") -> ModelFacts:
             "config.json contradicts itself: `layer_types`",
             why="it has layers of sliding attention, and `use_sliding_window` says that there are "
             "none",
-            fix="mend config.json",
+            fix="correct config.json",
         )
     return replace(
         model, layers=tuple(Layer(mixer=mixer) for mixer in mixers), sliding_window=window

@@ -23,7 +23,7 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         raise CheckpointError(
             "config.json cannot be used: `num_experts_per_tok`",
             why=f"{topk} of {num_experts} experts cannot be chosen",
-            fix="mend config.json",
+            fix="correct config.json",
         )
     return replace(
         dense,
