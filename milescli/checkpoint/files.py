@@ -36,7 +36,7 @@ class StreamFile:
         """Of all bytes written."""
         self._memory = mmap.mmap(-1, _STAGE)
         self._stage = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._num_staged = 0
+        self._used = 0
         self._direct = True
         try:
             self._file = os.open(
@@ -75,13 +75,11 @@ class StreamFile:
         self.size += data.numel()
         start = 0
         while start < data.numel():
-            length = min(_STAGE - self._num_staged, data.numel() - start)
-            self._stage[self._num_staged : self._num_staged + length].copy_(
-                data[start : start + length]
-            )
-            self._num_staged += length
+            length = min(_STAGE - self._used, data.numel() - start)
+            self._stage[self._used : self._used + length].copy_(data[start : start + length])
+            self._used += length
             start += length
-            if self._num_staged == _STAGE:
+            if self._used == _STAGE:
                 self._flush(_STAGE)
 
     def _flush(self, length: int) -> None:
@@ -94,7 +92,7 @@ class StreamFile:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._leave_direct()
-        self._num_staged = 0
+        self._used = 0
 
     def _leave_direct(self) -> None:
         """The file system took the flag and refuses the write (some network and overlay file
@@ -111,9 +109,9 @@ class StreamFile:
         if self._file < 0:
             return
         try:
-            if self._num_staged:
-                padded = -(-self._num_staged // BLOCK) * BLOCK if self._direct else self._num_staged
-                self._stage[self._num_staged : padded] = 0
+            if self._used:
+                padded = -(-self._used // BLOCK) * BLOCK if self._direct else self._used
+                self._stage[self._used : padded] = 0
                 self._flush(padded)
             os.ftruncate(self._file, self.size)
             os.fsync(self._file)

@@ -69,7 +69,7 @@ class Pipeline:
         self._part, self._progress = part, progress
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
-        self._queued_bytes = 0
+        self._queued = 0
         self._to_check: deque[
             tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None
         ] = deque()
@@ -113,15 +113,11 @@ class Pipeline:
 
     def _put(self, item: _Write | None, *, size: int = 0) -> None:
         with self._condition:
-            while (
-                self._failure is None
-                and self._queued_bytes
-                and self._queued_bytes + size > QUEUE_BYTES
-            ):
+            while self._failure is None and self._queued and self._queued + size > QUEUE_BYTES:
                 self._condition.wait()
             if self._failure is not None:
                 raise _Failed
-            self._queued_bytes += size
+            self._queued += size
             self._queue.append(item)
             self._condition.notify_all()
 
@@ -183,7 +179,7 @@ class Pipeline:
 
     def _release(self, size: int) -> None:
         with self._condition:
-            self._queued_bytes -= size
+            self._queued -= size
             self._condition.notify_all()
         self._progress(size)
 

@@ -140,29 +140,29 @@ def measured(
 ) -> tuple[Path, list[SetResult]]:
     """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
     MilesError; BadParameter for an option that belongs to another kind of subject."""
-    measured_as = find_measured(subject)
-    if measured_as.run is not None:
+    target = find_measured(subject)
+    if target.run is not None:
         if options.out is not None:
             raise typer.BadParameter("--out is of a MODEL: results of a run are kept in the run")
-        steps = options.steps if measured_as.step is None else str(measured_as.step)
+        steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
         results = evaluate_run(
-            measured_as.run,
+            target.run,
             steps=steps,
             wish=wish,
             environ=os.environ,
             output=output,
             ask=options.ask,
         )
-        return measured_as.run, results
+        return target.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
-    if measured_as.endpoint is not None:
+    if target.endpoint is not None:
         from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 
         return evaluate_endpoint(
-            measured_as.endpoint,
+            target.endpoint,
             folder=options.out,
             runs=_evaluations(),
             wish=wish,
@@ -171,10 +171,10 @@ def measured(
         )
     from milescli.runtime.evaluation.evaluate import evaluate_model
 
-    assert measured_as.model is not None, measured_as
-    folder = options.out or _evaluations() / Path(measured_as.model).name
+    assert target.model is not None, target
+    folder = options.out or _evaluations() / Path(target.model).name
     return folder, evaluate_model(
-        measured_as.model,
+        target.model,
         folder=folder,
         wish=wish,
         environ=os.environ,
@@ -189,11 +189,10 @@ def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
     other now if it lacks a set. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
-    measured_as = find_measured(other)
-    folder = measured_as.run or _results_folder(measured_as, other)
+    target = find_measured(other)
+    folder = target.run or _results_folder(target, other)
     stored = [
-        kept_result(folder, name, step=measured_as.step) if folder else None
-        for name in set_names(wish)
+        kept_result(folder, name, step=target.step) if folder else None for name in set_names(wish)
     ]
     if all(stored):
         return replace(wish, against=[one for one in stored if one])
@@ -203,11 +202,11 @@ def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
     return replace(wish, against=results)
 
 
-def _results_folder(measured_as: Measured, name: str) -> Path | None:
+def _results_folder(target: Measured, name: str) -> Path | None:
     """Of what is no run: where its results are; None where there are none. Raises DataError where
     an endpoint has several models."""
-    if measured_as.model is not None:
-        return _evaluations() / Path(measured_as.model).name
+    if target.model is not None:
+        return _evaluations() / Path(target.model).name
     folder = folder_of_endpoint(name, _evaluations())
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:

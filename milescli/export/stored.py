@@ -149,18 +149,16 @@ def _compare_quantised(
         raise _wrong(name, why="it was read back plain, and was to be quantised")
     codec = scheme.codec
     for number, matrix in enumerate(matrices(tensor, scheme)):
-        stored_parts = {
-            role: part[number] if scheme.transposed else part for role, part in parts.items()
-        }
+        one = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
         if scheme.grouped:
-            stored_parts["values"] = stored_parts["values"].flatten(-2)
+            one["values"] = one["values"].flatten(-2)
         for first, end in row_chunks(codec, *matrix.shape):
             piece = matrix[first:end].float()
             size = codec.block[0] or len(matrix)
             own = {
-                **stored_parts,
-                "values": stored_parts["values"][first:end],
-                "scale": stored_parts["scale"][first // size : -(-end // size)],
+                **one,
+                "values": one["values"][first:end],
+                "scale": one["scale"][first // size : -(-end // size)],
             }
             difference = (codec.dequantise(own)[:, : piece.shape[1]] - piece).abs()
             share = float((difference / codec.bound(piece, own)).max())

@@ -69,13 +69,13 @@ def rope(
             why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`",
         )
     both = {
-        name: _consistent(name, nested.get(name), None if layer_type else config.get(name))
+        name: _agreed(name, nested.get(name), None if layer_type else config.get(name))
         for name in _ROPE_TOP_LEVEL
     }
     given = nested.get(_SHARE)
     # transformers writes the family's own default beside another share that counts
     if given is None or config.get(_SHARE) != default_share:
-        given = _consistent(_SHARE, given, config.get(_SHARE))
+        given = _agreed(_SHARE, given, config.get(_SHARE))
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
         share=share
@@ -97,25 +97,21 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
             isinstance(value, Mapping) for value in nested.values()
         ):
             if layer_type not in nested:
-                problem = (
-                    f"none for `{layer_type}`" if layer_type else "this family has one for all"
-                )
+                wrong = f"none for `{layer_type}`" if layer_type else "this family has one for all"
                 raise _unusable(
-                    name, why=f"it has one object for each of {', '.join(nested)}, and {problem}"
+                    name, why=f"it has one object for each of {', '.join(nested)}, and {wrong}"
                 )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
             raise _unusable(name, why=f"it is {nested!r}, not an object")
         if nested:
-            kind = (
-                _consistent("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
-            )
+            kind = _agreed("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
             objects.append({**nested, "rope_type": kind})
     if len(objects) < 2:
         return objects[0] if objects else {}
     new, old = objects
     return {
-        name: _consistent(name, new.get(name), old.get(name))
+        name: _agreed(name, new.get(name), old.get(name))
         for name in {**new, **old}
         if name != "type"
     }
@@ -156,7 +152,7 @@ def _rope_scaling(
     )
 
 
-def _consistent(name: str, first: object, second: object) -> object:
+def _agreed(name: str, first: object, second: object) -> object:
     """Return the value that one of two places gives, or both alike. Raises CheckpointError if they
     differ."""
     if first is not None and second is not None and first != second:

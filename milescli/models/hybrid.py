@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "full"}
 _MTP_HF = "mtp.layers.{mtp}."
 _SHARE, _USUAL_SHARE = "partial_rotary_factor", 0.25
-_MULTIMODAL_PREFIX = "model.language_model."
+_NESTED = "model.language_model."
 VISION = (r"^model\.visual\.",)
 """Names of the tower that multimodal releases have beside the text model."""
 
@@ -281,7 +281,7 @@ def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...
     """Return the rules with the names of the release, and with the other names as an alternative
     form: transformers keeps the multimodal names when it saves the text model of a multimodal
     release."""
-    plain, multimodal = rules, layers.prefixed(rules, _MULTIMODAL_PREFIX)
+    plain, multimodal = rules, layers.prefixed(rules, _NESTED)
     first, second = (multimodal, plain) if facts.multimodal else (plain, multimodal)
     return tuple(
         rule

@@ -77,14 +77,14 @@ def of_engine(
     """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
     first publication is compared, `used` comes from `engine_workspace`, and `sent` is the bytes of
     one bucket of weights. Loading maps a file of half as many bytes as the weights."""
-    base_bytes = ENGINE_PROCESS + weights
+    base = ENGINE_PROCESS + weights
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": num_ranks * (base_bytes + max(compared + sent, used, weights // 2)),
-            "step": num_ranks * (base_bytes + used + ENGINE_KERNELS),
-            "publish": num_ranks * (base_bytes + used + ENGINE_KERNELS + sent),
+            "start": num_ranks * (base + max(compared + sent, used, weights // 2)),
+            "step": num_ranks * (base + used + ENGINE_KERNELS),
+            "publish": num_ranks * (base + used + ENGINE_KERNELS + sent),
         },
         shared_bytes=num_ranks * sent,
     )
@@ -102,10 +102,8 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 def of_others(node: int, *, copies: int) -> ProcessMemory:
     """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
     all ranks' states (`copies` bytes, including those beside the ranks)."""
-    base_bytes = SESSION + _in_keeper(copies)
-    return ProcessMemory(
-        name="others", node=node, phases=dict.fromkeys(get_args(Phase), base_bytes)
-    )
+    base = SESSION + _in_keeper(copies)
+    return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), base))
 
 
 def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:

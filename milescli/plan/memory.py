@@ -184,10 +184,7 @@ class MemoryModel:
             )
             saved = load.saves_copy * saved_bytes(trained, layout, size=load.size)
             saved *= 1 + (load.critic != "none")
-            turns = [
-                memory_model(facts).frozen_model_bytes(layout, load, stage)
-                for facts in load.teachers
-            ]
+            turns = [memory_model(facts).frozen_use(layout, load, stage) for facts in load.teachers]
             sizes.append(
                 TrainerBytes(
                     weights=static[0],
@@ -210,9 +207,7 @@ class MemoryModel:
             )
         return sizes
 
-    def frozen_model_bytes(
-        self, layout: TrainerLayout, load: TrainerLoad, stage: int
-    ) -> tuple[int, int]:
+    def frozen_use(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
         """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
         trained. The workspace is what a forward pass without gradients over one microbatch takes:
         the widest layer with its input and output, and logits."""

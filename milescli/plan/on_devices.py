@@ -110,10 +110,8 @@ def plan_devices(
     pair = _best(
         space, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
     )
-    other_s = 0.0 if pair.overlap else pair.engines.seconds.total
-    reasons.explain(
-        pair.space, pair.trainer, pair.trainers, other_s=other_s, recipe=recipe, log=log
-    )
+    rest_s = 0.0 if pair.overlap else pair.engines.seconds.total
+    reasons.explain(pair.space, pair.trainer, pair.trainers, rest_s=rest_s, recipe=recipe, log=log)
     if space.has_engines:
         reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
     note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
@@ -236,9 +234,9 @@ def _trainer_for(
         if not (space.colocated and publishing_bytes(space, trainer, engines) > space.usable_bytes)
         and trainer.needs.host * min(space.devices_per_node, ranks) <= host
     ]
-    other_s = 0.0 if overlap else engines.seconds.total
+    rest_s = 0.0 if overlap else engines.seconds.total
     return min(
-        alike(fitting, other_s=other_s), key=lambda choice: (choice.cuts, choice.rank), default=None
+        alike(fitting, rest_s=rest_s), key=lambda choice: (choice.cuts, choice.rank), default=None
     )
 
 

@@ -40,11 +40,11 @@ def explain(
     chosen: TrainerChoice,
     searched: TrainerSearch,
     *,
-    other_s: float,
+    rest_s: float,
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """Log one decision per axis of the trainer. `other_s` is the seconds of a step outside the
+    """Log one decision per axis of the trainer. `rest_s` is the seconds of a step outside the
     trainer."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
@@ -54,7 +54,7 @@ def explain(
         reason = (
             f"pinned by `parallel.{axis}`"
             if pinned
-            else _against(axis, chosen, searched, other_s=other_s)
+            else _against(axis, chosen, searched, rest_s=rest_s)
         )
         log.note(f"trainer.{axis}", getattr(layout, axis), reason)
     parts = layout.tp * layout.pp * layout.cp
@@ -78,7 +78,7 @@ def explain(
     _explain_memory(space, chosen, recipe, log)
 
 
-def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, other_s: float) -> str:
+def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, rest_s: float) -> str:
     """The best layout with another value, and how much longer it takes."""
     own = getattr(chosen.layout, axis)
     others: dict[int, TrainerChoice] = {}
@@ -91,17 +91,17 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, other
         )
     best = min(others.values(), key=lambda choice: choice.rank)
     value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
-    if mine > alike_s(seconds, other_s=other_s):
+    if mine > alike_s(seconds, rest_s=rest_s):
         return (
             f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
             "beside the engines"
         )
     comparison = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
-    if seconds > alike_s(mine, other_s=other_s) or chosen.cuts > best.cuts:
+    if seconds > alike_s(mine, rest_s=rest_s) or chosen.cuts > best.cuts:
         return comparison
     return (
-        f"{comparison}: too close to tell in a step of {_s(mine + other_s)}, and this layout is "
-        "the simpler one"
+        f"{comparison}: too close to tell in a step of {_s(mine + rest_s)}, and this layout is the "
+        "simpler one"
     )
 
 

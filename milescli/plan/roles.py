@@ -113,7 +113,7 @@ def without_reward_model(
         sleeps=False,
         bucket_bytes=0,
     )
-    weights, working = memory_model(facts).frozen_model_bytes(TrainerLayout(), load, 0)
+    weights, working = memory_model(facts).frozen_use(TrainerLayout(), load, 0)
     context = 0 if on_cpu else load.reached.trainer_context
     taken = weights + working + context
     log.note(

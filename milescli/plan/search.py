@@ -376,10 +376,8 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
         mean = space.facts.num_layers // layout.pp
         for fewer in (1, 2, 3):
             lighter = replace(layout, last_stage_layers=mean - fewer)
-            trained_and_frozen = (space.facts, *space.load.teachers)
-            if mean - fewer < 1 or any(
-                next(stage_faults(lighter, own), None) for own in trained_and_frozen
-            ):
+            models = (space.facts, *space.load.teachers)
+            if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in models):
                 break
             other = _choice(space, lighter, choice.cap)
             search.num_weighed += 1
@@ -402,16 +400,16 @@ STEP_ALIKE = 0.03
 _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 
 
-def alike_s(best: float, *, other_s: float = 0.0) -> float:
-    """Return the time up to which a phase counts as equally long as one of `best` seconds;
-    `other_s` is the seconds of the step outside the phase."""
-    return max(ALIKE * best, best + STEP_ALIKE * (best + other_s))
+def alike_s(best: float, *, rest_s: float = 0.0) -> float:
+    """Return the time up to which a phase counts as equally long as one of `best` seconds; `rest_s`
+    is the seconds of the step outside the phase."""
+    return max(ALIKE * best, best + STEP_ALIKE * (best + rest_s))
 
 
-def alike(choices: Sequence[_Choice], *, other_s: float = 0.0) -> list[_Choice]:
-    """Return the choices that are about as fast as the first, which is the fastest; `other_s` is
-    the seconds of a step that pass outside or in parallel."""
+def alike(choices: Sequence[_Choice], *, rest_s: float = 0.0) -> list[_Choice]:
+    """Return the choices that are about as fast as the first, which is the fastest; `rest_s` is the
+    seconds of a step that pass outside or in parallel."""
     if not choices:
         return []
-    most = alike_s(choices[0].seconds.total, other_s=other_s)
+    most = alike_s(choices[0].seconds.total, rest_s=rest_s)
     return [choice for choice in choices if choice.seconds.total <= most]

@@ -47,7 +47,7 @@ def parse_devices(text: str) -> tuple[list[Device], str]:
 
 def parse_gone(text: str) -> dict[int, str]:
     """Map the index of each device that does not answer to QUERY's message."""
-    return {int(fields[0]): message for fields in _rows(text) if (message := _loss_message(fields))}
+    return {int(fields[0]): words for fields in _rows(text) if (words := _loss_message(fields))}
 
 
 def parse_cut(text: str) -> set[int]:

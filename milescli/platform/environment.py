@@ -21,7 +21,7 @@ it."""
 
 KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables of torch's and oneDNN's own caches of kernels, which hold 1,024 each."""
-KERNEL_CACHE_SIZE = "128"
+NUM_KERNELS = "128"
 """Of a trainer rank on a CPU, in each: more than the kinds of products in a model, forward and
 backward. Rows of other lengths need other kernels: with 1,024 a rank of the quickstart grew by 1.3
 GiB in its 400 warm-up steps."""
@@ -182,9 +182,7 @@ def _cpu(plan: PlanView, role: Role) -> list[Setting]:
         reason = "threads wait awake for the next operation, but let others have the core soon"
         chosen.append(Setting(name="GOMP_SPINCOUNT", value=SPIN_COUNT, reason=reason))
         reason = "oneDNN's kernels are made for one length of a row, and few lengths come twice"
-        chosen += [
-            Setting(name=name, value=KERNEL_CACHE_SIZE, reason=reason) for name in KERNEL_CACHES
-        ]
+        chosen += [Setting(name=name, value=NUM_KERNELS, reason=reason) for name in KERNEL_CACHES]
     return chosen
 
 

@@ -136,7 +136,7 @@ def is_permission(problem: str) -> bool:
     return bool(re.search(_AMD[0][0], problem))
 
 
-def lost(kind: Kind, index: int, message: str, *, others: Sequence[int]) -> DeviceFault:
+def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> DeviceFault:
     """Make the fault of device `index`, which is listed and does not answer; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
     reset = (
@@ -146,8 +146,7 @@ def lost(kind: Kind, index: int, message: str, *, others: Sequence[int]) -> Devi
     )
     error = MachineError(
         f"GPU {index} does not answer",
-        why=f"the vendor's tool says `{message}` of it; the driver has lost it, or it needs "
-        "a reset",
+        why=f"the vendor's tool says `{words}` of it; the driver has lost it, or it needs a reset",
         fix=[f"{look}   # why", f"{reset} || sudo reboot", hide(kind, others)],
     )
     return DeviceFault(kind=kind, indices=(index,), error=error)

@@ -172,9 +172,7 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
     devices = [device for device in listed if device not in cut] + parts
     indices = [device.index for device in devices]
     topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
-    broken = [
-        faults.lost("cuda", index, message, others=indices) for index, message in gone.items()
-    ]
+    broken = [faults.lost("cuda", index, words, others=indices) for index, words in gone.items()]
     if reply.problem and not broken:
         broken = [DeviceFault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
     return Accelerators(
@@ -205,8 +203,8 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         )
     devices, gone, driver = sysfs.find_nvidia(root)
     lost_devices = [
-        faults.lost("cuda", index, message, others=[device.index for device in devices])
-        for index, message in gone.items()
+        faults.lost("cuda", index, words, others=[device.index for device in devices])
+        for index, words in gone.items()
     ]
     note = "nvidia-smi is not there: devices are as the driver lists them, links are not known"
     return Accelerators(

@@ -96,13 +96,11 @@ def _choose(packages: str | None) -> Choice:
             sandbox.close()
         if fault is None:
             assert sandbox is not None, kind
-            problems = [f"{name}: {_sentence(error)}" for name, error in faults.items()]
+            others = [f"{name}: {_sentence(error)}" for name, error in faults.items()]
             fixes = tuple(fix for error in faults.values() for fix in error.fixes)
             whose = "another user for each run" if os.geteuid() == 0 else "our own user"
             return Choice(
-                sandbox=sandbox,
-                reason="; ".join([f"{kind} works, {whose}", *problems]),
-                fixes=fixes,
+                sandbox=sandbox, reason="; ".join([f"{kind} works, {whose}", *others]), fixes=fixes
             )
         faults[kind] = fault
     raise MachineError(

@@ -246,16 +246,14 @@ class Learner:
         model = self.policy.model.module
         with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
             own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
-        return own.whole_sequences(Stream.OLD)
+        return own.gathered(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
         """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
         None on ranks that do not speak for its tokens."""
         own = self._on_rank(shard)
         self._ask_teachers(own, with_candidates=True)
-        ids, logprobs = (
-            own.whole_sequences(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER)
-        )
+        ids, logprobs = (own.gathered(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
         return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
     def _objective(self, name: str) -> Objective[Any]:

@@ -50,10 +50,10 @@ def build_models(
     that the layout does not fit, CheckpointError for a folder that cannot be read."""
     made: dict[str, Any] = {"recipe": recipe, "plan": plan, "mesh": mesh, "dtype": dtype}
     train = recipe.train
-    teacher_models = list[LoadedModel]()
+    frozen = list[LoadedModel]()
     for folder in teachers:
         check_layout(plan.trainer, load_facts(folder))
-        teacher_models.append(LoadedModel(folder, mesh=mesh, dtype=dtype))
+        frozen.append(LoadedModel(folder, mesh=mesh, dtype=dtype))
     its_critic = TrainedModel(critic, rule=train.optimizer, **made) if critic is not None else None
     its_draft = None
     if draft is not None:
@@ -61,19 +61,17 @@ def build_models(
         plain = recipe.model.model_copy(update={"layer_spec": DEFAULT})
         own = {**made, "recipe": recipe.model_copy(update={"model": plain})}
         its_draft = TrainedModel(draft, rule=train.optimizer, **own)
-    for model in filter(None, (*teacher_models, its_draft)):
+    for model in filter(None, (*frozen, its_draft)):
         # rows beyond are padding, of which the policy's output layer may have fewer
         model.passes.vocab_size = facts.vocab_size
-    for model in filter(None, (*teacher_models, its_critic)):
+    for model in filter(None, (*frozen, its_critic)):
         if mesh.device.type != "cpu":
             model.sleeper.sleep()
     # the policy last: replay finds the routers of the model that was built last
     lora = train.lora if train.lora.is_on else None
     mtp = train.mtp if train.mtp.is_on else None
     its_policy = TrainedModel(policy, rule=train.optimizer, lora=lora, mtp=mtp, **made)
-    return RankModels(
-        policy=its_policy, critic=its_critic, draft=its_draft, teachers=teacher_models
-    )
+    return RankModels(policy=its_policy, critic=its_critic, draft=its_draft, teachers=frozen)
 
 
 LearnerOf = Callable[[Recipe, Reference], Learner]

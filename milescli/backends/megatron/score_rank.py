@@ -55,4 +55,4 @@ class ScoreRank:
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)
         own.fill(Stream.VALUES, self.model.passes.score(own.microbatches, temperature=1.0))
-        return own.whole_sequences(Stream.VALUES)
+        return own.gathered(Stream.VALUES)

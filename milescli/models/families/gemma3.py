@@ -13,7 +13,7 @@ from milescli.models.base import Rule, WeightTable
 from milescli.models.facts import Layer, Mixer, ModelFacts, Rope
 from milescli.models.families import llama
 
-_MULTIMODAL_PREFIX = "language_model."
+_NESTED = "language_model."
 """Before every name of the text model in a multimodal release."""
 _TOWERS = (r"^(model\.)?vision_tower\.", r"^(model\.)?multi_modal_projector\.")
 _CHECKED = "releases of this family have it so, and nothing else was checked"
@@ -117,9 +117,7 @@ def _as_released(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     """The names of multimodal releases; as a second form those that transformers has in memory."""
     in_memory = layers.prefixed(rules, "model.language_model.")
     return tuple(
-        replace(
-            rule, hf=tuple(_MULTIMODAL_PREFIX + name for name in rule.hf), alternatives=(other,)
-        )
+        replace(rule, hf=tuple(_NESTED + name for name in rule.hf), alternatives=(other,))
         for rule, other in zip(rules, in_memory, strict=True)
     )
 

@@ -27,7 +27,7 @@ from milescli.models.transforms import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MULTIMODAL_PREFIX = "model.language_model."
+_NESTED = "model.language_model."
 _TOWERS = (r"^model\.(vision_tower|embed_vision|audio_tower|embed_audio)\.",)
 _HF = "model.layers.{layer}."
 _MEGATRON = "decoder.layers.{layer}."
@@ -227,7 +227,7 @@ def table(facts: ModelFacts) -> WeightTable:
         gemma3.POST_MLP,
         _LAYER_SCALAR,
     )
-    nested = layers.prefixed(rules, _MULTIMODAL_PREFIX)
+    nested = layers.prefixed(rules, _NESTED)
     return WeightTable(
         facts=facts, rules=nested if facts.multimodal else rules, passthrough=_TOWERS
     )

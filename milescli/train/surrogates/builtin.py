@@ -124,10 +124,8 @@ def dppo_tv(
     |pi - pi_old| (arXiv 2602.04879)."""
     new, old = _probabilities(log_ratio, tokens)
     moved = new - old
-    is_within = torch.where(
-        advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low
-    )
-    return _masked(log_ratio, advantages, tokens, is_within)
+    is_near = torch.where(advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
+    return _masked(log_ratio, advantages, tokens, is_near)
 
 
 def dppo_kl(
@@ -154,13 +152,13 @@ def _probabilities(
 
 
 def _masked(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, is_within: torch.Tensor
+    log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, is_near: torch.Tensor
 ) -> SurrogateTerms:
     ratio = log_ratio.detach().exp()
-    weight = ratio.clamp(max=MAX_WEIGHT) * is_within
+    weight = ratio.clamp(max=MAX_WEIGHT) * is_near
     return SurrogateTerms(
         loss=-weight * advantages * tokens.logprobs,
-        figures={"clip_fraction": (~is_within).float(), "ratio_mean": ratio},
+        figures={"clip_fraction": (~is_near).float(), "ratio_mean": ratio},
     )
 
 

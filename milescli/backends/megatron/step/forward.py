@@ -81,35 +81,33 @@ class Passes:
         """Return the log-prob of every target, or the score, [S] per microbatch on ranks of the
         last stage; empty elsewhere. `everywhere` includes positions off the loss mask, where a
         log-prob is 0.0 otherwise. No gradient."""
-        collected: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
 
         def keep(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
             outputs = self._outputs(
                 hidden, microbatch, temperature=temperature, everywhere=everywhere
             )
-            collected.append(outputs.values)
-            return collected[-1].sum()
+            rows.append(outputs.values)
+            return rows[-1].sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, forward_only=True)
-        return collected
+        return rows
 
     def likeliest(
         self, microbatches: Sequence[Microbatch], *, count: int, temperature: float
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return (ids, log-probs) [S, count] of the likeliest tokens per microbatch on ranks of the
         last stage; empty elsewhere. No gradient."""
-        collected: list[tuple[torch.Tensor, torch.Tensor]] = []
+        rows: list[tuple[torch.Tensor, torch.Tensor]] = []
 
         def keep(hidden: Sequence[torch.Tensor], _: Microbatch) -> torch.Tensor:
-            collected.append(
-                top_logprobs(self._head(hidden[0]), count=count, temperature=temperature)
-            )
-            return collected[-1][1].sum()
+            rows.append(top_logprobs(self._head(hidden[0]), count=count, temperature=temperature))
+            return rows[-1][1].sum()
 
         with torch.no_grad():
             self._run(microbatches, keep, forward_only=True)
-        return collected
+        return rows
 
     def train(
         self,
@@ -143,10 +141,8 @@ class Passes:
         """Return the loss as a function of the model's hidden states."""
 
         def hidden_loss(hidden: Sequence[torch.Tensor], microbatch: Microbatch) -> torch.Tensor:
-            candidate_ids = candidates(microbatch)
-            outputs = self._outputs(
-                hidden, microbatch, temperature=temperature, candidate_ids=candidate_ids
-            )
+            extra = candidates(microbatch)
+            outputs = self._outputs(hidden, microbatch, temperature=temperature, extra=extra)
             return loss(microbatch, outputs)
 
         return hidden_loss
@@ -201,11 +197,11 @@ class Passes:
         microbatch: Microbatch,
         *,
         temperature: float,
-        candidate_ids: torch.Tensor | None = None,
+        extra: torch.Tensor | None = None,
         everywhere: bool = False,
     ) -> Outputs:
-        """Return the outputs. `candidate_ids` is [S, k]; `everywhere` includes positions off the
-        loss mask."""
+        """Return the outputs. `extra` [S, k] are ids of candidates; `everywhere` includes positions
+        off the loss mask."""
         own, *of_mtp = hidden
         if self.facts.scores:
             return Outputs(scores=own[:, 0].float())
@@ -216,11 +212,11 @@ class Passes:
                 ahead = replace(ahead, weight=ahead.weight.detach())
             further, _ = _logprobs(ahead, after.ids, after.mask, temperature=temperature)
         targets = microbatch.target_ids
-        if candidate_ids is not None:
-            targets = torch.cat([targets[:, None], candidate_ids.long()], dim=1)
+        if extra is not None:
+            targets = torch.cat([targets[:, None], extra.long()], dim=1)
         mask = None if everywhere else microbatch.loss_mask
         logprobs, entropy = _logprobs(self._head(own), targets, mask, temperature=temperature)
-        if candidate_ids is None:
+        if extra is None:
             return Outputs(logprobs=logprobs, entropy=entropy, next_logprobs=further)
         return Outputs(
             logprobs=logprobs[:, 0],

@@ -206,7 +206,7 @@ class RankShard:
         values = whole[: self.num_tokens]
         return list(values.split(np.diff(self.shard.cu_seqlens).tolist()))
 
-    def whole_sequences(self, stream: Stream) -> list[np.ndarray] | None:
+    def gathered(self, stream: Stream) -> list[np.ndarray] | None:
         """Return [N] arrays [n] float32 like `by_sequence`, combined over context-parallel ranks;
         None on ranks that do not report the shard's tokens. Collective."""
         if not self._mesh.speaks_for_tokens:

@@ -62,10 +62,10 @@ def check_extra(spec: EngineSpec) -> None:
             check=True,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        stderr_lines = (error.stderr or "").strip().splitlines()
+        lines = (error.stderr or "").strip().splitlines()
         raise MachineError(
             "SGLang's arguments cannot be read here",
-            why=stderr_lines[-1] if stderr_lines else str(error),
+            why=lines[-1] if lines else str(error),
             fix=["miles doctor", "--set engines.extra=[]"],
         ) from error
     reply = json.loads(done.stdout.splitlines()[-1])
@@ -115,14 +115,12 @@ def read_arguments(ours: Sequence[str], extra: Sequence[str]) -> dict[str, objec
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:  # so that only what is given is in the namespace
         action.default, action.required = argparse.SUPPRESS, False
-    complaint = io.StringIO()
+    usage = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(usage):
             given = vars(parser.parse_args(list(extra)))
     except SystemExit:
-        return {
-            "problem": complaint.getvalue().strip().rpartition("error: ")[2] or "it asks for help"
-        }
+        return {"problem": usage.getvalue().strip().rpartition("error: ")[2] or "it asks for help"}
     known = sorted(vars(parser.parse_args(list(ours))))
     return {"given": {name: str(value) for name, value in given.items()}, "ours": known}
 

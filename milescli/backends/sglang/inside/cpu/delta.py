@@ -188,7 +188,7 @@ def causal_conv1d_update_cpu(
             weight,
             slots=slots,
             parents=retrieve_parent_token,
-            node_states=intermediate_conv_window,
+            nodes=intermediate_conv_window,
         )
         return _activated(mixed if bias is None else mixed + bias[:, None], activation)
     whole = torch.cat([conv_states[slots].to(x.dtype), x[:, :, None]], dim=2)
@@ -225,7 +225,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
             states=initial_state_source,
             slots=slots,
             parents=retrieve_parent_token,
-            node_states=intermediate_states_buffer,
+            nodes=intermediate_states_buffer,
         )  # fmt: skip
         return outputs.to(v.dtype)[None]
     state_BHVK, outputs = step(initial_state_source[slots].float(), query, key, value, g, beta)

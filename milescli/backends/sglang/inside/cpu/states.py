@@ -58,29 +58,23 @@ def take_over(
     `last_right` [B]. On a CPU no cached prefix has states to track."""
     assert track_slots is None and track_steps is None, "states of kept prefixes"
     rows, to = torch.arange(len(slots)), slots.long()
-    node_states = [(caches.temporal, caches.intermediate_ssm)]
-    node_states += zip(caches.conv, caches.intermediate_conv_window, strict=True)
-    for states, of_nodes in node_states:
+    nodes = [(caches.temporal, caches.intermediate_ssm)]
+    nodes += zip(caches.conv, caches.intermediate_conv_window, strict=True)
+    for states, of_nodes in nodes:
         states[:, to] = of_nodes[:, rows, last_right.long()].to(states.dtype)
 
 
 def convolve(
-    x: Tensor,
-    states: Tensor,
-    weight: Tensor,
-    *,
-    slots: Tensor,
-    parents: Tensor,
-    node_states: Tensor,
+    x: Tensor, states: Tensor, weight: Tensor, *, slots: Tensor, parents: Tensor, nodes: Tensor
 ) -> Tensor:
     """Convolve depth-wise, x [B, dim, N] -> [B, dim, N], without changing `states` [slots, dim,
-    width - 1]; the states of each node go to `node_states` [rows, N, dim, width - 1]."""
+    width - 1]; the states of each node go to `nodes` [rows, N, dim, width - 1]."""
     made = torch.empty_like(x)
     requests, first = torch.arange(len(x)), states[slots].to(x.dtype)
     for node in range(x.shape[2]):
-        before = first if node == 0 else node_states[requests, parents[:, node]].to(x.dtype)
+        before = first if node == 0 else nodes[requests, parents[:, node]].to(x.dtype)
         whole = torch.cat([before, x[:, :, node, None]], dim=2)
-        node_states[requests, node] = whole[:, :, 1:].to(node_states.dtype)
+        nodes[requests, node] = whole[:, :, 1:].to(nodes.dtype)
         made[:, :, node] = (whole * weight).sum(-1)
     return made
 
@@ -95,20 +89,20 @@ def recur(
     states: Tensor,
     slots: Tensor,
     parents: Tensor,
-    node_states: Tensor,
+    nodes: Tensor,
 ) -> Tensor:
     """Return the outputs [B * N, H, V] of the delta rule, for query and key [B * N, H, K], value [B
     * N, H, V], g and beta [B * N, H], without changing `states` [slots, H, V, K]; the states of
-    each node go to `node_states` [rows, N, H, V, K]."""
+    each node go to `nodes` [rows, N, H, V, K]."""
     shape, requests = parents.shape, torch.arange(len(parents))
     query, key, value, g, beta = (part.unflatten(0, shape) for part in (query, key, value, g, beta))
     made, first = torch.empty_like(value), states[slots].float()
     for node in range(shape[1]):
-        before = first if node == 0 else node_states[requests, parents[:, node]].float()
+        before = first if node == 0 else nodes[requests, parents[:, node]].float()
         state, made[:, node] = step(
             before, query[:, node], key[:, node], value[:, node], g[:, node], beta[:, node]
         )
-        node_states[requests, node] = state.to(node_states.dtype)
+        nodes[requests, node] = state.to(nodes.dtype)
     return made.flatten(0, 1)
 
 
