@@ -119,9 +119,9 @@ class PartFolder:
         read_back: bool = True,
     ) -> None:
         """Open or create the folder. `fingerprint` covers everything that decides what is written.
-        `command` is what the user types to continue; None keeps the recorded one. With `read_back`,
-        a file is finished only after it was compared with what was written. Raises CheckpointError
-        if the target exists."""
+        `command` is what the user types to continue; None if repeating the current command does.
+        With `read_back`, a file is finished only after it was compared with what was written.
+        Raises CheckpointError if the target exists."""
         require_free(target)
         self.target, self.path, self.command = target, part_of(target), command
         self.read_back = read_back
@@ -131,8 +131,8 @@ class PartFolder:
         self._journal: int | None = None
 
     def __enter__(self) -> PartFolder:
-        """Raises CheckpointError where another process writes it, where something else is finished
-        in it, and where it cannot be written."""
+        """Open the folder. Raises CheckpointError if another process writes it, if it holds files
+        of something else, or if it cannot be written."""
         self._open()
         try:
             self._begin()

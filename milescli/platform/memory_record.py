@@ -139,7 +139,7 @@ class _Shared:
 
     peak_bytes: int
     others_bytes: int
-    """Of what was resident then: the part of other processes in the pages shared with them."""
+    """Part of other processes in the shared pages that were resident at that inspection."""
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int | None:
