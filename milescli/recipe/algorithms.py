@@ -14,7 +14,7 @@ Setting = str | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A row."""
+    """Describes one algorithm: a row of the table."""
 
     about: str
     """In a line."""

@@ -55,7 +55,7 @@ class RecipeKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionInfo:
-    """A part of the recipe that holds keys."""
+    """Describes a part of the recipe that holds keys."""
 
     name: str
     doc: str

@@ -31,7 +31,7 @@ class SettingsLayer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who said so."""
+    """Says which layer and place set a value."""
 
     layer: SettingsLayer
     where: str = ""

@@ -33,7 +33,7 @@ long."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
-    """A recipe that was checked, and where each of its values came from."""
+    """Holds a checked recipe and the origin of each value."""
 
     recipe: Recipe
     origins: dict[str, Origin]

@@ -22,7 +22,7 @@ NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
+    """Loads YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
@@ -35,7 +35,7 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlNode:
-    """A piece of YAML with its place."""
+    """Holds a piece of YAML with its place."""
 
     value: object
     """A scalar, a list of scalars, or a `dict[str, YamlNode]`."""

@@ -242,7 +242,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def order_rules(rollout: Rollout) -> Iterator[Rule]:
-    """Of rollout that runs while the trainer works."""
+    """Yield the rules for rollout that runs while the trainer works."""
     if rollout.order != "done":
         return
     yield Rule(
@@ -262,7 +262,7 @@ def order_rules(rollout: Rollout) -> Iterator[Rule]:
 
 
 def order_doubts(rollout: Rollout) -> list[str]:
-    """What has no effect, as nothing runs while the trainer works."""
+    """Return warnings about settings without effect, when nothing runs while the trainer works."""
     doubts = list[str]()
     if rollout.on_update != "continue" and rollout.max_staleness == 0:
         doubts.append(

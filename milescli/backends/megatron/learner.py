@@ -1,6 +1,6 @@
-"""What a rank's models do with a shard: an optimizer step of the policy, and of the critic where
-there is one; what teachers say; a measurement; scores. Collective: all ranks are called with equal
-arguments but for the shard."""
+"""Applies a rank's models to a shard: an optimizer step of the policy, and of the critic if there
+is one; teachers' log-probs; a measurement; scores. Collective: all ranks are called with equal
+arguments except the shard."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
 
 @dataclass(slots=True, kw_only=True)
 class Learner:
-    """The models of one rank, put to work."""
+    """Trains and queries the models of one rank."""
 
     recipe: Recipe
     mesh: Mesh
@@ -45,7 +45,7 @@ class Learner:
     draft: TrainedModel | None
     reference: Reference
     teachers: list[LoadedModel]
-    """Of `train.distill.teachers`, in order; empty where the run needs none."""
+    """Models of `train.distill.teachers`, in order; empty if the run needs none."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
 
@@ -53,11 +53,11 @@ class Learner:
         self._before_log_probs = load_before_log_probs(self.recipe.train.before_log_probs)
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
-        """One optimizer update per entry of `shard.updates`, then as many of the critic, where
-        there is one and `critic_lr` is given, and of the draft model that learns, where the shard
-        was sampled. `lr` None: the policy stays as it is. The report is equal on all ranks; of
-        `shard.asked` the ranks tell that speak for its tokens. Raises NotFiniteError before an
-        update that would spoil the weights; updates before it in the same step stand."""
+        """Make one optimizer update per entry of `shard.updates`, then as many of the critic (if
+        there is one and `critic_lr` is given), and of the trained draft model (if the shard was
+        sampled). `lr` None leaves the policy unchanged. The report is equal on all ranks; the
+        log-probs of `shard.asked` are on the ranks that report its tokens. Raises NotFiniteError
+        before an update that would spoil the weights; earlier updates of the step stand."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
@@ -157,8 +157,8 @@ class Learner:
 
     @contextmanager
     def turn_of(self, model: LoadedModel) -> Iterator[None]:
-        """The model (the critic, a teacher) is on the device within, and the policy waits in host
-        memory; on a CPU all are there at all times."""
+        """Hold the model (the critic, a teacher) on the device within the block, while the policy
+        waits in host memory; on a CPU all are always there."""
         if self.mesh.device.type == "cpu":
             yield
             return
@@ -169,8 +169,8 @@ class Learner:
         self.policy.sleeper.wake()
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """Loss and figures of the shard's batch as `step` would report them; nothing changes. Equal
-        on all ranks."""
+        """Return the loss and figures of the shard's batch as `step` would report them, without
+        changing anything. Equal on all ranks."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
@@ -239,9 +239,9 @@ class Learner:
     def score(
         self, shard: TrainShard, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray] | None:
-        """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
-        for the first. None on ranks that do not speak for its tokens. `rounded_otherwise`: see
-        `rounding`."""
+        """Return per sequence of the shard the log-prob of each token given those before it, [n]
+        float32, 0.0 for the first; None on ranks that do not report its tokens. `rounded_otherwise`
+        applies `step.rounding`."""
         own = self._on_rank(shard)
         model = self.policy.model.module
         with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
@@ -249,8 +249,8 @@ class Learner:
         return own.gathered(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
-        None on ranks that do not speak for its tokens."""
+        """Return per sequence of the shard the teacher's likeliest tokens and their log-probs, [n,
+        k] each; None on ranks that do not report its tokens."""
         own = self._on_rank(shard)
         self._ask_teachers(own, with_candidates=True)
         ids, logprobs = (own.gathered(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
@@ -291,14 +291,14 @@ def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> St
 
 
 class _Stopwatch:
-    """Seconds of the parts of a step."""
+    """Measures the seconds of the parts of a step."""
 
     def __init__(self) -> None:
         self.laps = dict.fromkeys(LAPS, 0.0)
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """What has passed since the last lap belongs to `name`."""
+        """Add the time since the last lap to `name`."""
         now = time.monotonic()
         self.laps[name] += now - self._last
         self._last = now
