@@ -82,16 +82,16 @@ class Learner:
             grad_norm = self.policy.update(lr) if lr is not None else 0.0
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
-        told = stepping.report(
+        total = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
-        told = replace(told, figures={**told.figures, **self._route_figures()})
+        total = replace(total, figures={**total.figures, **self._route_figures()})
         if self.critic is not None and critic_lr is not None:
-            told = self._critic_step(self.critic, own, told, lr=critic_lr)
+            total = self._critic_step(self.critic, own, total, lr=critic_lr)
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
         if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
-            told = self._draft_step(self.draft, shard, told, lr=draft_lr)
-        return Stepped(report=told, logprobs=own.logprobs_before(logprobs))
+            total = self._draft_step(self.draft, shard, total, lr=draft_lr)
+        return Stepped(report=total, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
         """`routes_differ`: share of the replayed routes that the trainer would have chosen
@@ -102,7 +102,7 @@ class Learner:
         return {} if share is None else {"routes_differ": share}
 
     def _critic_step(
-        self, critic: TrainedModel, own: RankShard, told: StepReport, *, lr: float
+        self, critic: TrainedModel, own: RankShard, total: StepReport, *, lr: float
     ) -> StepReport:
         """The critic's updates on the returns of the same tokens; its figures go with the
         policy's."""
@@ -114,10 +114,10 @@ class Learner:
             "value_lr": lr,
             **report.figures,
         }
-        return _with(told, report, of_critic)
+        return _with(total, report, of_critic)
 
     def _draft_step(
-        self, draft: TrainedModel, shard: TrainShard, told: StepReport, *, lr: float
+        self, draft: TrainedModel, shard: TrainShard, total: StepReport, *, lr: float
     ) -> StepReport:
         """The draft model's updates: the cross-entropy of what the policy sampled, which is, but
         for what does not depend on the draft model, the KL from policy to it."""
@@ -127,7 +127,7 @@ class Learner:
             objective = Supervised(recipe=self.recipe)
             report = self._updates(draft, own, objective, temperature=heat, lr=lr)
         of_draft = {"draft_loss": report.loss, "draft_grad_norm": report.grad_norm}
-        return _with(told, report, of_draft)
+        return _with(total, report, of_draft)
 
     def _updates(
         self,
@@ -216,21 +216,21 @@ class Learner:
         assert self.teachers, f"`{own.shard.objective}` needs a teacher"
         settings, heat = self.recipe.train.distill, own.shard.temperature
         rows: list[Microbatch] = []
-        said: list[tuple[torch.Tensor, ...]] = []
+        outputs: list[tuple[torch.Tensor, ...]] = []
         for number, teacher in enumerate(self.teachers):
             microbatches = own.rows_of_teacher(number, teacher.facts)
             rows += microbatches
             with self.turn_of(teacher):
                 if with_candidates:
-                    said += teacher.passes.likeliest(
+                    outputs += teacher.passes.likeliest(
                         microbatches, count=settings.top_k, temperature=heat
                     )
                 else:
                     scores = teacher.passes.score(microbatches, temperature=heat, everywhere=False)
-                    said += [(score,) for score in scores]
+                    outputs += [(score,) for score in scores]
         if with_candidates:
-            own.fill(Stream.CANDIDATES, [ids for ids, _ in said], microbatches=rows)
-        own.fill(Stream.TEACHER, [parts[-1] for parts in said], microbatches=rows)
+            own.fill(Stream.CANDIDATES, [ids for ids, _ in outputs], microbatches=rows)
+        own.fill(Stream.TEACHER, [parts[-1] for parts in outputs], microbatches=rows)
 
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
         """The model that makes a stream is in the policy's place within."""
@@ -281,12 +281,12 @@ class Learner:
         )
 
 
-def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
+def _with(total: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
     """The policy's report with the figures, and the seconds, of another model's."""
     return replace(
-        told,
-        figures={**told.figures, **figures},
-        **{name: getattr(told, name) + getattr(report, name) for name in LAPS},
+        total,
+        figures={**total.figures, **figures},
+        **{name: getattr(total, name) + getattr(report, name) for name in LAPS},
     )
 
 
