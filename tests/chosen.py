@@ -84,12 +84,12 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "test_every_algorithm_has_the_loss_and_gradients_of_one_process_that_cuts_nothing": 1,
     "tests/backends/megatron/test_distillation.py::"
     "test_every_layout_learns_from_teachers_what_one_process_does": 3,
-    "tests/backends/megatron/test_lora.py": 3,
+    "tests/backends/megatron/architecture/test_lora.py": 3,
     "tests/backends/megatron/test_mtp.py": 3,
     "tests/backends/megatron/test_ppo.py": 1,
     "tests/backends/megatron/test_learning_from_rows.py": 5,
     "tests/backends/megatron/test_rank_models.py": 1,
-    "tests/backends/megatron/test_optimizer.py": 2,
+    "tests/backends/megatron/state/test_optimizer.py": 2,
     "tests/backends/megatron/test_planned_memory.py": 8,
     # engines: what guesses ahead, families and replacements once
     "tests/backends/sglang/inside/cpu/test_drafts.py": 1,

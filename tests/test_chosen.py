@@ -46,7 +46,7 @@ COVERED = {
     "model families in engines": "tests/backends/sglang/test_families.py::"
     "test_logprobs_and_experts_are_those_of_transformers_also_after_new_weights",
     "layouts": f"{LAYERS}/test_layouts.py::test_losses_over_three_steps_equal_those_of_one_process",
-    "checkpoints under another layout": f"{LAYERS}/test_checkpoint.py::"
+    "checkpoints under another layout": f"{LAYERS}/state/test_checkpoint.py::"
     "test_a_checkpoint_of_one_rank_goes_on_under_another_layout",
     "the live page": "tests/web/browser/test_walk.py::test_every_page_is_reached_by_mouse",
     "the sandbox": "tests/sandbox/test_local.py::test_whatever_was_written_is_removed",

@@ -103,7 +103,7 @@ def make_shard(
 def end(trainer: TrainerRank) -> None:
     """Close it, and give its memory back: hooks within autograd keep model and optimizer for as
     long as the process lives."""
-    from milescli.backends.megatron.optimizer import inner_optimizers
+    from milescli.backends.megatron.state.optimizer import inner_optimizers
 
     trainer.close()
     trainer.optimizer.zero_grad()

@@ -12,7 +12,7 @@ _ENDS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def messages_asked(body: Mapping[str, Any]) -> Asked:
-    """Of /v1/messages. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/messages. Raises ValueError with what is wrong."""
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise ValueError("`messages` is a list of messages, and not empty")
@@ -43,7 +43,7 @@ def messages_asked(body: Mapping[str, Any]) -> Asked:
 
 
 def message_response(answered: Answered, *, model: str, number: str) -> Json:
-    """Of /v1/messages."""
+    """Return the response of /v1/messages."""
     assert answered.reply is not None, "a chat has replies"
     message, content = answered.reply.message, list[Json]()
     if thought := message.get("reasoning_content"):

@@ -21,8 +21,8 @@ class Speaker:
     """Made once in a process, for all episodes."""
 
     def __init__(self, settings: SpeakerSettings, *, who: str, section: str) -> None:
-        """`who`, for errors: the role `critic`; `section`: of the recipe, that holds its settings.
-        Raises RecipeError where the environment has no key."""
+        """Take the name `who` for errors, such as the role `critic`, and the recipe's `section`
+        that holds its settings. Raises RecipeError if the environment lacks the key."""
         assert settings.url is not None, "recipe.check lets no speaker without an address pass"
         self._settings = settings
         self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (

@@ -76,7 +76,7 @@ def try_environment(settings: EnvironmentSettings, prompt: Prompt) -> None:
 
 
 def try_there(*, import_from: Sequence[str], settings: EnvironmentSettings, prompt: Prompt) -> None:
-    """`try_environment` on another node than the driver's, which has `import_from` as its
+    """Run `try_environment` on another node than the driver's, with `import_from` as its
     `sys.path`."""
     sys.path += [entry for entry in import_from if entry not in sys.path]
     try_environment(settings, prompt)
@@ -112,7 +112,7 @@ class Game:
         self.messages = begun_with(prompt, await self._episode.reset())
 
     async def act(self, said: str) -> Step:
-        """What comes of it. Raises AgentError as `begin`."""
+        """Return the environment's next step. Raises AgentError as `begin`."""
         assert self._episode is not None, "a game is begun first"
         step = await self._episode.step(said)
         self.messages += [

@@ -38,8 +38,8 @@ class FrozenLake:
     def __init__(
         self, *, size: int = SIZE, num_holes: int = NUM_HOLES, is_slippery: bool = False
     ) -> None:
-        """`size`, `num_holes`: of boards where a row has none; `is_slippery`: two of three moves
-        go aside."""
+        """Set `size` and `num_holes` of boards for rows without a board; with `is_slippery`, two of
+        three moves slip sideways."""
         if size < 2 or not 0 <= num_holes <= size * size - 2:
             raise ValueError(f"a board of {size} x {size} cells has no room for {num_holes} holes")
         self._size, self._num_holes, self._is_slippery = size, num_holes, is_slippery
@@ -48,8 +48,8 @@ class FrozenLake:
         self._rng = random.Random()
 
     def reset(self, *, prompt: str, label: str | None, seed: int) -> str | None:
-        """`label`: rows of a board, `P.O/.../O.G`; anything else, e.g. a number: one is drawn by
-        it, and `seed`."""
+        """Start on the board that `label` holds (rows, `P.O/.../O.G`); any other label, such as a
+        number, seeds a drawn board together with `seed`."""
         self._rng = random.Random(f"{label}/{seed}")
         rows = (label or "").split("/")
         is_board = len(rows) > 1 and {PLAYER, GOAL} <= set("".join(rows))
@@ -122,7 +122,7 @@ def _said(text: str) -> dict[str, str]:
 
 
 def draw(rng: random.Random, *, size: int, num_holes: int) -> list[str]:
-    """A board with a way to its goal."""
+    """Draw a board with a path to its goal."""
     while True:
         cells = [PLAYER, GOAL, *[HOLE] * num_holes, *[ICE] * (size * size - 2 - num_holes)]
         rng.shuffle(cells)

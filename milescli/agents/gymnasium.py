@@ -35,10 +35,10 @@ class GymnasiumText:
         instructions: str = "",
         **options: Any,
     ) -> None:
-        """`id`: as `gymnasium.make` takes it, and `options` with it; `actions`: a word for each
-        number of its discrete action space, in order, by default the numbers themselves;
-        `instructions`: before the first observation. Raises ValueError where its actions are not
-        discrete, or have other names."""
+        """Make the environment `id` with `options` by `gymnasium.make`. `actions` is a word for
+        each number of its discrete action space, by default the numbers themselves; `instructions`
+        precede the first observation. Raises ValueError if its actions are not discrete, or differ
+        in number."""
         import gymnasium
 
         spec = gymnasium.spec(id)

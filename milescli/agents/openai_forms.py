@@ -24,7 +24,7 @@ _UNSERVED = (
 
 
 def require_served(body: Body) -> None:
-    """Of OpenAI's forms. Raises ValueError with what is not served."""
+    """Raise ValueError for features of OpenAI's forms that are not served."""
     form = body.get("response_format")
     if form is not None and (not isinstance(form, dict) or form.get("type", "text") != "text"):
         raise ValueError("`response_format` is text: what is sampled is not constrained")
@@ -92,14 +92,14 @@ class Answered:
 
     @property
     def finish_reason(self) -> str:
-        """As OpenAI names it."""
+        """Return OpenAI's name of the finish reason."""
         if self.turn.stop_reason is StopReason.LENGTH:
             return "length"
         return "tool_calls" if self.reply is not None and self.reply.calls else "stop"
 
 
 def chat_asked(body: Body) -> Asked:
-    """Of /v1/chat/completions. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/chat/completions. Raises ValueError with what is wrong."""
     messages = _list(body, "messages")
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("`messages` is a list of messages, and not empty")
@@ -114,7 +114,7 @@ def chat_asked(body: Body) -> Asked:
 
 
 def text_asked(body: Body) -> Asked:
-    """Of /v1/completions. Raises ValueError with what is wrong."""
+    """Parse a request of /v1/completions. Raises ValueError with what is wrong."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
@@ -127,7 +127,7 @@ def text_asked(body: Body) -> Asked:
 
 
 def ids_asked(body: Body) -> Asked:
-    """Of /inference/v1/generate. Raises ValueError with what is wrong."""
+    """Parse a request of /inference/v1/generate. Raises ValueError with what is wrong."""
     ids, sampling = body.get("token_ids"), body.get("sampling_params") or {}
     if not _is_ids(ids) or not isinstance(sampling, dict):
         raise ValueError("`token_ids` are token ids, and `sampling_params` an object")
@@ -177,7 +177,7 @@ def _is_ids(value: object) -> bool:
 
 
 def chat_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
-    """Of /v1/chat/completions."""
+    """Return the response of /v1/chat/completions."""
     choices = []
     for index, answer in enumerate(answered):
         assert answer.reply is not None, "a chat has replies"
@@ -216,7 +216,7 @@ def chat_events(response: Json, *, wants_usage: bool) -> Iterator[str]:
 
 
 def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, number: str) -> Json:
-    """Of /v1/completions."""
+    """Return the response of /v1/completions."""
     choices: list[Json] = []
     for index, answer in enumerate(answered):
         choice: Json = {
@@ -240,7 +240,7 @@ def text_response(asked: Asked, answered: Sequence[Answered], *, model: str, num
 
 
 def ids_response(answered: Sequence[Answered], *, number: str) -> Json:
-    """Of /inference/v1/generate."""
+    """Return the response of /inference/v1/generate."""
     return {
         "request_id": number,
         "choices": [
@@ -264,18 +264,18 @@ def ids_response(answered: Sequence[Answered], *, number: str) -> Json:
 
 
 def models(name: str, *, max_model_len: int) -> Json:
-    """Of /v1/models."""
+    """Return the response of /v1/models."""
     one = {"id": name, "object": "model", "created": 0, "owned_by": "miles"}
     return {"object": "list", "data": [{**one, "max_model_len": max_model_len}]}
 
 
 def error(message: str, *, kind: str, code: str | None = None) -> Json:
-    """Of any request that failed."""
+    """Return the response of any request that failed."""
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def usage(answered: Sequence[Answered]) -> Json:
-    """Tokens; a prompt counts once."""
+    """Return the token counts; a prompt counts once."""
     prompt = max(len(answer.turn.prompt_ids) for answer in answered)
     sampled = sum(len(answer.turn.response_ids) for answer in answered)
     return {

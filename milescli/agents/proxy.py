@@ -35,7 +35,7 @@ STOP_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class _Guest:
-    """A session that can be reached."""
+    """Holds a session that is served."""
 
     session: Session
     open: set[asyncio.Future[Response]] = field(default_factory=set)
@@ -84,7 +84,7 @@ class SessionProxy:
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:
-        """Nobody is let in any more."""
+        """Stop serving."""
         self._guests.clear()
         if self._server is None or self._serving is None:
             return
@@ -249,16 +249,16 @@ class SessionProxy:
 
 
 class _Quiet(uvicorn.Server):
-    """It leaves signals to the driver."""
+    """Runs uvicorn's server without its signal handlers, which the driver has."""
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]
-        """None."""
+        """Capture no signals."""
         yield
 
 
 class _TooLarge(Exception):
-    """A request has too many bytes."""
+    """Reports that a request has too many bytes."""
 
 
 def _of_body(read: Callable[[dict[str, Any]], Asked]) -> Callable[[dict[str, Any], _Guest], Asked]:

@@ -26,7 +26,7 @@ class ReasoningGymTask:
         require_package("reasoning_gym", asked_by="the environment `reasoning_gym`")
 
     def __init__(self, *, task: str, **options: Any) -> None:
-        """`task`: as `reasoning_gym.create_dataset` takes it, and `options` with it."""
+        """Make the data set `task` with `options` by `reasoning_gym.create_dataset`."""
         import reasoning_gym
 
         self._make = lambda seed: reasoning_gym.create_dataset(task, seed=seed, size=1, **options)
@@ -40,7 +40,7 @@ class ReasoningGymTask:
         return str(self._entry["question"])
 
     def step(self, action: str) -> Step:
-        """What stands in the last `<answer>...</answer>`, else all of it, is the answer."""
+        """Score the answer: the content of the last `<answer>...</answer>`, else the whole text."""
         stated = _ANSWER.findall(action)
         answer = (stated[-1] if stated else action).strip()
         return Step(reward=float(self._tasks.score_answer(answer, self._entry)), ended=True)

@@ -16,8 +16,8 @@ async def next_reply(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> Reply | None:
-    """None: the conversation is full, and the episode ends with what was said. Raises ContextFull
-    where not even the first reply has room, and as `Session.chat`."""
+    """Return the policy's next reply, or None if the conversation is full, which ends the episode.
+    Raises ContextFull if even the first reply has no room, and as `Session.chat`."""
     try:
         return await session.chat(messages, tools=tools)
     except ContextFull:

@@ -21,7 +21,7 @@ _UNSERVED = ("background", "conversation", "prompt")
 
 
 class UnknownResponse(ValueError):
-    """A request goes on from a response that its session does not keep."""
+    """Reports that a request continues a response that its session does not have."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,8 @@ class ResponseAsked(Asked):
 
 
 def response_asked(body: Body, kept: Kept) -> ResponseAsked:
-    """Of /v1/responses. Raises ValueError with what is wrong, and UnknownResponse."""
+    """Parse a request of /v1/responses. Raises ValueError with what is wrong, and
+    UnknownResponse."""
     if unserved := next((key for key in _UNSERVED if body.get(key)), None):
         raise ValueError(f"`{unserved}` is not served")
     if not _is_plain_text(body.get("text")):
@@ -98,7 +99,7 @@ def response_asked(body: Body, kept: Kept) -> ResponseAsked:
 
 
 def response(asked: ResponseAsked, answered: Answered, *, model: str, number: str) -> Json:
-    """Of /v1/responses."""
+    """Return the response of /v1/responses."""
     told, is_cut = usage([answered]), answered.finish_reason == "length"
     return {
         "id": f"resp_{number}",

@@ -22,8 +22,8 @@ class TextArenaGame:
         require_package("textarena", asked_by="the environment `textarena`")
 
     def __init__(self, *, id: str, **options: Any) -> None:
-        """`id`: as `textarena.make` takes it, and `options` with it. Raises ValueError for a game
-        of several players, and what the package raises."""
+        """Make the game `id` with `options` by `textarena.make`. Raises ValueError for a game of
+        several players, and what the package raises."""
         import textarena
 
         self._make = lambda: textarena.make(env_id=id, **options)

@@ -18,7 +18,7 @@ from milescli.rollout.tool_schema import fits, parameters_of, schema_of
 
 
 class OpenTool(Protocol):
-    """A tool in one episode."""
+    """Defines a tool within one episode."""
 
     async def call(self, arguments: Mapping[str, Any]) -> object:
         """What it gives: text, or what JSON knows. Raises ValueError, ArithmeticError or
@@ -32,7 +32,7 @@ class OpenTool(Protocol):
 
 
 class Tool(Protocol):
-    """A tool of a run; any number of episodes use it at once."""
+    """Defines a tool of a run, which any number of episodes use at once."""
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ class OpenFunction:
     """Implements milescli.agents.tool_kit.OpenTool."""
 
     def __init__(self, function: Any) -> None:
-        """`function`: or an object that is called."""
+        """Call `function`, or a callable object."""
         self._function = function
 
     async def call(self, arguments: Mapping[str, Any]) -> object:
@@ -146,7 +146,7 @@ class ToolKit:
             self._add(await in_thread(servers_of(self.settings).tools))
 
     def complete_now(self) -> None:
-        """As `complete`, where no event loop runs."""
+        """Do what `complete` does, outside of an event loop."""
         if not self._is_whole:
             self._add(servers_of(self.settings).tools())
 

@@ -94,7 +94,7 @@ class ToolBox:
 
 
 class _ToolSlow(Exception):
-    """A tool did not end."""
+    """Reports that a tool did not end in time."""
 
 
 class ToolAgent:

@@ -1,5 +1,5 @@
-"""What ended a run and what to do next: read from logs, memory records and the kernel log, shown by
-`miles why` and written to `why.txt` when a run dies."""
+"""Explains what ended a run and what to do next, from logs, memory records and the kernel log.
+Shown by `miles why`, and written to `why.txt` when a run dies."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _TELLING = re.compile(
 
 
 def kernel_lines(since: float, *, records: list[str] | None = None) -> list[str] | None:
-    """Lines of the kernel's log since then (seconds since 1970) that name a cause, each with its
-    time; None where this user may not read it. `records`: of the log, for tests."""
+    """Return the lines of the kernel's log since `since` (seconds since 1970) that name a cause,
+    each with its time; None if this user may not read the log. `records` replaces the log in
+    tests."""
     if records is None:
         try:
             records = list(_records())
@@ -68,12 +69,12 @@ def _records() -> Iterator[str]:
 
 
 NUM_POINTS = 6
-"""Of the curve."""
+"""Points of the curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Of the processes on the driver's computer."""
+    """Holds the memory of the processes on the driver's computer."""
 
     curve: list[tuple[str, int]]
     """(time, bytes that all processes hold), evenly chosen, the last one included."""
@@ -84,23 +85,23 @@ class Memory:
     None where the system does not say."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Format the memory for people."""
         if not self.curve:
             return []
         curve = ", ".join(f"{format_bytes(size)} at {time[11:19]}" for time, size in self.curve)
-        held = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
+        sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.peak.items())
         kills = {None: "the system does not count them", 0: "none"}.get(
             self.oom_kills, f"{self.oom_kills}"
         )
         return [
             f"all processes here: {curve}",
-            f"when they held most: {held}",
+            f"when they held most: {sizes}",
             f"ended by the kernel for want of memory: {kills}",
         ]
 
 
 def read_memory(log_dir: Path) -> Memory:
-    """Of an attempt; empty where nothing was written."""
+    """Read the memory record of an attempt; empty if there is none."""
     records = list(read_jsonl(log_dir / FILE))
     looks: list[dict[str, Any]] = [record for record in records if record.get("resident_bytes")]
     counts = [record["oom_kills"] for record in records if record.get("oom_kills") is not None]
@@ -136,7 +137,7 @@ _RESUMED = re.compile(r"\bmiles resume\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """What is known of the end of a run's newest attempt."""
+    """Holds what is known about the end of a run's newest attempt."""
 
     run: str
     attempt: int
@@ -153,7 +154,7 @@ class Why:
     first_log: str | None
     """Path of its log."""
     last_lines: str
-    """Of that log."""
+    """Last lines of that log."""
     timeline: list[tuple[str, str]]
     """(time, what happened), UTC."""
     memory: Memory | None
@@ -164,12 +165,13 @@ class Why:
 
     @property
     def is_bad(self) -> bool:
-        """There is something to explain."""
+        """Return True if there is something to explain."""
         return self.outcome in BAD
 
 
 def find_why(run: RunDir, *, is_over: bool = False) -> Why:
-    """Of the newest attempt. `is_over`: its driver says so, which still holds the run's lock."""
+    """Find out why the newest attempt ended. `is_over` says that its driver, which still holds the
+    run's lock, is about to end."""
     attempts = run.attempts()
     log_dir = attempts[-1] if attempts else None
     verdict = (next(read_jsonl(verdict_file(log_dir)), {}) if log_dir else {}) or {}
@@ -256,7 +258,7 @@ def _log_of(worker: str | None, log_dir: Path) -> Path | None:
 def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
     steps = [event for event in events if event["event"] in STEP_EVENTS]
     saves = [event for event in events if event["event"] == "CheckpointSaved"]
-    kept = [
+    recent = [
         (str(event.get("time", "")), text)
         for event in events
         if (text := _moment(event)) and not (event in steps[:-1] or event in saves[:-1])
@@ -265,7 +267,7 @@ def _timeline(events: list[Record], log_dir: Path) -> list[tuple[str, str]]:
         (format_time(file.stat().st_mtime), f"{file.name} was written last")
         for file in log_dir.glob("*.log")
     ]
-    moments = sorted([*kept, *logs], key=lambda moment: moment[0])
+    moments = sorted([*recent, *logs], key=lambda moment: moment[0])
     if (more := len(moments) - NUM_MOMENTS) > 0:
         moments = [moments[0], ("", f"{more} more"), *moments[more + 1 :]]
     return moments
@@ -309,7 +311,7 @@ def _next(run: RunDir, outcome: str, cause: Record | None) -> list[str]:
 
 
 def page(why: Why) -> str:
-    """One line where nothing went wrong."""
+    """Format the explanation for people; one line if nothing went wrong."""
     if not why.is_bad:
         return why.summary
     lines = [why.summary]
@@ -340,8 +342,8 @@ WHAT_IT_TELLS = "what died first, its log, memory"
 
 
 def write_why(log_dir: Path) -> Path | None:
-    """Returns the file; None where nothing went wrong, or it cannot be told: what ended the run is
-    shown in any case, and no damaged record or full disk may hide it."""
+    """Write the explanation and return its file; None if nothing went wrong or it cannot be
+    written, since a damaged record or a full disk must not hide what ended the run."""
     file = log_dir / _WHY_FILE
     with suppress(OSError, LookupError, ValueError, TypeError):
         why = find_why(RunDir(log_dir.parent.parent), is_over=True)

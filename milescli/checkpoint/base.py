@@ -1,5 +1,5 @@
-"""What a checkpoint is: a folder, and a manifest that is written last. Contract and data; the store
-is beside it."""
+"""Defines a checkpoint: a folder, and a manifest that is written last. Contract and data; the store
+is a module beside it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ CRITIC_PART = "critic"
 """Folder within a checkpoint that holds its critic, where the run trains one; a `torch_dist` folder
 as the checkpoint itself."""
 DRAFT_PART = "draft"
-"""The same of its draft model."""
+"""Folder within a checkpoint that holds its draft model, likewise."""
 METADATA_NAME = ".metadata"
-"""Of a `torch_dist` folder."""
+"""Index file of a `torch_dist` folder."""
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 """Megatron reads there which checkpoint of a folder is the newest; `release` in a converted
 model."""
@@ -29,7 +29,7 @@ model."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointManifest:
-    """What `resume` needs to go on as if nothing had happened, beside the tensors."""
+    """Holds what `resume` needs beside the tensors to continue as if nothing had happened."""
 
     format: str
     """torch_dist"""
@@ -57,23 +57,23 @@ class CheckpointManifest:
     checksum: str = ""
     """SHA-256 of the manifest itself, without this line; empty in those of older versions."""
     objective: dict[str, float] = field(default_factory=dict)
-    """What the objective keeps from step to step, by its names for it."""
+    """State that the objective keeps from step to step, by its names for it."""
     curriculum: dict[str, list[float]] = field(default_factory=dict)
-    """What came of each prompt that was tried, by its index: mean reward when it was sampled last,
-    and how often that was."""
+    """Results of each prompt that was tried, by its index: mean reward when it was last sampled,
+    and the number of times."""
     taken: list[int] = field(default_factory=list)
     """Prompts behind `prompt_position` that steps have taken, by their place in the source
     (`rollout.order=done`)."""
 
 
 def checksum_of(record: dict[str, object]) -> str:
-    """What `checksum` must be in a manifest, whose JSON form is `record`."""
+    """Return the correct `checksum` of a manifest whose JSON form is `record`."""
     rest = {name: value for name, value in record.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether `miles convert hf-to-megatron` wrote it."""
+    """Return True if `miles convert hf-to-megatron` wrote the folder."""
     return (folder / CHECKPOINT / METADATA_NAME).is_file() and (
         folder / CARRIED / "config.json"
     ).is_file()

@@ -1,6 +1,5 @@
-"""Large files written and read back as a stream: past the page cache where the file system allows
-it, with checksums on the way. Knows nothing of tensors' formats. Called by the writers of this
-room."""
+"""Writes and reads large files as a stream, bypassing the page cache if the file system allows it,
+with checksums. Knows nothing of tensor formats. Called by the writers of this room."""
 
 from __future__ import annotations
 
@@ -23,12 +22,12 @@ _COLUMNS_STEP = 32 * 2**20
 
 
 class StreamFile:
-    """A file that is written once, from the first byte to the last. Bypasses the page cache where
-    it can: a terabyte that streams through it would push out everything else, and takes longer. A
-    context manager; `close` makes the file durable."""
+    """Writes a file once, from the first byte to the last. Bypasses the page cache where possible:
+    a terabyte that streams through it would evict everything else, and take longer. A context
+    manager; `close` makes the file durable."""
 
     def __init__(self, path: Path) -> None:
-        """What lay at `path` is gone."""
+        """Create the file, replacing an existing one."""
         path.unlink(missing_ok=True)
         self.path = path
         self.size = 0
@@ -37,7 +36,7 @@ class StreamFile:
         """Of all bytes written."""
         self._memory = mmap.mmap(-1, _STAGE)
         self._stage = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self._held = 0
+        self._used = 0
         self._direct = True
         try:
             self._file = os.open(
@@ -76,11 +75,11 @@ class StreamFile:
         self.size += data.numel()
         start = 0
         while start < data.numel():
-            length = min(_STAGE - self._held, data.numel() - start)
-            self._stage[self._held : self._held + length].copy_(data[start : start + length])
-            self._held += length
+            length = min(_STAGE - self._used, data.numel() - start)
+            self._stage[self._used : self._used + length].copy_(data[start : start + length])
+            self._used += length
             start += length
-            if self._held == _STAGE:
+            if self._used == _STAGE:
                 self._flush(_STAGE)
 
     def _flush(self, length: int) -> None:
@@ -93,7 +92,7 @@ class StreamFile:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._leave_direct()
-        self._held = 0
+        self._used = 0
 
     def _leave_direct(self) -> None:
         """The file system took the flag and refuses the write (some network and overlay file
@@ -105,14 +104,14 @@ class StreamFile:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags & ~getattr(os, "O_DIRECT", 0))
 
     def close(self) -> None:
-        """Write what is held and make it durable. The last block is filled up for the disk and cut
-        off again."""
+        """Write the buffered rest and make the file durable. The last block is padded for the disk
+        and truncated again."""
         if self._file < 0:
             return
         try:
-            if self._held:
-                padded = -(-self._held // BLOCK) * BLOCK if self._direct else self._held
-                self._stage[self._held : padded] = 0
+            if self._used:
+                padded = -(-self._used // BLOCK) * BLOCK if self._direct else self._used
+                self._stage[self._used : padded] = 0
                 self._flush(padded)
             os.ftruncate(self._file, self.size)
             os.fsync(self._file)
@@ -127,8 +126,8 @@ class StreamFile:
 
 
 def read_exactly(file: int, out: torch.Tensor, *, offset: int, forget: bool) -> None:
-    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. `forget`: it will not be
-    read again, so its pages are given back. Raises EOFError where the file ends before."""
+    """Fill `out` [bytes] uint8, contiguous, from `offset` of an open file. With `forget`, drop its
+    pages from the cache. Raises EOFError if the file is too short."""
     view = memoryview(out.numpy())
     done = 0
     while done < len(view):
@@ -151,8 +150,8 @@ def read_region(
     forget: bool,
 ) -> None:
     """Fill `out`, contiguous, with [start:end along every dim] of a tensor of `shape` and out's
-    dtype, whose elements lie in order from byte `begin`. Bytes beside the region are read only
-    where that is quicker. Raises EOFError, OSError."""
+    dtype, whose elements lie in order from byte `begin`. Reads bytes outside the region only if
+    that is faster. Raises EOFError, OSError."""
     if not out.numel():
         return
     # leading dims of one index, then one dim that is cut, then dims that are whole
@@ -181,20 +180,19 @@ def read_region(
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """[bytes] uint8 of a contiguous tensor, sharing its memory."""
+    """View a contiguous tensor as [bytes] uint8, sharing its memory."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def crc32_of(data: torch.Tensor, start: int = 0) -> int:
-    """CRC-32 of [bytes] uint8, contiguous; `start`: of the bytes before."""
+    """Compute the CRC-32 of contiguous [bytes] uint8; `start` is that of the preceding bytes."""
     return zlib.crc32(memoryview(data.numpy()), start)
 
 
 def crc32_of_file(
     path: Path, *, start: int = 0, length: int | None = None, step: int = 8 * 2**20
 ) -> int:
-    """CRC-32 of a part of a file as the disk has it: pages that are held in memory are given up
-    first."""
+    """Compute the CRC-32 of a part of a file as it is on disk: cached pages are dropped first."""
     crc32, buffer = 0, torch.empty(step, dtype=torch.uint8)
     file = os.open(path, os.O_RDONLY)
     try:
@@ -237,7 +235,8 @@ def _powers() -> list[list[int]]:
 
 
 def crc32_combine(first: int, second: int, length: int) -> int:
-    """CRC-32 of two strings after each other, from those of both and the `length` of the second."""
+    """Return the CRC-32 of two concatenated strings, given that of each and the `length` of the
+    second."""
     for power in _powers():
         if not length:
             break

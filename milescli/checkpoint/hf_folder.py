@@ -21,12 +21,11 @@ SINGLE_NAME = "model.safetensors"
 
 
 class HfReader:
-    """Open files of one folder; tensors are read when they are asked for, and only the part that is
-    asked for. A context manager."""
+    """Reads the tensors of one folder on demand, and only the requested part. A context manager."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where the folder has no safetensors, a file is truncated, or index
-        and files do not agree."""
+        """Open the files. Raises CheckpointError if the folder has no safetensors, a file is
+        truncated, or index and files disagree."""
         self.folder = folder
         self._files: dict[str, SafetensorsFile] = {}
         try:
@@ -50,44 +49,45 @@ class HfReader:
 
     @property
     def files(self) -> dict[str, SafetensorsFile]:
-        """By name, in order."""
+        """Map the name of each file to the open file, in order."""
         return self._files
 
     def read_once(self) -> None:
-        """From now on what was read is forgotten by the page cache: the folder streams by, and will
-        not be read again."""
+        """Drop what is read from the page cache from now on, because the folder is read only
+        once."""
         for file in self._files.values():
             file.drops_behind = True
 
     def names(self) -> list[str]:
-        """All tensors of the folder."""
+        """Return the names of all tensors of the folder."""
         return sorted(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole tensor. Raises CheckpointError where there is none of that name."""
+        """Return the shape of the whole tensor. Raises CheckpointError if there is none of that
+        name."""
         return self._stored(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor as it is stored."""
+        """Return the stored dtype of a tensor."""
         return self._stored(name).torch_dtype
 
     def read(
         self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
     ) -> torch.Tensor:
-        """[..., start:end along `dim` (0 or 1), ...] of a tensor."""
+        """Read [..., start:end along `dim` (0 or 1), ...] of a tensor."""
         ranges = [(0, length) for length in self.shape(name)]
         if ranges:
             ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
         return self.read_region(name, *ranges)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
-        """[row] of a stacked tensor."""
+        """Read [row] of a stacked tensor."""
         return self.read_region(
             name, (row, row + 1), *((0, length) for length in self.shape(name)[1:])
         )[0]
 
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        """[start:end along every dim] of a tensor; a scalar has no range."""
+        """Read [start:end along every dim] of a tensor; a scalar has no range."""
         self._stored(name)
         return self._files[self._where[name]].read(name, ranges)
 
@@ -104,11 +104,11 @@ class HfReader:
 def write_tensors(
     folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], *, max_shard_bytes: int = 4 * 2**30
 ) -> int:
-    """Write `tensors` into `folder` in the order given, in files of at most `max_shard_bytes` (or
-    one tensor), with an index where there is more than one file. Returns the bytes of all tensors.
+    """Write `tensors` into `folder` in the given order, in files of at most `max_shard_bytes` (or
+    one tensor), with an index if there is more than one file. Returns the bytes of all tensors.
     Holds one shard in memory at a time."""
     shards: list[list[str]] = []
-    total = held = 0
+    total = pending_bytes = 0
     pending: dict[str, torch.Tensor] = {}
 
     def flush() -> None:
@@ -118,11 +118,11 @@ def write_tensors(
 
     for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if pending and held + size > max_shard_bytes:
+        if pending and pending_bytes + size > max_shard_bytes:
             flush()
-            held = 0
+            pending_bytes = 0
         pending[name] = tensor.detach().cpu().contiguous()
-        held, total = held + size, total + size
+        pending_bytes, total = pending_bytes + size, total + size
     flush()
     _name_shards(folder, shards, total=total)
     return total

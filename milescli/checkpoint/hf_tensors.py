@@ -1,5 +1,5 @@
-"""Tensors of a Hugging Face folder by their names there, made from a `torch_dist` checkpoint, or
-taken from the folder that it began from. Called by `megatron_to_hf`."""
+"""Makes the tensors of a Hugging Face folder, by their names there, from a `torch_dist` checkpoint
+or from the folder that it began from. Called by `megatron_to_hf`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import torch
 
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.pipeline import Piece
 from milescli.checkpoint.safetensors_file import TensorSpec, torch_dtype
-from milescli.checkpoint.source import Source
+from milescli.checkpoint.source import Source, require_finite
 from milescli.checkpoint.torch_dist.keys import Box, items_of
 from milescli.checkpoint.torch_dist.weights import CheckpointWeights, single_boxes
 from milescli.core.errors import CheckpointError
@@ -23,10 +22,11 @@ _EMBEDDING = "embedding.word_embeddings.weight"
 
 
 class HfTensors:
-    """Gives tensors by their name on disk."""
+    """Makes tensors by their names on disk."""
 
     def __init__(self, weights: CheckpointWeights, base: Source | None, *, tied: set[str]) -> None:
-        """`base`: tensors of the model's folder. `tied`: names that repeat the embedding."""
+        """Combine the checkpoint's weights with `base`, the tensors of the model's folder. `tied`
+        are the names that repeat the embedding."""
         self.units = weights.units
         self._weights, self._base, self._tied = weights, base, tied
         self._shapes = weights.table.hf_shapes()
@@ -34,29 +34,30 @@ class HfTensors:
         self._embedding = weights.table.by_megatron[_EMBEDDING].hf[0]
 
     def in_checkpoint(self, entry: Entry) -> bool:
-        """Whether the checkpoint holds it: MTP layers may be missing."""
+        """Return True if the checkpoint holds the entry; MTP layers may be missing."""
         return entry.mtp is None or self._weights.has(entry)
 
     def is_carried(self, name: str) -> bool:
-        """Whether it comes from the model's folder."""
+        """Return True if the tensor comes from the model's folder."""
         if name in self._tied:
             return False
         entries = self.units.get(name)
         return entries is None or not self.in_checkpoint(entries[0])
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """In the checkpoint."""
+        """Return the dtype of a tensor in the checkpoint."""
         return self._weights.dtype(self.units[self._own(name)][0])
 
     def _own(self, name: str) -> str:
         return self._embedding if name in self._tied else name
 
     def spec(self, name: str, *, dtype: torch.dtype | None, recorded: str | None) -> TensorSpec:
-        """How it will be written."""
+        """Return how the tensor will be written. Raises CheckpointError if neither checkpoint nor
+        folder has it."""
         if self.is_carried(name):
             if self._base is None or name not in self._base:
                 raise CheckpointError(
-                    f"`{name}` is nowhere to be had",
+                    f"`{name}` cannot be found",
                     why="the model's folder had it, Megatron has no place for it, and the tensors "
                     "that were carried along are gone",
                     fix="--model FOLDER   # the Hugging Face folder that the checkpoint began from",
@@ -70,7 +71,7 @@ class HfTensors:
         return TensorSpec(name=name, dtype=target, shape=self._shapes[self._own(name)])
 
     def keys(self) -> set[str]:
-        """Keys of the checkpoint that are read."""
+        """Return the keys of the checkpoint that will be read."""
         reader, keys = self._weights.reader, set()
         for entry in self._weights.table.entries:
             for item in items_of(entry, self._weights.table, stacked=True):
@@ -79,7 +80,7 @@ class HfTensors:
         return keys
 
     def pieces(self, spec: TensorSpec) -> Iterator[Piece]:
-        """Whole, or row by row."""
+        """Yield the tensor whole, or row by row."""
         if self.is_carried(spec.name):
             assert self._base is not None
             yield Piece(name=spec.name, tensor=self._base.read(spec.name))
@@ -97,16 +98,16 @@ class HfTensors:
 
     def _take(self, entry: Entry, name: str) -> torch.Tensor:
         """One of an entry's tensors; the others wait for their turn, if they are not many."""
-        held = self._cache.pop(entry.megatron, None)
-        if held is None or name not in held:
-            held = dict(zip(entry.hf, self._weights.disk(entry), strict=True))
-        tensor = held.pop(name)
-        if held:
+        cached = self._cache.pop(entry.megatron, None)
+        if cached is None or name not in cached:
+            cached = dict(zip(entry.hf, self._weights.disk(entry), strict=True))
+        tensor = cached.pop(name)
+        if cached:
             # views would keep the whole tensor that they were cut from
-            self._cache[entry.megatron] = held
+            self._cache[entry.megatron] = cached
             while self._cached_bytes() > _CACHE_BYTES and self._cache:
                 self._cache.popitem(last=False)
         return tensor
 
     def _cached_bytes(self) -> int:
-        return sum(tensor.nbytes for held in self._cache.values() for tensor in held.values())
+        return sum(tensor.nbytes for cached in self._cache.values() for tensor in cached.values())

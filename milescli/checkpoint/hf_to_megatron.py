@@ -1,5 +1,6 @@
-"""A Hugging Face folder -> files of a `torch_dist` checkpoint: what goes where, and the tensors as
-they stream by. Says nothing, and knows neither hub nor terminal; `conversion` does."""
+"""Converts a Hugging Face folder to the files of a `torch_dist` checkpoint: the plan, and the
+tensors as they stream. Prints nothing, and knows neither hub nor terminal, which `conversion`
+does."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from pathlib import Path
 import torch
 
 from milescli.checkpoint.base import CARRIED, CHECKPOINT, METADATA_NAME, TRACKER_NAME
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.hf_folder import HfReader
 from milescli.checkpoint.matching import Matched, match
 from milescli.checkpoint.pipeline import Piece, PlannedFile, bounded
@@ -22,7 +22,7 @@ from milescli.checkpoint.record import (
     write_plain_config,
 )
 from milescli.checkpoint.safetensors_file import TensorSpec, make_header
-from milescli.checkpoint.source import Source
+from milescli.checkpoint.source import Source, require_finite
 from milescli.checkpoint.torch_dist.framing import framing_sizes, make_framing
 from milescli.checkpoint.torch_dist.keys import Item, can_stack, incomplete, items_of
 from milescli.checkpoint.torch_dist.metadata import (
@@ -44,26 +44,26 @@ FILE_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronPlan:
-    """Every file of the checkpoint, decided from headers alone."""
+    """Lists every file of the checkpoint, decided from headers alone."""
 
     source: Source
     matched: Matched
     placed: tuple[Placed, ...]
     """Every item, in order."""
     files: tuple[PlannedFile, ...]
-    """Of the checkpoint, then those of passed-through tensors."""
+    """Files of the checkpoint, then those of passed-through tensors."""
     record: str
-    """What `hf/source.json` says."""
+    """Content of `hf/source.json`."""
     num_keys: int
-    """Of the checkpoint, other names of the same bytes included."""
+    """Keys of the checkpoint, including further names of the same bytes."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def keys_by_name(self) -> dict[str, list[str]]:
-        """Name on disk -> the keys of the checkpoint that hold it."""
+        """Map each name on disk to the keys of the checkpoint that hold it."""
         keys: dict[str, dict[str, None]] = {}
         for place in self.placed:
             for name in place.item.entry.hf:
@@ -71,8 +71,8 @@ class MegatronPlan:
         return {name: list(own) for name, own in keys.items()}
 
     def write_rest(self, folder: Path) -> None:
-        """The small files beside the planned ones: what makes the tensors a checkpoint, and what
-        Megatron has no place for."""
+        """Write the small files beside the planned ones: those that make the tensors a checkpoint,
+        and those for which Megatron has no place."""
         tensors, carried = folder / CHECKPOINT, folder / CARRIED
         state, name = make_extra_state(), f"__0_{len(self.files)}.distcp"
         (tensors / name).write_bytes(state)
@@ -89,17 +89,17 @@ class MegatronPlan:
 def plan_megatron(
     source: Source, table: WeightTable, *, dtype: torch.dtype | None, file_bytes: int = FILE_BYTES
 ) -> MegatronPlan:
-    """Decide what goes where. `dtype` of all floating-point weights; None: as they are. Raises
-    CheckpointError where the folder is not what its config.json says."""
+    """Decide the content of every file. `dtype` applies to all floating-point weights; None keeps
+    theirs. Raises CheckpointError if the folder contradicts its config.json."""
     matched = match(source, table)
     stacked = can_stack(matched.table)
     by_entry: list[tuple[Entry, torch.dtype, tuple[Item, ...]]] = []
     for entry in matched.table.entries:
-        kept = matched.dtype(entry, source)
+        own_dtype = matched.dtype(entry, source)
         target = (
             dtype
-            if dtype is not None and kept.is_floating_point and not entry.rule.float32
-            else kept
+            if dtype is not None and own_dtype.is_floating_point and not entry.rule.float32
+            else own_dtype
         )
         by_entry.append((entry, target, tuple(items_of(entry, matched.table, stacked=stacked))))
     wrong = incomplete(box for _, _, items in by_entry for item in items for box in item.boxes)
@@ -214,12 +214,12 @@ def _raw(source: Source, specs: Sequence[TensorSpec]):
 def safetensors_file(
     name: str, specs: Sequence[TensorSpec], make, *, metadata: dict[str, str] | None = None
 ) -> PlannedFile:
-    """A planned file of safetensors, whose tensors `make` gives in this order."""
+    """Plan a safetensors file, whose tensors `make` yields in this order."""
     header = make_header(specs, {"format": "pt"} if metadata is None else metadata)
     size = len(header) + sum(spec.num_bytes for spec in specs)
     return PlannedFile(name=name, size_bytes=size, make=make, start=header)
 
 
 def open_passthrough(folder: Path) -> HfReader | None:
-    """The tensors that were carried past Megatron; None where there were none."""
+    """Open the tensors that were carried past Megatron; None if there are none."""
     return HfReader(folder) if any(folder.glob(f"{PASSTHROUGH_PREFIX}-*.safetensors")) else None

@@ -1,6 +1,6 @@
-"""Whether the files of a folder are those that were written: SHA-256 of each, what makes names and
-bytes outlast a power cut, and the room that is left. Knows nothing of manifests, and imports
-nothing heavy. Called by the store, by ranks that write, and by whoever tells of a full disk."""
+"""Checks that the files of a folder are those that were written (SHA-256 of each), makes names and
+bytes durable, and reports free space. Knows nothing of manifests, and imports nothing heavy. Called
+by the store, by ranks that write, and by code that reports a full disk."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from milescli.core.files import sha256_of
 
 MAX_THREADS = 8
-"""That hash at once: hashing gives up the interpreter's lock."""
+"""Threads that hash at once: hashing releases the interpreter's lock."""
 
 
 def free_bytes(folder: Path) -> int:
-    """What a user may still write into the file system of `folder`, or of its nearest parent that
-    is there."""
+    """Return the bytes that a user may still write into the file system of `folder`, or of its
+    nearest existing parent."""
     while not folder.exists():
         folder = folder.parent
     status = os.statvfs(folder)
@@ -27,8 +27,8 @@ def free_bytes(folder: Path) -> int:
 def sha256_of_files(
     folder: Path, names: Iterable[str], *, progress: Callable[[int], None] | None = None
 ) -> dict[str, str]:
-    """Name -> SHA-256 of files of a folder, several at once. `progress` is told, from any thread,
-    how many more bytes were read. Raises OSError."""
+    """Map the names of files in a folder to their SHA-256, hashing several at once. `progress` gets
+    the number of newly read bytes, from any thread. Raises OSError."""
     listed = list(names)
     with ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as threads:
         digests = threads.map(lambda name: sha256_of(folder / name, progress=progress), listed)
@@ -38,15 +38,15 @@ def sha256_of_files(
 def changed_file(
     folder: Path, sha256: Mapping[str, str], *, progress: Callable[[int], None] | None = None
 ) -> tuple[str, str] | None:
-    """(name, SHA-256 now) of the first file that is not what `sha256` says; None where all are.
-    `progress`: see `sha256_of_files`. Raises OSError."""
+    """Return (name, current SHA-256) of the first file that differs from `sha256`, or None.
+    `progress` works as in `sha256_of_files`. Raises OSError."""
     now = sha256_of_files(folder, sha256, progress=progress)
     return next(((name, now[name]) for name in sha256 if now[name] != sha256[name]), None)
 
 
 def sync_tree(folder: Path) -> None:
-    """Make all files below `folder`, their names, its own and its parent's durable, the innermost
-    first: a name that outlasts a power cut then has its bytes."""
+    """Make all files below `folder`, their names, its own and its parent's durable, innermost
+    first: a name that survives a power cut then has its bytes."""
     for path, _, files in os.walk(folder, topdown=False):
         for name in files:
             sync(Path(path) / name)
@@ -56,7 +56,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or the names in a folder."""
+    """Make a file's bytes, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

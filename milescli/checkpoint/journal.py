@@ -1,7 +1,7 @@
-"""A folder that appears under its name when it is whole. Until then it grows beside it, with a
-journal of the files that are finished, so that an interrupted conversion goes on where it stopped.
-What is finished is never thrown away in silence. Called by `conversion`. Also files of records that
-each carry a checksum."""
+"""Assembles a folder that appears under its name only when it is complete. Until then it grows
+beside the target, with a journal of finished files, so that an interrupted conversion continues.
+Finished files are never discarded silently. Called by `conversion`. Also writes files of records
+that each carry a checksum."""
 
 from __future__ import annotations
 
@@ -28,49 +28,50 @@ JOURNAL_NAME = "journal.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedFile:
-    """Written and durable."""
+    """Records a file that is written and durable."""
 
     name: str
     """Path within the folder."""
     size_bytes: int
     crc32: int
     read_back: bool = True
-    """It was compared with what had been written."""
+    """True if it was compared with what had been written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """What an earlier attempt left in a part folder."""
+    """Holds what an earlier attempt left in a part folder."""
 
     fingerprint: str | None = None
-    """Of what it was writing; None: it did not come so far as to say it."""
+    """Fingerprint of what it wrote; None if it was interrupted before recording it."""
     command: str | None = None
-    """What the user typed."""
+    """Command that the user typed."""
     cwd: str | None = None
-    """Where it was typed."""
+    """Folder in which it was typed."""
     finished: dict[str, FinishedFile] = field(default_factory=dict)
-    """By name: whole, and still there."""
+    """Files by name that are complete and still present."""
 
     @property
     def finished_bytes(self) -> int:
-        """Of all finished files."""
+        """Return the bytes of all finished files."""
         return sum(file.size_bytes for file in self.finished.values())
 
     @property
     def resume_command(self) -> str | None:
-        """What goes on with it, typed here; None where that was not written down."""
+        """Return the command that continues the attempt from this folder; None if it was not
+        recorded."""
         if self.command is None or self.cwd in (None, os.getcwd()):
             return self.command
         return f"cd {shlex.quote(str(self.cwd))} && {self.command}"
 
 
 def part_of(target: Path) -> Path:
-    """Where `target` grows."""
+    """Return the folder in which `target` is assembled."""
     return target.with_name(f".{target.name}.part")
 
 
 def read_journal(part: Path) -> Journal:
-    """Of a part folder; an empty one where there is none. What a kill tore is left out."""
+    """Read the journal of a part folder; empty if there is none. Skips entries that a kill tore."""
     try:
         text = (part / JOURNAL_NAME).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -105,9 +106,9 @@ def _records(text: str) -> Iterator[dict[str, object]]:
 
 
 class PartFolder:
-    """`.NAME.part` beside the target. A context manager; one process at a time. Left without
-    `complete` or `discard`, it stays to be gone on with by the next one of the same
-    `fingerprint`."""
+    """Manages `.NAME.part` beside the target. A context manager; one process at a time. Left
+    without `complete` or `discard`, the folder stays, and the next one with the same `fingerprint`
+    continues it."""
 
     def __init__(
         self,
@@ -117,10 +118,10 @@ class PartFolder:
         command: str | None = None,
         read_back: bool = True,
     ) -> None:
-        """`fingerprint`: of everything that decides what is written. `command`: what the user types
-        to go on with it; None: the same as now. `read_back`: a file is finished when it was
-        compared with what had been written. Raises CheckpointError where the target is there
-        already."""
+        """Open or create the folder. `fingerprint` covers everything that decides what is written.
+        `command` is what the user types to continue; None if repeating the current command does.
+        With `read_back`, a file is finished only after it was compared with what was written.
+        Raises CheckpointError if the target exists."""
         require_free(target)
         self.target, self.path, self.command = target, part_of(target), command
         self.read_back = read_back
@@ -130,8 +131,8 @@ class PartFolder:
         self._journal: int | None = None
 
     def __enter__(self) -> PartFolder:
-        """Raises CheckpointError where another process writes it, where something else is finished
-        in it, and where it cannot be written."""
+        """Open the folder. Raises CheckpointError if another process writes it, if it holds files
+        of something else, or if it cannot be written."""
         self._open()
         try:
             self._begin()
@@ -174,10 +175,10 @@ class PartFolder:
             }
             os.write(self._journal, b"\n")  # ends a line that a kill tore
             return
-        beside = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
-        if journal.finished or (beside and journal.fingerprint is None):
+        leftovers = [path for path in self.path.iterdir() if path.name != JOURNAL_NAME]
+        if journal.finished or (leftovers and journal.fingerprint is None):
             raise self._refusal(journal)
-        for path in beside:  # begun, and not finished
+        for path in leftovers:  # begun, and not finished
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         os.ftruncate(self._journal, 0)
         self._append(
@@ -189,24 +190,24 @@ class PartFolder:
         remove = f"rm -r {shlex.quote(str(self.path))}   # throws it away; then once more"
         if not journal.finished:
             return CheckpointError(
-                f"`{self.target}` cannot be begun",
+                f"`{self.target}` cannot be started",
                 why=f"{self.path} holds files, and no journal that says of what",
                 fix=remove,
             )
-        kept = (
+        finished = (
             f"{format_bytes(journal.finished_bytes)} in {len(journal.finished)} "
             f"file{'s' if len(journal.finished) > 1 else ''} are finished and kept in {self.path}"
         )
         resume = journal.resume_command
         if resume is not None and resume == self.command:
             return CheckpointError(
-                f"`{self.target}` was begun from a source that has changed since",
-                why=f"{kept}, and they do not fit what is read now",
+                f"`{self.target}` was started from a source that has changed since",
+                why=f"{finished}, and they do not fit what is read now",
                 fix=remove,
             )
         return CheckpointError(
-            f"`{self.target}` was begun from another source, or with other options",
-            why=f"{kept}, and they are not what this command would write",
+            f"`{self.target}` was started from another source, or with other options",
+            why=f"{finished}, and they are not what this command would write",
             fix=[*([f"{resume}   # goes on with it"] if resume else []), remove],
         )
 
@@ -225,11 +226,11 @@ class PartFolder:
 
     @property
     def finished_bytes(self) -> int:
-        """Of all files that are finished."""
+        """Return the bytes of all finished files."""
         return sum(file.size_bytes for file in self.finished.values())
 
     def finish_file(self, file: FinishedFile) -> None:
-        """Remember it, durably."""
+        """Record a finished file durably."""
         self.finished[file.name] = file
         self._append(asdict(file))
 
@@ -239,7 +240,7 @@ class PartFolder:
         os.fsync(self._journal)
 
     def complete(self) -> None:
-        """Everything is there and durable: it takes its name."""
+        """Rename the complete and durable folder to its target."""
         (self.path / JOURNAL_NAME).unlink()
         sync_tree(self.path)
         if self.target.is_dir():
@@ -248,12 +249,12 @@ class PartFolder:
         sync(self.target.parent)
 
     def discard(self) -> None:
-        """Nothing is left of it."""
+        """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def require_free(target: Path) -> None:
-    """Raises CheckpointError where something is at `target` already; an empty folder is nothing."""
+    """Raise CheckpointError if something exists at `target`; an empty folder is allowed."""
     if target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir()))):
         raise CheckpointError(
             f"`{target}` is there already",
@@ -266,8 +267,8 @@ def require_free(target: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Make every small file of the folder and every name durable; large ones have been made so by
-    who wrote them."""
+    """Make every small file of the folder and every name durable; the writers of large files have
+    synced them."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 
@@ -280,7 +281,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a record is."""
+    """Locates a record in a file."""
 
     path: Path
     offset: int
@@ -289,18 +290,19 @@ class Place:
 
 
 class RecordWriter:
-    """A file that only its owner can read, and that always ends behind a whole record, unless its
-    writer is killed."""
+    """Appends to a file that only its owner can read, and that always ends after a whole record
+    unless its writer is killed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where it cannot be made; there is no file of this name yet."""
+        """Create the file, which must not exist. Raises OSError."""
         self.path = path
         self.size = 0
         """Bytes of whole records."""
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
 
     def append(self, head: dict[str, Any], parts: Sequence[bytes] = ()) -> None:
-        """Raises OSError where the disk does not take all of it: nothing of it stays."""
+        """Append a record. Raises OSError if the disk does not accept all of it; then nothing of it
+        stays."""
         pieces = framed(json.dumps(head, separators=(",", ":")).encode(), parts)
         try:
             for piece in pieces:
@@ -315,7 +317,7 @@ class RecordWriter:
         self.size += sum(map(len, pieces))
 
     def close(self) -> None:
-        """Make it durable. Raises OSError."""
+        """Make the file durable and close it. Raises OSError."""
         try:
             os.fsync(self._file)
         finally:
@@ -323,7 +325,7 @@ class RecordWriter:
 
 
 def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
-    """The pieces of one record, in order."""
+    """Return the pieces of one record in order."""
     body_size = sum(map(len, parts))
     crc = zlib.crc32(head, zlib.crc32(struct.pack("<IQ", len(head), body_size)))
     for part in parts:
@@ -332,29 +334,29 @@ def framed(head: bytes, parts: Sequence[bytes]) -> list[bytes]:
 
 
 def whole_records(path: Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Each record's place and head, in order, up to the first that is torn or changed; bodies are
-    read through, and not held. Raises OSError."""
+    """Yield each record's place and head in order, up to the first torn or altered record. Bodies
+    are read through without being held. Raises OSError."""
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size
-        while (found := _next(file, left)) is not None:
-            head, size = found
+        while (record := _next(file, left)) is not None:
+            head, size = record
             yield Place(path=path, offset=file.tell() - size, size=size), head
             left -= size
 
 
 def read_record(place: Place) -> tuple[dict[str, Any], bytes]:
-    """(head, body). Raises OSError, also where it is no longer the record that was there."""
+    """Read (head, body). Raises OSError, also if the record has changed since."""
     with place.path.open("rb") as file:
         file.seek(place.offset)
         body: list[bytes] = []
-        found = _next(file, place.size, keep=body.append)
-    if found is None:
+        record = _next(file, place.size, keep=body.append)
+    if record is None:
         raise OSError(errno.EIO, "a record is not what was written", str(place.path))
-    return found[0], b"".join(body)
+    return record[0], b"".join(body)
 
 
 def keep_only(path: Path, places: Sequence[Place]) -> None:
-    """Leave out all other records; the file has its old content or the new one. Raises OSError."""
+    """Remove all other records; the file has its old content or the new one. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with path.open("rb") as file, part.open("wb") as out:
         os.fchmod(out.fileno(), 0o600)

@@ -1,6 +1,6 @@
-"""Is a Hugging Face folder what its config.json says? Every tensor is used exactly once, none is
-missing, none is left over, all have their shapes. Looks at headers, not at numbers. Called by
-convert before anything is written."""
+"""Checks that a Hugging Face folder fits its config.json: every tensor is used exactly once, none
+is missing or left over, all have their shapes. Reads headers, not numbers. Called by convert before
+it writes anything."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EMBEDDING = "embedding.word_embeddings.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """What each tensor of the folder is."""
+    """Assigns each tensor of the folder to its use."""
 
     table: WeightTable
     """In the forms that the folder has, without MTP layers that it lacks."""
@@ -39,8 +39,8 @@ class Matched:
     """MTP layers that config.json names and the folder does not have."""
 
     def dtype(self, entry: Entry, source: Source) -> torch.dtype:
-        """Of an entry's Megatron tensor: the widest of its disk tensors, so that nothing is
-        rounded."""
+        """Return the dtype of an entry's Megatron tensor: the widest of its disk tensors, so that
+        nothing is rounded."""
         import torch
 
         widest = source.dtype(entry.hf[0])
@@ -50,13 +50,13 @@ class Matched:
 
     @property
     def num_tensors(self) -> int:
-        """Tensors of the folder that are used."""
+        """Return the number of tensors of the folder that are used."""
         return len(self.table.hf_shapes()) + len(self.passthrough) + (self.tied_copy is not None)
 
 
 def match(source: Source, table: WeightTable) -> Matched:
-    """Raises CheckpointError for a tensor that is missing, left over or misshapen, and for a tied
-    output layer that is not the embedding."""
+    """Match the folder's tensors with the table. Raises CheckpointError for a tensor that is
+    missing, left over or misshapen, and for a tied output layer that differs from the embedding."""
     names = source.names()
     by_config, table = table, table.as_on_disk(names)
     # releases that were saved again by transformers have lost their MTP layers, and config.json
@@ -88,7 +88,7 @@ def match(source: Source, table: WeightTable) -> Matched:
             why=f"{_some(extra)}: where {'they belong' if len(extra) > 1 else 'it belongs'} in a "
             f"`{table.facts.family}` model is not known,"
             " and no weight is dropped in silence",
-            fix=f"{_FETCH_AGAIN}, or mend config.json",
+            fix=f"{_FETCH_AGAIN}, or correct config.json",
         )
     return Matched(
         table=table,

@@ -1,5 +1,5 @@
-"""A `torch_dist` checkpoint of any layout -> files of a Hugging Face folder: what goes where, and
-the tensors as they stream by. Called by `conversion`."""
+"""Converts a `torch_dist` checkpoint of any layout to the files of a Hugging Face folder: the plan,
+and the tensors as they stream. Called by `conversion`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_THE_MODEL = ("decoder.", "embedding.", "output_layer.", "mtp.", "encoder.")
 
 @dataclass(slots=True, kw_only=True)
 class HfPlan:
-    """Every file of the folder, decided from headers alone. Close it."""
+    """Lists every file of the folder, decided from headers alone. Must be closed."""
 
     checkpoint: Path
     model_dir: Path
@@ -48,7 +48,7 @@ class HfPlan:
     tensors: list[TensorSpec]
     """In order."""
     index: dict[str, object] | None
-    """Of the index file; None where there is one file without."""
+    """Content of the index file; None for a single file without one."""
     carried: list[str]
     """Tensors that are not in the checkpoint, and came from the model's folder."""
     absent_mtp: list[str]
@@ -56,7 +56,7 @@ class HfPlan:
     rounded: dict[str, tuple[str, str]]
     """Name of a tensor -> (dtype in the checkpoint, narrower dtype that is written)."""
     dtypes_are_new: bool
-    """What is written has other dtypes than the model's folder had, or it had no weights."""
+    """True if other dtypes are written than the model's folder had, or if it had no weights."""
     num_keys_used: int
     units: dict[str, list[Entry]]
     """Name on disk -> its entries."""
@@ -64,34 +64,34 @@ class HfPlan:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Return the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def write_rest(self, folder: Path, *, dtype: torch.dtype | None) -> None:
-        """The small files beside the planned ones: config.json, tokenizer, index. `dtype`: which
-        was asked for."""
+        """Write the small files beside the planned ones: config.json, tokenizer, index. `dtype` is
+        the requested dtype."""
         carry_over(self.model_dir, folder)
         write_plain_config(folder, dtype=self._new_dtype(dtype))
         if self.index is not None:
             text = json.dumps(self.index, indent=2, sort_keys=True) + "\n"
             (folder / INDEX_NAME).write_text(text, encoding="utf-8")
 
-    def _new_dtype(self, asked: torch.dtype | None) -> str | None:
+    def _new_dtype(self, requested: torch.dtype | None) -> str | None:
         """What config.json has to say; None: what it says already."""
-        if asked is not None:
-            return str(asked).removeprefix("torch.")
+        if requested is not None:
+            return str(requested).removeprefix("torch.")
         written = {
             str(spec.dtype).removeprefix("torch.")
             for spec in self.tensors
             if spec.dtype.is_floating_point
         }
-        said = load_facts(self.model_dir).dtype
-        if self.dtypes_are_new and len(written) == 1 and said not in written:
+        config_dtype = load_facts(self.model_dir).dtype
+        if self.dtypes_are_new and len(written) == 1 and config_dtype not in written:
             return written.pop()
         return None
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the open files. Idempotent."""
         self.resources.close()
 
     def __enter__(self) -> HfPlan:
@@ -104,10 +104,10 @@ class HfPlan:
 def plan_hf(
     checkpoint: Path, model_dir: Path, *, dtype: torch.dtype | None, shard_bytes: int | None
 ) -> HfPlan:
-    """Decide what goes where. `model_dir`: a folder with config.json, and perhaps with the weights
-    (or the record of them) that the checkpoint began from. `dtype` of all floating-point weights;
-    None: as the model had them, or as the checkpoint has them. `shard_bytes`: None: files as the
-    model had them. Raises CheckpointError where checkpoint and model do not belong together."""
+    """Decide the content of every file. `model_dir` has config.json, and perhaps the weights (or
+    the record of them) that the checkpoint began from. `dtype` applies to all floating-point
+    weights; None: as in the model, or else as in the checkpoint. `shard_bytes` None: files as in
+    the model. Raises CheckpointError if checkpoint and model do not belong together."""
     if read_shape(checkpoint) is not None:
         raise CheckpointError(
             f"`{checkpoint}` holds an adapter alone",

@@ -1,6 +1,5 @@
-"""Files written from tensors that are made one after the other: one thread makes them, one writes,
-one reads back what was written and compares. Memory is bounded by the largest tensor and a small
-queue. Called by convert and export."""
+"""Writes files from a stream of tensors: one thread makes them, one writes, one reads back and
+compares. The largest tensor and a small queue bound the memory. Called by convert and export."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ QUEUE_BYTES = 128 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A tensor, and what stands around it in the file."""
+    """Holds a tensor and the bytes around it in the file."""
 
     name: str
     """For errors."""
     tensor: torch.Tensor
-    """Of any shape; its elements are written in order."""
+    """Tensor of any shape; its elements are written in order."""
     around: Callable[[int], tuple[bytes, bytes]] | None = None
     """CRC-32 of the tensor's bytes -> (bytes before, bytes behind)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFile:
-    """A file that will be written."""
+    """Describes a file that will be written."""
 
     name: str
     """Path within the folder."""
@@ -42,11 +41,11 @@ class PlannedFile:
     make: Callable[[], Iterable[Piece]]
     """Makes its tensors, in order. Called in the caller's thread."""
     start: bytes = b""
-    """What stands before the first tensor."""
+    """Bytes before the first tensor."""
 
 
 class DiskFull(Exception):
-    """The file system took no more. `__cause__` is what it said."""
+    """Reports that the file system is full. `__cause__` is its error."""
 
 
 @dataclass(slots=True)
@@ -58,26 +57,27 @@ class _Write:
 
 
 class _Failed(Exception):
-    """Another thread has failed; `Pipeline.failure` says how."""
+    """Stops a thread after another one failed; `Pipeline.failure` holds the cause."""
 
 
 class Pipeline:
-    """Writes planned files into a part folder. `run` once."""
+    """Writes planned files into a part folder. `run` may be called once."""
 
     def __init__(self, part: PartFolder, *, progress: Callable[[int], None]) -> None:
-        """`progress` is given the number of bytes as they are written, from a thread."""
+        """Write into `part`. `progress` gets the number of bytes as they are written, from a
+        thread."""
         self._part, self._progress = part, progress
         self._condition = threading.Condition()
         self._queue: deque[_Write | None] = deque()
-        self._held = 0
+        self._queued = 0
         self._to_check: deque[
             tuple[PlannedFile, StreamFile, list[tuple[str, int, int, int]]] | None
         ] = deque()
         self._failure: BaseException | None = None
 
     def run(self, files: Sequence[PlannedFile]) -> None:
-        """Write all that the folder's journal does not have. Raises what making, writing or reading
-        back raised; DiskFull among it."""
+        """Write all files that the folder's journal does not list. Raises the error of making,
+        writing or reading back a file, such as DiskFull."""
         threads = [
             threading.Thread(target=self._guarded, args=(work,), daemon=True)
             for work in (self._write_all, self._check_all)
@@ -113,11 +113,11 @@ class Pipeline:
 
     def _put(self, item: _Write | None, *, size: int = 0) -> None:
         with self._condition:
-            while self._failure is None and self._held and self._held + size > QUEUE_BYTES:
+            while self._failure is None and self._queued and self._queued + size > QUEUE_BYTES:
                 self._condition.wait()
             if self._failure is not None:
                 raise _Failed
-            self._held += size
+            self._queued += size
             self._queue.append(item)
             self._condition.notify_all()
 
@@ -179,7 +179,7 @@ class Pipeline:
 
     def _release(self, size: int) -> None:
         with self._condition:
-            self._held -= size
+            self._queued -= size
             self._condition.notify_all()
         self._progress(size)
 
@@ -222,14 +222,14 @@ def _came_back_otherwise(
 
 
 def bounded(sizes: Iterable[int], *, limit: int) -> Iterator[range]:
-    """Numbers of consecutive things whose sizes add up to at most `limit`, or of a single one that
-    is larger."""
-    start, held, count = 0, 0, 0
+    """Yield ranges of consecutive indices whose sizes sum to at most `limit`, or of a single larger
+    one."""
+    start, total, count = 0, 0, 0
     for number, size in enumerate(sizes):
         count = number + 1
-        if number > start and held + size > limit:
+        if number > start and total + size > limit:
             yield range(start, number)
-            start, held = number, 0
-        held += size
+            start, total = number, 0
+        total += size
     if count > start:
         yield range(start, count)

@@ -1,5 +1,5 @@
-"""What a Hugging Face folder looked like: files, names, dtypes and their order, so that the way
-back writes the same. And what is carried along beside weights. Called by convert in both
+"""Records the layout of a Hugging Face folder (files, names, dtypes and their order), so that the
+way back writes the same; and copies the files beside the weights. Called by convert in both
 directions."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OURS = (RECORD_NAME, MANIFEST_NAME)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedFile:
-    """A file of weights."""
+    """Records the layout of one file of weights."""
 
     name: str
     metadata: dict[str, str]
@@ -49,7 +49,7 @@ class RecordedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Of one folder."""
+    """Records the files of one folder."""
 
     dtypes: dict[str, str]
     """Name of a tensor -> as safetensors writes it; in order."""
@@ -59,7 +59,7 @@ class Record:
     """`metadata` of the index file; None where there was no index."""
 
     def to_json(self) -> str:
-        """For the disk."""
+        """Return the JSON to write to disk."""
         files = [
             {"name": file.name, "metadata": file.metadata, "tensors": list(file.tensors)}
             for file in self.files
@@ -68,7 +68,7 @@ class Record:
 
 
 def record_of(source: Source) -> Record:
-    """Of an open folder."""
+    """Record the layout of an open folder."""
     if not isinstance(source, HfReader):
         return Record(
             dtypes={name: dtype_name(source.dtype(name)) for name in source.names()},
@@ -99,8 +99,8 @@ def _index(folder: Path) -> dict[str, object] | None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """That which convert left in `hf/`. Raises CheckpointError where it cannot be understood; None
-    where there is none."""
+    """Read the record that convert left in `hf/`; None if there is none. Raises CheckpointError if
+    it is invalid."""
     path = folder / RECORD_NAME
     if not path.exists():
         return None
@@ -129,7 +129,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def carry_over(source: Path, target: Path) -> list[str]:
-    """Copy everything beside weights: config, generation config, tokenizer, chat template, license.
+    """Copy everything except weights: config, generation config, tokenizer, chat template, license.
     Returns the names."""
     paths = carried_files(source)
     target.mkdir(parents=True, exist_ok=True)
@@ -142,8 +142,8 @@ def carry_over(source: Path, target: Path) -> list[str]:
 
 
 def carried_files(source: Path) -> list[Path]:
-    """What `carry_over` copies. Raises CheckpointError where one of them is a link out of the
-    folder: what it points to is not the model's, and would be given away with it."""
+    """Return the files that `carry_over` copies. Raises CheckpointError if one of them is a link
+    out of the folder: its target is not part of the model, and must not be published with it."""
     paths = [
         path
         for path in sorted(source.iterdir())
@@ -174,8 +174,8 @@ def carried_files(source: Path) -> list[Path]:
 
 
 def write_plain_config(folder: Path, *, dtype: str | None) -> None:
-    """config.json of weights that are plain now: without what it said of a quantisation, and with
-    `dtype` where one is given. Left alone, to the byte, where nothing changes."""
+    """Write the config.json of weights that are now plain: without the quantisation, and with
+    `dtype` if given. If nothing changes, the file stays identical to the byte."""
     before = read_config(folder)
     after = {key: value for key, value in before.items() if key != "quantization_config"}
     nested = after.get("text_config")

@@ -1,5 +1,5 @@
-"""The run directory: every path in it, who may use it, and what its records say. Whoever asks for
-a file of a run asks here. Knows nothing of engines or trainers."""
+"""Defines the run directory: every path in it, its permissions, and the reading of its records. All
+code that needs a file of a run uses it. Knows nothing of engines or trainers."""
 
 from __future__ import annotations
 
@@ -50,135 +50,138 @@ LAYOUT = {
 
 @dataclass(frozen=True, slots=True)
 class RunDir:
-    """Paths and records of one run. `create` makes a new one, `open_run` opens one."""
+    """Gives the paths and records of one run. `create` makes a new one, `open_run` opens an
+    existing one."""
 
     path: Path
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Return the run's name."""
         return self.path.name
 
     @property
     def full_name(self) -> str:
-        """The same; of an adapter's, with that of the run that trains it."""
+        """Return the run's name; for an adapter's run, with the name of the run that trains it."""
         above = self.path.parent
         return f"{above.parent.name}-{self.name}" if above.name == ADAPTERS else self.name
 
     @property
     def shown(self) -> str:
-        """The path as a user would type it here."""
+        """Return the path as a user would type it here."""
         return os.path.relpath(self.path) if Path.cwd() in self.path.parents else str(self.path)
 
     @property
     def is_run(self) -> bool:
-        """Whether the directory holds a run."""
+        """Return True if the directory holds a run."""
         return self.recipe_file.is_file()
 
     @property
     def recipe_file(self) -> Path:
-        """The resolved recipe, with origins."""
+        """Return the file of the resolved recipe with its origins."""
         return self.path / RECIPE_FILE
 
     @property
     def recipe_sha256(self) -> str:
-        """Of the resolved recipe, hex."""
+        """Return the SHA-256, hex, of the resolved recipe."""
         return hashlib.sha256(self.recipe_file.read_bytes()).hexdigest()
 
     @property
     def plan_file(self) -> Path:
-        """The plan of the last attempt."""
+        """Return the file of the last attempt's plan."""
         return self.path / "plan.json"
 
     @property
     def manifest_file(self) -> Path:
-        """Versions, data hash, seeds."""
+        """Return the file with versions, data hash and seeds."""
         return self.path / "manifest.json"
 
     @property
     def events_file(self) -> Path:
-        """Every event, one JSON object a line."""
+        """Return the file of all events, one JSON object per line."""
         return self.path / "events.jsonl"
 
     @property
     def metrics_file(self) -> Path:
-        """The scalars of each step, one JSON object a line."""
+        """Return the file of each step's scalars, one JSON object per line."""
         return self.path / "metrics.jsonl"
 
     @property
     def picture_file(self) -> Path:
-        """The last frame of a run that ended well."""
+        """Return the file of the last frame of a run that ended well."""
         return self.path / "run.svg"
 
     @property
     def checkpoints(self) -> Path:
-        """step_<n> folders."""
+        """Return the folder of the step_<n> folders."""
         return self.path / CHECKPOINTS
 
     @property
     def score_model_dir(self) -> Path:
-        """The model with a score head, of a run that trains scores."""
+        """Return the folder of the model with a score head, for a run that trains scores."""
         return self.path / "score-model"
 
     @property
     def critic_model_dir(self) -> Path:
-        """The model that the run's critic is made of."""
+        """Return the folder of the model from which the run's critic starts."""
         return self.path / "critic-model"
 
     @property
     def adapters_dir(self) -> Path:
-        """A run directory for each of several adapters."""
+        """Return the folder with a run directory for each of several adapters."""
         return self.path / ADAPTERS
 
     def teacher_model_dir(self, number: int) -> Path:
-        """A teacher's model, where another run's checkpoint was written out to be one."""
+        """Return the folder to which another run's checkpoint is exported to serve as a teacher."""
         return self.path / f"teacher-{number}-model"
 
     def held_model_dir(self, what: str, source: str) -> Path:
-        """A model that is asked and not trained (`what`: reward-model, draft-model, role-model),
-        where it is the checkpoint of another run: `source`, as the recipe names it."""
+        """Return the folder of a queried, untrained model (`what`: reward-model, draft-model,
+        role-model) that is exported from another run's checkpoint: `source`, as the recipe names
+        it."""
         mark = hashlib.blake2b(source.encode(), digest_size=4).hexdigest()
         return self.path / f"{what}-{mark}"
 
     @property
     def own_model_dir(self) -> Path:
-        """The model that miles made for this run: from a seed, or from a converted checkpoint."""
+        """Return the folder of the model that miles made for this run, from a seed or from a
+        converted checkpoint."""
         return self.path / "model"
 
     @property
     def data_dir(self) -> Path:
-        """Prompts that miles made itself."""
+        """Return the folder of prompts that miles generated."""
         return self.path / "data"
 
     @property
     def eval_dir(self) -> Path:
-        """One file of samples per evaluation."""
+        """Return the folder with one file of samples per evaluation."""
         return self.path / "eval"
 
     @property
     def rollouts_dir(self) -> Path:
-        """A few samples of each step, to read."""
+        """Return the folder with a few readable samples of each step."""
         return self.path / "rollouts"
 
     @property
     def profiles_dir(self) -> Path:
-        """What `miles profile` asked for, and saw."""
+        """Return the folder of the requests and results of `miles profile`."""
         return self.path / "profiles"
 
     @property
     def journal_dir(self) -> Path:
-        """Finished samples, for a run that is resumed."""
+        """Return the folder of finished samples, from which a run is resumed."""
         return self.path / "journal"
 
     def attempts(self) -> list[Path]:
-        """Log folders of all attempts, oldest first."""
+        """Return the log folders of all attempts, oldest first."""
         folders = (self.path / "logs").glob("attempt_*")
         numbers = {one: one.name.partition("_")[2] for one in folders}
         own = [one for one, number in numbers.items() if number.isdecimal()]
         return sorted(own, key=lambda folder: int(numbers[folder]))
 
     def new_attempt(self) -> Path:
-        """A log folder for this attempt, which `logs/latest` then points to."""
+        """Create a log folder for this attempt and point `logs/latest` to it."""
         number = len(self.attempts()) + 1
         folder = self.path / "logs" / f"attempt_{number}"
         folder.mkdir(parents=True)
@@ -189,31 +192,33 @@ class RunDir:
         return folder
 
     def tracking_id(self) -> str:
-        """By which trackers know it among all runs, in all its attempts; made at the first."""
+        """Return the id under which trackers store all attempts of the run; created at the
+        first."""
         file = self.path / ".tracking-id"
         if not file.exists():
             file.write_text(f"{self.full_name}-{secrets.token_hex(4)}\n", encoding="utf-8")
         return file.read_text(encoding="utf-8").strip()
 
     def eval_log_dir(self) -> Path:
-        """A log folder for `miles eval`, made where it is missing."""
+        """Return a log folder for `miles eval`, created if missing."""
         folder = self.path / "logs" / "eval"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def verdict(self) -> dict[str, object] | None:
-        """How the last attempt ended, or None while it goes on (or was never begun)."""
+        """Return how the last attempt ended; None while it runs, or before any."""
         attempts = self.attempts()
         return next(read_jsonl(verdict_file(attempts[-1])), None) if attempts else None
 
     def events(self) -> Iterator[dict[str, object]]:
-        """Every event so far, in order."""
+        """Yield every event so far, in order."""
         return read_jsonl(self.events_file)
 
     def model_dir(self) -> Path:
-        """The Hugging Face folder that this run's trainer and engines read, as its manifest says.
+        """Return the Hugging Face folder that this run's trainer and engines read, according to its
+        manifest.
 
-        Raises CheckpointError where the run has no readable manifest.
+        Raises CheckpointError if the run has no readable manifest.
         """
         try:
             recorded = json.loads(self.manifest_file.read_text(encoding="utf-8"))["model_dir"]
@@ -226,24 +231,24 @@ class RunDir:
         return (self.path / recorded).resolve()
 
     def discard_if_unused(self) -> None:
-        """Remove the directory where nothing of worth was made: no checkpoint, no evaluation."""
+        """Remove the directory if it holds nothing of value: no checkpoint, no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
 
 
 STEP_EVENTS = ("StepDone", "RowStepDone")
-"""Of a step of RL, of a step over rows."""
+"""Events of a finished step of RL, and of one over rows."""
 
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:
-    """Steps that they tell of; 0: none."""
+    """Return the last step that the events report as done; 0 if none."""
     done = (event["step"] for event in events if event.get("event") in STEP_EVENTS)
     return max((int(str(step)) for step in done), default=0)
 
 
 def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
-    """Of the newest checkpoint that they tell of. Of several adapters: of the one that is furthest
-    behind, of those that have not done all their steps."""
+    """Return the step of the newest checkpoint that the events report. With several adapters, the
+    one that is furthest behind counts, among those with steps left."""
     saved, wanted = dict[object, int](), dict[object, int]()
     for event in events:
         who = event.get("adapter")
@@ -256,8 +261,8 @@ def step_saved(events: Iterable[Mapping[str, object]]) -> int | None:
 
 
 def resume_command(shown: str, *, step: int | None, num_steps: int | None = None) -> str:
-    """How to go on with a run, for an error. `shown`: as its user calls it; `step`: of its newest
-    checkpoint, where it has one; `num_steps`: that it is to do, where that is known."""
+    """Return the command that resumes a run, for an error. `shown` is the path as its user types
+    it, `step` that of its newest checkpoint if any, `num_steps` the number of steps if known."""
     if step is not None and step == num_steps:
         return f"miles export {shown} --to DIR   # all its {step} steps are done and saved"
     where = "begins again: it had saved nothing" if step is None else f"goes on from step {step}"
@@ -265,13 +270,14 @@ def resume_command(shown: str, *, step: int | None, num_steps: int | None = None
 
 
 def verdict_file(log_dir: Path) -> Path:
-    """Of one attempt: written once, when it ended; by the watchdog where the driver was killed."""
+    """Return the file of one attempt's verdict. It is written once at its end, or by the watchdog
+    if the driver was killed."""
     return log_dir / "verdict.json"
 
 
 def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
-    """JSON objects of a file, one a line; a line that is torn or still being written is left out.
-    Nothing where there is no file."""
+    """Yield the JSON objects of a file, one per line. Skips a line that is torn or still being
+    written. Yields nothing without a file."""
     if not file.exists():
         return
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -284,9 +290,9 @@ def read_jsonl(file: Path) -> Iterator[dict[str, object]]:
 
 
 def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
-    """A new run directory, which its owner alone can read; one that is there and empty keeps its
-    rights. Without a name: `<recipe>-<n>` with the first free n. Refuses a directory that is in
-    use. Raises MachineError where none can be made."""
+    """Create a run directory that its owner alone can read; an existing empty one keeps its
+    permissions. Without a name it is `<recipe>-<n>` with the first free n. Refuses a directory in
+    use. Raises MachineError if none can be created."""
     base = base.absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -330,7 +336,7 @@ def _not_made(path: Path, error: OSError) -> MachineError:
 
 
 def open_run(path: Path) -> RunDir:
-    """An existing run. Raises CheckpointError where the folder is not one."""
+    """Open an existing run. Raises CheckpointError if the folder is not one."""
     run = RunDir(path.absolute())
     if not run.is_run:
         raise CheckpointError(
@@ -342,12 +348,12 @@ def open_run(path: Path) -> RunDir:
 
 
 def write_json(file: Path, payload: object) -> None:
-    """Atomically, so that no reader sees half of it."""
+    """Write JSON atomically, so that no reader sees half of it."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(json.dumps(payload, indent=2, sort_keys=True) + "\n")
     fresh.replace(file)
 
 
 def utc_now() -> str:
-    """2026-11-21T07:50:00Z"""
+    """Return the time in the form 2026-11-21T07:50:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,5 +1,5 @@
-"""Who works on a run, one driver at a time, and how it ended. Whoever looks whether one does holds
-the lock for an instant, which a driver that begins just then waits for."""
+"""Locks a run for one driver at a time, and says how the run ended. Testing the lock takes it for
+an instant; a driver that starts at that moment waits for it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LOOKS, LOOK_S = 10, 0.05
 
 @contextmanager
 def lock(run: RunDir) -> Iterator[None]:
-    """Only one driver works on a run: taken before anything in its directory changes. Given back at
-    the end of the process, too.
+    """Lock a run so that only one driver works on it; taken before anything in its directory
+    changes. The lock is also released when the process ends.
 
-    Raises MilesError where another process holds it, or it cannot be written.
+    Raises MilesError if another process holds it, or it cannot be written.
     """
     with _opened_lock(run) as file:
         if not _is_taken(file):
@@ -35,7 +35,7 @@ def lock(run: RunDir) -> Iterator[None]:
 
 
 def is_locked(run: RunDir) -> bool:
-    """Whether a driver works on it now."""
+    """Return True if a driver works on the run now."""
     try:
         with open(run.path / FILE) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -47,9 +47,9 @@ def is_locked(run: RunDir) -> bool:
 
 
 def state_of(run: RunDir, *, outcome: str | None = None) -> str:
-    """not started, running, done, stopped, failed or killed. `outcome`: that its events tell of,
-    for a run of which nothing else is left. An adapter's state is that of the run that trains
-    it."""
+    """Return not started, running, done, stopped, failed or killed. `outcome` is the one that the
+    events report, for a run of which nothing else is left. An adapter's state is that of the run
+    that trains it."""
     above = RunDir(run.path.parent.parent)
     if run.path.parent.name == ADAPTERS and above.is_run:
         run = above

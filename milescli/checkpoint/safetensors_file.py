@@ -47,10 +47,10 @@ _NAMES = {torch_name: name for name, (torch_name, _) in _DTYPES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One tensor within a file."""
+    """Locates one tensor within a file."""
 
     dtype: str
-    """As safetensors writes it."""
+    """Dtype as safetensors writes it."""
     shape: tuple[int, ...]
     begin: int
     """First byte, from the start of the file."""
@@ -58,16 +58,16 @@ class Stored:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """As torch calls it."""
+        """Return the torch dtype."""
         return torch_dtype(self.dtype)
 
 
 class SafetensorsFile:
-    """An open file. `close` it."""
+    """Reads one open file, which must be closed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CheckpointError where the file cannot be opened, is truncated, or its header is
-        not one."""
+        """Open the file. Raises CheckpointError if it cannot be opened, is truncated, or has no
+        valid header."""
         self.path = path
         self.drops_behind = False
         """What was read is forgotten by the page cache: it streams by once."""
@@ -82,13 +82,13 @@ class SafetensorsFile:
             raise
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """[start:end along every dim]. Raises CheckpointError where bytes are missing."""
+        """Read [start:end along every dim]. Raises CheckpointError if bytes are missing."""
         import torch
 
         from milescli.checkpoint.files import read_region
@@ -166,7 +166,7 @@ def _unreadable(path: Path, why: str) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor that is to be written."""
+    """Describes a tensor that will be written."""
 
     name: str
     dtype: torch.dtype
@@ -174,25 +174,25 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Of its data."""
+        """Return the bytes of its data."""
         return math.prod(self.shape) * _DTYPES[dtype_name(self.dtype)][1] // 8
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As safetensors writes it."""
+    """Return the name of a dtype in safetensors."""
     return _NAMES[str(dtype).removeprefix("torch.")]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The inverse of `dtype_name`. Raises KeyError."""
+    """Return the dtype of a name in safetensors. Raises KeyError."""
     import torch
 
     return getattr(torch, _DTYPES[name][0])
 
 
 def make_header(tensors: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
-    """Everything before the data, which follow in the order given. As safetensors' own writer has
-    it, to the byte, where the order is its own."""
+    """Return everything before the data, which follow in the given order. The result equals that of
+    safetensors' own writer to the byte if the order is its own."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
     for spec in tensors:

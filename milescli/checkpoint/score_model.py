@@ -1,5 +1,5 @@
-"""A model folder with a score head, made of one that generates: the same weights, linked, and a row
-of small random numbers in the place of the output layer."""
+"""Makes a model folder with a score head from one that generates: the same weights, linked, and a
+row of small random numbers in place of the output layer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _WEIGHTS, _BASE = "model.safetensors", "base.safetensors"
 name alone, whatever the index says."""
 _HEAD_FILE = "score.safetensors"
 _STD = 0.02
-"""Of the new row, as transformers makes it."""
+"""Standard deviation of the new row, as in transformers."""
 
 
 def score_model(source: Path, folder: Path, *, pad_id: int | None, seed: int) -> Path:
-    """`source` itself where it gives scores already; else `folder`, which is made, once. Raises
-    CheckpointError for a model that cannot."""
+    """Return `source` if it already gives scores; else make the model in `folder`, once, and return
+    that. Raises CheckpointError for a model that cannot give scores."""
     config = read_config(source)
     if scores(config):
         return source

@@ -21,7 +21,7 @@ from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config, read_config
 
 PLAIN_DTYPE = torch.bfloat16
-"""Of a tensor that was dequantised; plain tensors of the folder keep their own."""
+"""Dtype of a dequantised tensor; plain tensors of the folder keep their own."""
 _QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _LEFT_OVER = (
     ".weight_scale_inv",
@@ -61,7 +61,7 @@ def open_source(folder: Path) -> Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """One plain tensor, as it lies on disk."""
+    """Describes one plain tensor as it is stored."""
 
     scheme: Scheme
     names: dict[str, str]
@@ -79,11 +79,11 @@ class _Stored:
 
 
 class QuantisedReader:
-    """HfReader's interface over a quantised folder: the plain tensors that its parts stand for, in
-    bfloat16, and those that are plain."""
+    """Implements HfReader's interface over a quantised folder: the plain tensors that its parts
+    stand for, in bfloat16, and the tensors that are plain."""
 
     def __init__(self, reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> None:
-        """Takes over `reader`. `method`: what config.json calls the quantisation."""
+        """Take ownership of `reader`. `method` is config.json's name of the quantisation."""
         self._reader, self.method = reader, method
         self._stored = _find_stored(reader, schemes, method=method)
         parts = {name for stored in self._stored.values() for name in stored.names.values()}
@@ -93,7 +93,7 @@ class QuantisedReader:
 
     @property
     def folder(self) -> Path:
-        """What is read."""
+        """Return the folder."""
         return self._reader.folder
 
     def __enter__(self) -> QuantisedReader:
@@ -106,31 +106,31 @@ class QuantisedReader:
         return name in self._stored or name in self._plain
 
     def read_once(self) -> None:
-        """From now on what was read is forgotten by the page cache."""
+        """Drop what is read from the page cache from now on."""
         self._reader.read_once()
 
     def names(self) -> list[str]:
-        """All tensors of the model, under plain names."""
+        """Return the plain names of all tensors of the model."""
         return sorted([*self._stored, *self._plain])
 
     def quantised_names(self) -> list[str]:
-        """Those of them that are stored in the quantised form."""
+        """Return the names of the tensors that are stored quantised."""
         return sorted(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the whole plain tensor. Raises CheckpointError where there is none of that
-        name."""
+        """Return the shape of the whole plain tensor. Raises CheckpointError if there is none of
+        that name."""
         stored = self._stored.get(name)
         return stored.plain_shape if stored else self._reader.shape(name)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of the plain tensor."""
+        """Return the dtype of the plain tensor."""
         return PLAIN_DTYPE if name in self._stored else self._reader.dtype(name)
 
     def read(
         self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
     ) -> torch.Tensor:
-        """[..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
+        """Read [..., start:end along `dim` (0 or 1), ...] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read(name, dim=dim, start=start, end=end)
         ranges = [(0, length) for length in self._stored[name].plain_shape]
@@ -138,19 +138,19 @@ class QuantisedReader:
         return _region(self._reader, self._stored[name], ranges)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
-        """[row] of a stacked tensor."""
+        """Read [row] of a stacked tensor."""
         if name not in self._stored:
             return self._reader.read_row(name, row=row)
         return self.read(name, start=row, end=row + 1)[0]
 
     def read_region(self, name: str, *ranges: tuple[int, int]) -> torch.Tensor:
-        """[start:end along every dim] of a plain tensor."""
+        """Read [start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
         return _region(self._reader, self._stored[name], list(ranges))
 
     def parts(self, name: str) -> dict[str, torch.Tensor] | None:
-        """role -> stored tensor of a quantised tensor, whole; None where it is plain."""
+        """Return role -> stored tensor of a quantised tensor, whole; None for a plain one."""
         stored = self._stored.get(name)
         return stored and {
             role: self._reader.read_region(on_disk, *_whole(self._reader, on_disk))
@@ -159,7 +159,7 @@ class QuantisedReader:
 
 
 Source = HfReader | QuantisedReader
-"""What `open_source` gives: one interface, `read` of plain tensors by plain names."""
+"""Result of `open_source`: one interface to read plain tensors by plain names."""
 
 
 def _find_stored(reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> dict[str, _Stored]:
@@ -354,4 +354,23 @@ def _contradiction(reader: HfReader, *, why: str) -> CheckpointError:
         f"`{reader.folder}`: config.json and weights do not belong together",
         why=why,
         fix=_FETCH_AGAIN,
+    )
+
+
+def require_finite(tensor: torch.Tensor, *, name: str, where: str) -> None:
+    """Raise CheckpointError if `tensor` contains NaN or infinity. This takes one pass at memory
+    speed."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.itemsize == 1:
+        return
+    # both ends are NaN if any number is, and infinite if one is
+    low, high = torch.aminmax(tensor)
+    if bool(torch.isfinite(low)) and bool(torch.isfinite(high)):
+        return
+    wrong = ~torch.isfinite(tensor)
+    place = [int(index) for index in wrong.nonzero()[0]] if tensor.dim() else []
+    raise CheckpointError(
+        f"`{name}` is not a weight that can be trained or served",
+        why=f"{int(wrong.sum())} of its {tensor.numel()} numbers are NaN or infinite, the first at "
+        f"{place}, in {where}",
+        fix="fetch the model again, or take an earlier checkpoint",
     )

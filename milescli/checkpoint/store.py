@@ -1,5 +1,5 @@
-"""Step folders of one run: begun, completed by a manifest that is written last, found again whole,
-and forgotten oldest first."""
+"""Stores a run's checkpoints in step folders: completed by a manifest that is written last,
+verified when read, and removed oldest first."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Watch = Callable[[int, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
-    """A complete checkpoint."""
+    """Describes a complete checkpoint."""
 
     path: Path
     manifest: CheckpointManifest
 
     @property
     def step(self) -> int:
-        """RL steps done."""
+        """Return the number of RL steps done."""
         return self.manifest.step
 
 
 class CheckpointStore:
-    """The `checkpoints/` folder of a run. Never removes anything outside it. One process writes;
-    others may read."""
+    """Manages the `checkpoints/` folder of a run. Never removes anything outside it. One process
+    writes; others may read."""
 
     def __init__(
         self,
@@ -47,34 +47,33 @@ class CheckpointStore:
         protect: set[int] | None = None,
         watch: Watch = lambda step, size_bytes: nullcontext(lambda num_bytes: None),
     ) -> None:
-        """`keep` of the newest stay; steps in `protect` always do, and do not count. `watch`: sees
-        how far the reading of a checkpoint that is looked for is."""
+        """Keep the `keep` newest checkpoints, and always the steps in `protect`, which do not
+        count. `watch` observes the progress of reading a checkpoint."""
         self.folder, self.keep, self.protect = folder, keep, protect or set()
         self._watch = watch
 
     def path(self, step: int) -> Path:
-        """The folder of a step, whether or not it is there."""
+        """Return the folder of a step, whether or not it exists."""
         return self.folder / f"{PREFIX}{step}"
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write tensors into. What lay there before, torn or complete, is
-        gone."""
+        """Create an empty folder for tensors, replacing what was there, torn or complete."""
         self._remove(step)
         path = self.path(step)
         path.mkdir(parents=True)
         return path
 
     def discard(self, step: int) -> None:
-        """Remove what a save that failed has left. A complete checkpoint stays."""
+        """Remove what a failed save has left. A complete checkpoint stays."""
         if step in self.torn():
             self._remove(step)
 
     def complete(
         self, step: int, manifest: CheckpointManifest, *, sha256: Mapping[str, str] | None = None
     ) -> StoredCheckpoint:
-        """All files are there: make them durable, write the manifest, then forget what is beyond
-        `keep`. `sha256`: of files whose writer has hashed them already, by relative path. Raises
-        OSError where the disk takes no more: nothing is forgotten then."""
+        """Make all files durable, write the manifest, then remove checkpoints beyond `keep`.
+        `sha256` holds the digests of files that their writer has hashed, by relative path. Raises
+        OSError if the disk is full; then nothing is removed."""
         path = self.path(step)
         files = {
             str(f.relative_to(path)): f.stat().st_size
@@ -104,11 +103,12 @@ class CheckpointStore:
             self._remove(step)
 
     def steps(self) -> list[int]:
-        """Complete steps, ascending."""
+        """Return the complete steps, ascending."""
         return [step for step in self._all_steps() if (self.path(step) / MANIFEST_NAME).is_file()]
 
     def torn(self) -> list[int]:
-        """Steps whose folder has no manifest: a save that was cut short, or is under way."""
+        """Return the steps whose folder has no manifest: an interrupted save, or one in
+        progress."""
         complete = set(self.steps())
         return [step for step in self._all_steps() if step not in complete]
 
@@ -123,15 +123,14 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> StoredCheckpoint | None:
-        """The newest complete checkpoint. Raises CheckpointError where its files are not those that
-        were written."""
+        """Return the newest complete checkpoint. Raises CheckpointError if its files are not those
+        that were written."""
         steps = self.steps()
         return self.find(steps[-1]) if steps else None
 
     def newest_whole(self) -> tuple[StoredCheckpoint | None, list[CheckpointError]]:
-        """The newest checkpoint whose files are those that were written, and what is wrong with
-        those after it. (None, []) where no save was ever complete. Raises CheckpointError where
-        there were checkpoints, and none is whole."""
+        """Return the newest intact checkpoint, and the errors of those after it; (None, []) if no
+        save ever completed. Raises CheckpointError if there are checkpoints and none is intact."""
         damages: list[CheckpointError] = []
         for step in reversed(self.steps()):
             try:
@@ -152,8 +151,9 @@ class CheckpointStore:
         return None, damages
 
     def find(self, step: int | None) -> StoredCheckpoint:
-        """Checkpoint `step`, or the newest. Raises CheckpointError where there is none, or a file
-        that its manifest lists is missing, has another size or other bytes; all are read."""
+        """Return checkpoint `step`, or the newest. Reads all its files. Raises CheckpointError if
+        there is none, or if a file in its manifest is missing, or has another size or other
+        bytes."""
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
             torn = step in self.torn() if step is not None else bool(self.torn())
@@ -234,7 +234,7 @@ class CheckpointStore:
 
 
 def not_written(folder: Path, why: str | OSError) -> CheckpointError:
-    """The error of a save that failed."""
+    """Return the error of a failed save."""
     return CheckpointError(
         f"the checkpoint {folder} was not written",
         why=why if isinstance(why, str) else f"{type(why).__name__}: {why}",
@@ -243,7 +243,7 @@ def not_written(folder: Path, why: str | OSError) -> CheckpointError:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """The file has its old content or all of the new one, also after a power cut."""
+    """Write a file that has its old content or all of the new one, even after a power cut."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     sync(part)

@@ -1,21 +1,28 @@
-"""Which safetensors files a Hugging Face folder has, and whether they fit its index: by names and
-headers alone, without torch. Called before a run is made, and by the reader of the folder."""
+"""The weight files of a Hugging Face folder, without torch: their names and index, whether they are
+complete and include the MTP layer that a run trains, and a digest that tells base models apart.
+Called before a run is made, and by the reader of the folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile
 from milescli.core.errors import CheckpointError
+from milescli.models import load_facts, table
+from milescli.models.mtp import require_mtp_weights, with_mtp
 
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SAMPLE_BYTES = 64 * 1024
+_NUM_SAMPLES = 16
+"""Samples that the digest reads of each file, evenly spaced from its first byte to its last."""
 
 
 def require_weights(folder: Path) -> None:
-    """Raises CheckpointError where a file is missing or cut off, or the index says otherwise."""
+    """Raise CheckpointError if a file is missing or truncated, or contradicts the index."""
     names, index = file_names(folder)
     files: dict[str, SafetensorsFile] = {}
     try:
@@ -27,11 +34,48 @@ def require_weights(folder: Path) -> None:
             file.close()
 
 
+def require_mtp_layer(folder: Path) -> None:
+    """Raise CheckpointError if the folder lacks an MTP layer, or has one that the trainer cannot
+    compute."""
+    from milescli.checkpoint.source import open_source  # imports torch
+
+    wanted = table(with_mtp(load_facts(folder)))
+    with open_source(folder) as source:
+        names = source.names()
+        require_mtp_weights(wanted.as_on_disk(names), names, folder=str(folder))
+
+
+def mark_of(folder: Path) -> str:
+    """Return a digest that identifies a base model: SHA-256, hex, over the name, the size and
+    samples of each safetensors file. Reading samples takes no noticeable time."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        last = max(0, size - _SAMPLE_BYTES)
+        with file.open("rb") as opened:
+            for number in range(_NUM_SAMPLES):
+                opened.seek(last * number // (_NUM_SAMPLES - 1))
+                digest.update(opened.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def require_base(expected: str, base: Path, *, checkpoint: Path) -> None:
+    """Raise CheckpointError if `base` is not the model whose digest is `expected`."""
+    if mark_of(base) != expected:
+        raise CheckpointError(
+            f"the adapter of `{checkpoint}` belongs to another base model than `{base}`",
+            why="the weight files there are not those with which it was trained",
+            fix="put the base model back as it was, or give it: --set model.path=FOLDER, --base "
+            "FOLDER",
+        )
+
+
 def one_place(
     folder: Path, files: Mapping[str, SafetensorsFile], index: Mapping[str, str]
 ) -> dict[str, str]:
-    """Name of a tensor -> name of its file. Raises CheckpointError where two files have it, or the
-    index says another."""
+    """Return the name of each tensor's file. Raise CheckpointError if two files have the same
+    tensor, or the index names another file."""
     where: dict[str, str] = {}
     for file_name, file in files.items():
         for name in file.tensors:
@@ -48,7 +92,8 @@ def one_place(
 
 
 def file_names(folder: Path) -> tuple[list[str], dict[str, str]]:
-    """(names of the files, the index: tensor -> file, empty where there is none)"""
+    """Return the names of the weight files, and the index (tensor -> file; empty if the folder has
+    no index file). Raise CheckpointError if a file is missing or the index is unreadable."""
     index = folder / INDEX_NAME
     weight_map: dict[str, str] = {}
     if index.exists():

@@ -1,5 +1,5 @@
-"""The computers of a run that goes on, where it may have lost some: others that stand by, as many
-as are left, or those that come back, as `machine.on_node_loss` says. Called by resume."""
+"""Chooses the computers of a run that resumes after losing some: spare nodes, the remaining ones,
+or those that return, according to `machine.on_node_loss`. Called by resume."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KEY = "machine.on_node_loss"
 
 
 def nodes_that_are_left(loaded: LoadedRecipe, *, output: Output) -> tuple[LoadedRecipe, RunNodes]:
-    """The nodes, and the recipe for as many. Raises as `find_nodes`; TooFewNodes where none is
-    left, where only spare nodes are wanted, or where none came in time."""
+    """Return the remaining nodes, and the recipe for that many. Raises as `find_nodes`; TooFewNodes
+    if none remains, if the recipe requires spare nodes, or if none joined in time."""
     try:
         return loaded, find_nodes(loaded, output=output)
     except TooFewNodes as error:
@@ -37,7 +37,7 @@ def nodes_that_are_left(loaded: LoadedRecipe, *, output: Output) -> tuple[Loaded
 
 
 def for_nodes(num_nodes: int, loaded: LoadedRecipe) -> LoadedRecipe:
-    """The same recipe, for as many nodes as there are."""
+    """Return the same recipe for another number of nodes."""
     machine = loaded.recipe.machine.model_copy(update={"nodes": num_nodes})
     recipe = loaded.recipe.model_copy(update={"machine": machine})
     by_loss = Origin(layer=SettingsLayer.SET, where=f"{_KEY}=shrink")

@@ -1,5 +1,5 @@
-"""Which computers a run takes: this one, or nodes of a Ray cluster that is there already. The
-driver chooses, compares and checks them before a run directory is made or an actor started."""
+"""Chooses the computers of a run: this one, or nodes of an existing Ray cluster. The driver
+compares and checks them before it makes a run directory or starts an actor."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ seconds."""
 
 
 class TooFewNodes(MachineError):
-    """A cluster has fewer nodes that can be used than a run wants."""
+    """Reports that a cluster has fewer usable nodes than a run wants."""
 
     num_usable: int = 0
 
     @classmethod
     def of(cls, settings: MachineSettings, answers: Sequence[NodeAnswer]) -> TooFewNodes:
-        """`answers`: of the nodes that there are."""
+        """Make the error of `answers`, those of the existing nodes."""
         silent = [f"{answer.node}: {answer.error}" for answer in answers if answer.error]
         there = ", ".join(str(answer.node) for answer in answers if not answer.error) or "none"
         num_usable = len(answers) - len(silent)
@@ -60,20 +60,20 @@ class TooFewNodes(MachineError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNode:
-    """One node of a cluster that the run takes."""
+    """Describes one node of a cluster that the run takes."""
 
     node: ClusterNode
     report: NodeReport
 
     @property
     def devices(self) -> list[Device]:
-        """Those that the node has, and Ray gives away."""
+        """Return the node's devices that Ray assigns."""
         return self.report.machine.nodes[0].devices[: self.node.num_gpus]
 
     def interface_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. What the user set wins, there or
-        for the driver (`environ`); else the interface that holds the address by which the other
-        nodes know this one."""
+        """Return GLOO_ and NCCL_SOCKET_IFNAME for processes on this node. The user's setting wins,
+        there or for the driver (`environ`); else the interface whose address the other nodes
+        know."""
         own = self.report.interfaces.get(self.node.address)
         chosen = {
             name: self.report.variables.get(name) or environ.get(name) or own
@@ -84,28 +84,28 @@ class RunNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNodes:
-    """All computers of a run."""
+    """Describes all computers of a run."""
 
     machine: Machine
-    """What the plan is made for."""
+    """Machine for which the plan is made."""
     address: str | None = None
-    """Of the cluster; None: Ray is started on this computer, for this run alone."""
+    """Address of the cluster; None: Ray is started on this computer, for this run alone."""
     chosen: tuple[RunNode, ...] = ()
     """[plan nodes] in the plan's order; empty without a cluster."""
 
     @property
     def beyond_this_computer(self) -> bool:
-        """Some process will run elsewhere than the driver."""
+        """Return True if some process will run on another computer than the driver."""
         return any(not member.node.is_driver for member in self.chosen)
 
     def describe(self) -> str:
-        """For the one line that says where a run takes place."""
+        """Return the line that says where a run takes place."""
         names = ", ".join(str(member.node) for member in self.chosen)
         return f"Ray cluster at {self.address}: {names}"
 
     def require_shared(self, run_dir: Path, *model_dirs: Path) -> None:
-        """Raises MachineError where another node does not see the run directory, CheckpointError
-        where a model folder of the run's is not the same there."""
+        """Raise MachineError if another node does not see the run directory, CheckpointError if a
+        model folder of the run differs there."""
         if not self.beyond_this_computer:
             return
         assert self.address is not None
@@ -160,8 +160,8 @@ def _require_model(model_dir: Path, address: str, only: Sequence[str]) -> None:
 
 
 def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAnswer]:
-    """Whether each node reads in `folder` what is written there now. `only`: ids of the nodes.
-    Raises OSError where it cannot be written here."""
+    """Test whether each node reads in `folder` what is written there now. `only` are ids of nodes.
+    Raises OSError if it cannot be written here."""
     nonce, file = secrets.token_hex(8), folder / f".miles-seen-{secrets.token_hex(4)}"
     file.write_text(nonce, encoding="utf-8")
     try:
@@ -177,15 +177,15 @@ def who_sees(folder: Path, address: str, *, only: Sequence[str]) -> list[NodeAns
 
 
 def planning_machine(loaded: LoadedRecipe) -> Machine:
-    """What a plan alone is made for: this computer for as many nodes as the recipe wants, or the
-    nodes of the cluster that is named."""
+    """Return the machine for which a plan alone is made: this computer times the recipe's nodes, or
+    the nodes of the named cluster."""
     settings = loaded.recipe.machine
     return probe() if settings.address is None else choose_nodes(settings).machine
 
 
 def find_nodes(loaded: LoadedRecipe, *, output: Output | None) -> RunNodes:
-    """The computers of a run; a cluster that is joined is noted in one line, with who named it.
-    Raises as `choose_nodes`."""
+    """Return the computers of a run. A joined cluster is reported in one line, with the setting
+    that named it. Raises as `choose_nodes`."""
     nodes = choose_nodes(loaded.recipe.machine)
     if nodes.address is not None and output is not None:
         output.note(f"{nodes.describe()} ({loaded.origins['machine.address']})")
@@ -193,9 +193,9 @@ def find_nodes(loaded: LoadedRecipe, *, output: Output | None) -> RunNodes:
 
 
 def choose_nodes(settings: MachineSettings) -> RunNodes:
-    """The computers of a run with these settings. Raises MachineError where several are wanted and
-    no cluster is named, too few answer, or they differ in what must be equal; FitError where they
-    have fewer devices than wanted."""
+    """Return the computers of a run with these settings. Raises MachineError if several are wanted
+    and no cluster is named, if too few answer, or if they differ in what must be equal; FitError if
+    they have fewer devices than wanted."""
     if settings.address is None:
         if settings.nodes > 1:
             raise _no_cluster_named(settings.nodes)

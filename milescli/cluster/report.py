@@ -28,10 +28,10 @@ FOLDER_DIGEST = "milescli.cluster.report:folder_digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """One node, as it sees itself."""
+    """Describes one node as it sees itself."""
 
     machine: Machine
-    """Of one node."""
+    """Machine of one node."""
     versions: dict[str, str]
     """python, miles with a digest of its source, and `COMPARED_PACKAGES`; `missing` where one is
     not installed."""
@@ -42,8 +42,8 @@ class NodeReport:
 
 
 def node_report() -> NodeReport:
-    """Of the computer that this runs on. Raises MachineError where its visibility variables
-    contradict each other."""
+    """Report on this computer. Raises MachineError if its visibility variables contradict each
+    other."""
     return NodeReport(
         machine=probe(),
         versions=_versions(),
@@ -79,7 +79,7 @@ def _source_digest() -> str:
 
 
 def has_nonce(*, file: str, nonce: str) -> bool:
-    """Whether this node reads there what the driver wrote."""
+    """Return True if this node reads what the driver wrote."""
     try:
         return Path(file).read_text(encoding="utf-8") == nonce
     except OSError:
@@ -87,8 +87,8 @@ def has_nonce(*, file: str, nonce: str) -> bool:
 
 
 def folder_digest(*, folder: str) -> str:
-    """Of names, sizes and small files of a model folder: equal copies on local disks will do. Empty
-    where there is no such folder."""
+    """Digest names, sizes and small files of a model folder, so that equal copies on local disks
+    count as equal. Empty if there is no such folder."""
     digest, files = hashlib.sha256(), [file for file in Path(folder).glob("*") if file.is_file()]
     for file in sorted(files):
         size = file.stat().st_size

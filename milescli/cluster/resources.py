@@ -1,6 +1,5 @@
-"""What a run holds of its nodes: which node each slot of the plan is, and by which address,
-interface, ports and devices it is used. Made by runtime.session; `agent` is its hand on nodes where
-the driver is not."""
+"""Manages a run's nodes: the node of each slot of the plan, and its address, interface, ports and
+devices. Made by runtime.session; `agent` acts for it on nodes other than the driver's."""
 
 from __future__ import annotations
 
@@ -29,26 +28,26 @@ RELEASE_TIMEOUT_S = 30.0
 
 @dataclass(slots=True, kw_only=True)
 class NodeResources:
-    """Made by the session; `take` comes before anything is spawned, `release` after everything was
-    asked to end."""
+    """Manages the nodes of a session; `take` comes before any process starts, `release` after all
+    were told to end."""
 
     plan: Plan
     nodes: RunNodes
     cluster: Cluster
     token: str
-    """Of the run, by which watchdogs know its processes."""
+    """Token of the run, by which watchdogs know its processes."""
     temp_dir: Path
     """The run's TMPDIR, by the same name everywhere."""
     api_key: str = field(repr=False)
-    """What engines ask for, also on loopback: a computer may have other users."""
+    """Key that engines require, also on loopback: a computer may have other users."""
     agents: dict[int, ActorHandle] = field(default_factory=dict)
-    """By node of the plan: where the driver is not."""
+    """Agents by node of the plan, except the driver's."""
     device_names: list[list[str]] = field(default_factory=list)
     """[plan nodes][devices] as Ray gave them; empty on a CPU."""
 
     async def take(self, *, timeout_s: float) -> None:
-        """Reserve the plan's slots, learn which devices they are, and send an agent to every node
-        but the driver's."""
+        """Reserve the plan's slots, find out their devices, and start an agent on every node but
+        the driver's."""
         await self.cluster.place(self.plan, timeout_s=timeout_s)
         self.device_names = await self._name_devices(timeout_s)
         kwargs = {"token": self.token, "temp_dir": str(self.temp_dir)}
@@ -77,13 +76,13 @@ class NodeResources:
         return [visibility.device_names(kind, places, os.environ)]
 
     def host(self, node: int) -> str:
-        """Where servers on a node of the plan listen: loopback, unless some process of the run is
-        on another computer."""
+        """Return the host on which servers of a node listen: loopback, unless some process of the
+        run is on another computer."""
         return self.cluster.nodes[node].address if self.nodes.beyond_this_computer else LOOPBACK
 
     def interfaces(self, node: int) -> dict[str, str]:
-        """Variables that name the network interface for collectives; none where all is on this
-        computer."""
+        """Return variables that name the network interface for collectives; none if the run is on
+        this computer alone."""
         return (
             self.nodes.chosen[node].interface_variables(os.environ)
             if self.nodes.beyond_this_computer
@@ -91,7 +90,7 @@ class NodeResources:
         )
 
     def devices(self, slots: list[Slot]) -> tuple[str, ...]:
-        """As an actor's visibility variable must name them; empty on a CPU."""
+        """Return the devices as an actor's visibility variable must name them; empty on a CPU."""
         return (
             tuple(self.device_names[slot.node][slot.device] for slot in slots)
             if self.device_names
@@ -99,15 +98,15 @@ class NodeResources:
         )
 
     async def free_ports(self, count: int, *, node: int) -> list[int]:
-        """Asked for where they will be bound."""
+        """Return free ports of the node where they will be bound."""
         host, node_agent = self.host(node), self.agents.get(node)
         if node_agent is None:
             return await asyncio.to_thread(free_ports, count, host=host)
         return await node_agent.run("free_ports", count, host, timeout_s=PORTS_TIMEOUT_S)
 
     async def release(self) -> None:
-        """Wait until the other nodes are clean. A node that is gone cannot be cleaned, and its
-        watchdog knows by itself when Ray has ended."""
+        """Wait until the other nodes are clean. A lost node cannot be cleaned from here, and its
+        watchdog notices when Ray ends."""
         agents = list(self.agents.values())
         with contextlib.suppress(Exception):
             await self.cluster.kill_all(but=agents)

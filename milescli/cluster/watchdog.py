@@ -35,18 +35,18 @@ TERM_GRACE_S, KILL_GRACE_S = 3.0, 10.0
 end."""
 REPORT_WITHIN_S = 60.0
 """For the report of `miles why` on a driver that was killed."""
-KEPT_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 """How often whoever started it looks whether it lives."""
 WATCHED_VARIABLE = "MILES_WATCHED_TOKEN"
 """How the watchdog learns the token: under its own name, the watchdog would end itself."""
 
 
 class Watchdog:
-    """What the process that started a watchdog holds of it. One that dies, or that the system
-    holds, is looked for by a thread, and another takes its place."""
+    """Controls a watchdog from the process that started it. A thread checks it, and replaces it if
+    it dies or is suspended."""
 
     def __init__(self, *, token: str, scratch_dirs: list[Path]) -> None:
-        """As `start_watchdog`."""
+        """Start it as `start_watchdog` does."""
         self._token, self._scratch_dirs = token, scratch_dirs
         self._environment = {**without_secrets(os.environ), WATCHED_VARIABLE: token}
         self._environment.pop(TOKEN_VARIABLE, None)
@@ -59,14 +59,14 @@ class Watchdog:
         threading.Thread(target=self._keep, name="watchdog", daemon=True).start()
 
     def write_verdict_to(self, file: Path) -> None:
-        """From now on: a file that the driver writes when it ends in order. Where it is missing
-        then, the watchdog writes there that the driver was killed."""
+        """Name the file that the driver writes when it ends in order. If it is missing then, the
+        watchdog writes into it that the driver was killed."""
         with self._lock:
             self._verdicts.append(file)
             self._tell(file)
 
     def release(self, *, timeout_s: float = TERM_GRACE_S + KILL_GRACE_S + 5.0) -> None:
-        """Ask for the clean-up and wait for it. Called by the driver at its own end. Idempotent.
+        """Request the clean-up and wait for it. The driver calls this at its own end. Idempotent.
         Raises TimeoutError."""
         with self._lock:
             if self._released.is_set():
@@ -85,10 +85,10 @@ class Watchdog:
         self._replace_if_gone()
         os.close(self._pipe)
         deadline = time.monotonic() + timeout_s
-        while not (has_ended := _is_readable(self._done, KEPT_EVERY_S)):
+        while not (has_ended := _is_readable(self._done, CHECK_EVERY_S)):
             if time.monotonic() > deadline:
                 break
-            _end_if_held(self._pid)
+            _end_if_suspended(self._pid)
         os.close(self._done)
         return has_ended
 
@@ -97,16 +97,16 @@ class Watchdog:
         return folders or any(processes_of(self._token))
 
     def _keep(self) -> None:
-        was_held = False
-        while not self._released.wait(KEPT_EVERY_S):
+        was_suspended = False
+        while not self._released.wait(CHECK_EVERY_S):
             with self._lock:
-                is_held = _is_held(self._pid)
-                if not self._released.is_set() and (not is_held or was_held):
+                is_suspended = _is_suspended(self._pid)
+                if not self._released.is_set() and (not is_suspended or was_suspended):
                     self._replace_if_gone()
-                was_held = is_held
+                was_suspended = is_suspended
 
     def _replace_if_gone(self) -> None:
-        if _end_if_held(self._pid):
+        if _end_if_suspended(self._pid):
             _is_readable(self._done, KILL_GRACE_S)
         if _is_readable(self._done, 0.0):
             os.close(self._pipe)
@@ -152,16 +152,16 @@ def _is_readable(pipe: int, within_s: float) -> bool:
 
 
 def start_watchdog(*, token: str, scratch_dirs: list[Path]) -> Watchdog:
-    """Start the watchdog of this process. `scratch_dirs` are removed at the end."""
+    """Start the watchdog of this process. It removes `scratch_dirs` at the end."""
     return Watchdog(token=token, scratch_dirs=scratch_dirs)
 
 
 def is_on_duty(pid: int) -> bool:
-    """Whether this process is a watchdog, lives, and is not held."""
+    """Return True if this process is a watchdog that is alive and not suspended."""
     return _is_watchdog(pid) and not is_stopped_process(pid)
 
 
-def _is_held(pid: int) -> bool:
+def _is_suspended(pid: int) -> bool:
     return _is_watchdog(pid) and is_stopped_process(pid)
 
 
@@ -172,18 +172,18 @@ def _is_watchdog(pid: int) -> bool:
     return False
 
 
-def _end_if_held(pid: int) -> bool:
-    if is_held := _is_held(pid):
+def _end_if_suspended(pid: int) -> bool:
+    if is_suspended := _is_suspended(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    return is_held
+    return is_suspended
 
 
 def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | None) -> None:
-    """What the watchdog of a dead driver would have done, which died too, or is held. Raises
+    """Do what the watchdog of a dead driver would have done, if it died too or is suspended. Raises
     TimeoutError."""
     for watchdog in processes_of(token, variable=WATCHED_VARIABLE):
-        _end_if_held(watchdog)
+        _end_if_suspended(watchdog)
     instead = start_watchdog(token=token, scratch_dirs=scratch_dirs)
     if verdict is not None:
         instead.write_verdict_to(verdict)
@@ -191,8 +191,8 @@ def clean_up_instead(*, token: str, scratch_dirs: list[Path], verdict: Path | No
 
 
 def stop_all(token: str, *, seen: set[int]) -> None:
-    """TERM, a grace, then KILL, to every process of the run. `seen`: ids of those that ended
-    before, for what they left."""
+    """Send TERM, wait, then KILL, to every process of the run. `seen` are the ids of processes that
+    ended before, whose leftovers are cleaned."""
     stopped = set(processes_of(token))
     _signal(stopped, signal.SIGTERM)
     _wait_until_gone(token, TERM_GRACE_S)
@@ -237,7 +237,7 @@ def main() -> None:
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    token, seen, said = os.environ[WATCHED_VARIABLE], set[int](), b""
+    token, seen, received = os.environ[WATCHED_VARIABLE], set[int](), b""
     there = set[int]()
     memory = MemoryRecord(driver=options.driver)
     while True:
@@ -248,8 +248,8 @@ def main() -> None:
             seen.update(there)
             memory.look(there)
         elif more := os.read(options.pipe, 65536):
-            said += more
-            memory.folder = next((v.parent for v in reversed(_verdicts(said))), None)
+            received += more
+            memory.folder = next((v.parent for v in reversed(_verdicts(received))), None)
             if memory.folder is not None:  # what a watchdog before this one has seen
                 seen |= pids_noted(memory.folder) - {options.driver}
         else:
@@ -258,7 +258,7 @@ def main() -> None:
     memory.end()
     for folder in options.remove:
         shutil.rmtree(folder, ignore_errors=True)
-    for verdict in _verdicts(said):
+    for verdict in _verdicts(received):
         if not verdict.exists() and verdict.parent.is_dir():
             verdict.write_text(
                 '{"outcome": "killed", "why": "the driver process was killed (no chance to '
@@ -267,8 +267,8 @@ def main() -> None:
             _report(verdict.parent)
 
 
-def _verdicts(said: bytes) -> list[Path]:
-    return [Path(os.fsdecode(name)) for name in said.split(b"\0")[:-1]]
+def _verdicts(received: bytes) -> list[Path]:
+    return [Path(os.fsdecode(name)) for name in received.split(b"\0")[:-1]]
 
 
 def _report(log_dir: Path) -> None:
@@ -294,15 +294,16 @@ CLEAN_UP_S = TERM_GRACE_S + KILL_GRACE_S + 5.0
 
 
 def watchdog_on_duty(token: str) -> bool:
-    """Whether one lives, and is not held, that watches the processes with this token."""
+    """Return True if a watchdog that is alive and not suspended watches the processes with this
+    token."""
     return any(map(is_on_duty, processes_of(token, variable=WATCHED_VARIABLE)))
 
 
 def wait_for_clean_up(
     *, token: str, scratch_dirs: Sequence[Path] = (), verdict: Path | None = None
 ) -> None:
-    """Until no process with the token, none of the folders, and a verdict is there. Raises
-    MachineError where processes are left."""
+    """Wait until no process with the token and none of the folders is left, and the verdict exists.
+    Raises MachineError if processes are left."""
     deadline = time.monotonic() + CLEAN_UP_S
     while time.monotonic() < deadline:
         is_left = any(processes_of(token)) or any(folder.exists() for folder in scratch_dirs)

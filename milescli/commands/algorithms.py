@@ -35,7 +35,7 @@ def algorithms(
     ] = None,
 ) -> None:
     """List the RL algorithms with their pieces and papers, or show one."""
-    from milescli.commands.show_listings import show_algorithm, show_algorithms
+    from milescli.commands.show.listings import show_algorithm, show_algorithms
     from milescli.listings.algorithms import algorithm_rows
     from milescli.recipe.algorithms import settings_of
 

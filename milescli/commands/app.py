@@ -22,7 +22,6 @@ import typer
 from milescli import __version__
 from milescli.commands import (
     algorithms,
-    command_line,
     convert,
     data,
     doctor,
@@ -42,6 +41,7 @@ from milescli.commands import (
     ui,
     why,
 )
+from milescli.commands.driving import remember
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
@@ -100,13 +100,13 @@ miles {version}: post-train language models with reinforcement learning
 
 
 class UsageError(MilesError):
-    """The command line was not understood."""
+    """Reports that the command line was not understood."""
 
     exit_code = ExitCode.USAGE
 
 
 class InternalFault(MilesError):
-    """miles itself is wrong."""
+    """Reports a fault of miles itself."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -170,7 +170,7 @@ def _run(argv: list[str] | None) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.TERMINATED))
     is_program = argv is None
     argv = fill_bare_options(sys.argv[1:] if argv is None else argv)
-    command_line.remember(argv, is_program=is_program)
+    remember(argv, is_program=is_program)
     output = Output(_mode(argv))
     try:
         if not is_heard:
@@ -202,9 +202,9 @@ def _run(argv: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.FAILED
     except OSError as error:
-        told = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
-        output.error(told)
-        return told.exit_code
+        shown = _disk_full(error) if error.errno in DISK_FULL else _fault(error, argv)
+        output.error(shown)
+        return shown.exit_code
     except Exception as error:  # a fault of ours: keep the traceback for the report, spare the user
         output.error(_fault(error, argv))
         return ExitCode.INTERNAL

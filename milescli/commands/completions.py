@@ -15,7 +15,7 @@ FILES = {"bash": "miles.bash", "zsh": "_miles", "fish": "miles.fish"}
 
 
 def script(shell: str) -> str:
-    """What the program prints for this shell now: the script asks `miles` itself at each TAB, so it
+    """Return what the program prints for this shell: the script calls `miles` at each TAB, so it
     rarely changes."""
     environment = {**os.environ, "_MILES_COMPLETE": f"source_{shell}"}
     starter = "import sys; from milescli.commands.app import main; sys.exit(main([]))"
@@ -31,7 +31,7 @@ def script(shell: str) -> str:
 
 
 def write(folder: Path) -> None:
-    """All scripts."""
+    """Write the scripts of all shells."""
     folder.mkdir(exist_ok=True)
     for shell, name in FILES.items():
         (folder / name).write_text(script(shell), encoding="utf-8")

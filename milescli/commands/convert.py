@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from milescli.commands.command_line import typed
+from milescli.commands.driving import typed
 from milescli.commands.options import verb
 from milescli.console.output import Output
 from milescli.conversion.verify import Verify
@@ -17,7 +17,7 @@ from milescli.core.units import parse_size
 
 
 class ConvertDtype(StrEnum):
-    """Of floating-point weights."""
+    """Names the dtype of floating-point weights."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -96,7 +96,7 @@ def hf_to_megatron(
     dry_run: DryRunOption = False,
 ) -> None:
     """Write a torch_dist checkpoint that stock Megatron-Core loads under any layout."""
-    from milescli.commands.show_convert import show_conversion, show_preview
+    from milescli.commands.show.convert import show_conversion, show_preview
     from milescli.conversion.convert import convert
     from milescli.conversion.report import preview
     from milescli.conversion.to_megatron import ToMegatron
@@ -146,7 +146,7 @@ def megatron_to_hf(
 ) -> None:
     """Write a Hugging Face folder that transformers and SGLang load."""
     shard_bytes = _size(max_shard_size)
-    from milescli.commands.show_convert import show_conversion, show_preview
+    from milescli.commands.show.convert import show_conversion, show_preview
     from milescli.conversion.convert import convert
     from milescli.conversion.report import preview
     from milescli.conversion.to_hf import ToHf

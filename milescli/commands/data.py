@@ -65,7 +65,7 @@ def check(
 ) -> None:
     """Show what a run would see of a file, or of a recipe's data. Ends with 3 where it would be
     refused."""
-    from milescli.commands.show_data import show_data
+    from milescli.commands.show.data import show_data
     from milescli.recipe.load import load
     from milescli.recipe.templates import ALIASES, template_names
 

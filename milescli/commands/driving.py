@@ -1,18 +1,19 @@
-"""How `launch` and `resume` start the driver of a run: below a small process that speaks where it
-dies, and starts it again if that is wanted."""
+"""How `launch` and `resume` start the driver of a run: below a small parent process that reports
+its death and restarts it if wanted. Also remembers the command line as typed, for errors that name
+a command to go on with."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from milescli.commands import command_line
 from milescli.console.output import Output
 
 if TYPE_CHECKING:
@@ -26,19 +27,34 @@ SupervisedOption = Annotated[
     ),
 ]
 
+_TYPED: ContextVar[tuple[str, ...]] = ContextVar("typed", default=())
+_IS_PROGRAM: ContextVar[bool] = ContextVar("is_program", default=False)
+
+
+def remember(argv: Sequence[str], *, is_program: bool = False) -> None:
+    """Remember the words that followed `miles`. `is_program`: this process does nothing else, so
+    it may fork and exit."""
+    _TYPED.set(tuple(argv))
+    _IS_PROGRAM.set(is_program)
+
+
+def typed() -> list[str]:
+    """Return the words of the command line as typed, starting with `miles`."""
+    return ["miles", *_TYPED.get()]
+
 
 def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None:
-    """Do `work`, and go on with its run where it lost a node, with `supervised` where anything of
-    the machine failed, as often as it may. Exits with the driver's code; raises MilesError where it
-    died without a word."""
-    if not command_line.is_program():
+    """Run `work` in a driver process. Resume its run after the loss of a node and, with
+    `supervised`, after any failure of the machine, within the recipe's limit. Exits with the
+    driver's code; raises MilesError if the driver died without reporting an error."""
+    if not _IS_PROGRAM.get():
         work()
         return
     from milescli.runtime.recovery.driver_process import MENDABLE, OTHER_NODES, Parent
 
     parent = Parent(
         output=output,
-        again=shlex.join(command_line.typed()),
+        again=shlex.join(typed()),
         resume=partial(go_on_with, output=output),
         mends=MENDABLE if supervised else OTHER_NODES,
     )
@@ -47,8 +63,8 @@ def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None
 
 
 def begin(loaded: LoadedRecipe, *, output: Output) -> None:
-    """Launch a run, and show what it reached."""
-    from milescli.commands.show_summary import show_run_summary
+    """Launch a run and show its summary."""
+    from milescli.commands.show.summary import show_run_summary
     from milescli.runtime.launch import launch
 
     show_run_summary(launch(loaded, output=output), output=output)
@@ -62,8 +78,8 @@ def go_on_with(
     sets: list[str] | None = None,
     address: str | None = None,
 ) -> None:
-    """Resume a run, and show what it reached."""
-    from milescli.commands.show_summary import show_run_summary
+    """Resume a run and show its summary."""
+    from milescli.commands.show.summary import show_run_summary
     from milescli.runtime.resume import resume
 
     done = resume(

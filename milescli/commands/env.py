@@ -66,7 +66,7 @@ def check(
 ) -> None:
     """Play random episodes, each twice. Ends with 3 where the environment is not the same for the
     same seed, gives what is no step, leaves its range of rewards, or keeps what it opens."""
-    from milescli.commands.show_listings import settings_of, show_checked_environment
+    from milescli.commands.show.listings import settings_of, show_checked_environment
     from milescli.listings.environments import checked
 
     show_checked_environment(name, checked(name, settings_of(settings), data), output=context.obj)
@@ -113,7 +113,7 @@ def install(
     clash with ours. Done before: nothing happens."""
     from milescli.agents.foreign.install import install as installed
     from milescli.agents.foreign.packages import package_named
-    from milescli.commands.show_listings import show_installed
+    from milescli.commands.show.listings import show_installed
 
     output: Output = context.obj
     done = installed(package_named(name), python=python, say=output.note)
@@ -123,7 +123,7 @@ def install(
 def envs(context: typer.Context) -> None:
     """List the environments that a policy can act in."""
     from milescli.agents.foreign.packages import listed
-    from milescli.commands.show_listings import show_listed
+    from milescli.commands.show.listings import show_listed
     from milescli.listings.environments import environments
 
     show_listed("environments", environments(), packages=listed(), output=context.obj)
@@ -131,7 +131,7 @@ def envs(context: typer.Context) -> None:
 
 def tools(context: typer.Context) -> None:
     """List the tools that a policy can call."""
-    from milescli.commands.show_listings import show_listed
+    from milescli.commands.show.listings import show_listed
     from milescli.listings.environments import tools as listed
 
     show_listed("tools", listed(), output=context.obj)

@@ -63,7 +63,7 @@ def export(
     if dtype is not None:
         output.warn(f"--dtype is called --format now: --format {format or dtype.value}")
     folder = find_weights(source)
-    from milescli.commands.show_summary import show_export
+    from milescli.commands.show.summary import show_export
     from milescli.runtime.export import export_weights
 
     chosen = format.value if format else dtype.value if dtype else None

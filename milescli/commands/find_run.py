@@ -1,4 +1,5 @@
-"""RUN, as a user types it -> the run's directory. A path, or a name below the runs directory."""
+"""Resolves RUN, as a user types it, to the run's directory: a path, or a name below the runs
+directory."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from milescli.core.errors import CheckpointError, nearest, unreadable
 
 
 def runs_folder(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
-    """Where runs live: MILES_RUN__DIR, the user files, or ./runs."""
+    """Return the folder of runs: MILES_RUN__DIR, the user files, or ./runs."""
     from milescli.recipe.load import runs_dir
 
     return runs_dir(environ=environ, cwd=cwd, home=home)
 
 
 def run_names(folder: Path) -> list[str]:
-    """Names of the runs in a folder, newest first."""
+    """Return the names of the runs in a folder, newest first."""
     files = sorted(
         folder.glob(f"*/{RECIPE_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True
     )
@@ -29,8 +30,8 @@ def run_names(folder: Path) -> list[str]:
 
 
 def find_run(run: str, *, folder: Path | None = None) -> Path:
-    """The directory of a run. Raises CheckpointError with the nearest names where there is none,
-    MachineError where it may not be read."""
+    """Return the directory of a run. Raises CheckpointError with the nearest names if there is
+    none, MachineError if it is not readable."""
     folder = folder or runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
     for candidate in (Path(run).expanduser(), folder / run):
         if run and _is_run(candidate):
@@ -59,7 +60,8 @@ def _is_run(folder: Path) -> bool:
 
 
 def newest_run(run: str | None) -> Path:
-    """As `find_run`; without a name the newest. Raises CheckpointError where there is none."""
+    """Return the directory of a run; without a name the newest. Raises CheckpointError if there is
+    none."""
     if run is not None:
         return find_run(run)
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
@@ -75,11 +77,11 @@ def newest_run(run: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What `miles eval` was given: one of them."""
+    """Holds what `miles eval` measures: exactly one of these."""
 
     run: Path | None = None
     step: int | None = None
-    """Of the run, where one of its checkpoints was named."""
+    """Step of the run, if one of its checkpoints was named."""
     model: str | None = None
     """A folder, or a name on the hub."""
     endpoint: str | None = None
@@ -87,8 +89,8 @@ class Measured:
 
 
 def find_measured(text: str) -> Measured:
-    """A run, the folder of one of its checkpoints, a model, or an endpoint. Raises CheckpointError
-    as `find_run`."""
+    """Return the run, checkpoint folder, model or endpoint that the text means. Raises
+    CheckpointError as `find_run`."""
     if re.match(r"https?://", text):
         return Measured(endpoint=text)
     folder = Path(text).expanduser()
@@ -104,7 +106,7 @@ def find_measured(text: str) -> Measured:
 
 
 def find_weights(source: str) -> Path:
-    """The folder of a run, or of something else that has weights: a checkpoint, a model, an
+    """Return the folder of a run, or of something else with weights: a checkpoint, a model, an
     adapter. Raises CheckpointError as `find_run`."""
     folder = Path(source).expanduser()
     marks = ("config.json", "adapter_config.json", ".metadata", "latest_checkpointed_iteration.txt")

@@ -16,7 +16,7 @@ EXAMPLES = ["miles help exit-codes", "miles help recipe", "miles help run-direct
 
 
 class Topic(StrEnum):
-    """The pages."""
+    """Names the pages."""
 
     EXIT_CODES = "exit-codes"
     RECIPE = "recipe"
@@ -49,7 +49,7 @@ def help_page(
         )
         output.table(["code", "meaning"], codes)
     elif topic is Topic.RECIPE:
-        from milescli.commands.show_listings import show_keys
+        from milescli.commands.show.listings import show_keys
 
         show_keys(output)
     elif topic is Topic.RUN_DIRECTORY:

@@ -75,11 +75,11 @@ def launch(
     )
     loaded = read_recipe(recipe, sets=sets, flags=flags, adapters=adapters, output=output)
     if emit is not None:
-        from milescli.commands.show_job import show_job
+        from milescli.commands.show.job import show_job
 
         show_job(loaded, form=emit.value, machine=machine, on=on, output=output)
     elif dry_run:
-        from milescli.commands.show_plan import show_plan
+        from milescli.commands.show.plan import show_plan
         from milescli.runtime.planning import dry_run as plan_for
 
         plan = plan_for(loaded, machine, output=output)

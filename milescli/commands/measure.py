@@ -1,4 +1,4 @@
-"""What `miles eval` was given -> the function of the runtime that measures it."""
+"""Chooses the runtime's function that measures the subject of `miles eval`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CURVE_WIDTH = 40
 
 
 def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) -> None:
-    """`folder`: of the run, or wherever `eval/` was made."""
+    """Show the results of each set. `folder` is the run's, or the one in which `eval/` was made."""
     for result in results:
         fields = asdict(result)
         del fields["rewards"]
@@ -64,7 +64,7 @@ def show_results(results: Sequence[SetResult], *, folder: Path, output: Output) 
 
 
 def show_comparisons(comparisons: Sequence[Comparison], *, output: Output) -> None:
-    """A plain sentence for each set."""
+    """Show a plain sentence for each set."""
     output.blank()
     for one in comparisons:
         output.json("comparison", asdict(one))
@@ -104,16 +104,16 @@ def _show_curves(results: Sequence[SetResult], folder: Path, output: Output) -> 
     """Of the sets that were asked under the same settings at several steps, now or before."""
     rows = []
     for latest in {result.set: result for result in results}.values():
-        kept = results_of(folder / "eval", folder_of(latest.set))
-        points = [one for one in kept if one.fingerprint == latest.fingerprint]
+        stored = results_of(folder / "eval", folder_of(latest.set))
+        points = [one for one in stored if one.fingerprint == latest.fingerprint]
         if len(points) > 1:
             curve = theme.sparkline([one.accuracy for one in points], _CURVE_WIDTH)
             first, last = points[0], points[-1]
-            said = (
+            change = (
                 f"{percent(first.accuracy)} at step {first.step}, "
                 f"{percent(last.accuracy)} at {last.step}"
             )
-            rows.append([latest.set, curve, said])
+            rows.append([latest.set, curve, change])
     if rows:
         output.blank()
         output.table(["set", "curve", "accuracy"], rows, title="over steps")
@@ -125,12 +125,12 @@ FOLDER = "evaluations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Beside the wish."""
+    """Holds the options that are not part of the wish."""
 
     steps: str | None = None
-    """Of a run's checkpoints."""
+    """Steps of a run's checkpoints."""
     out: Path | None = None
-    """Where `eval/` goes, of what is no run."""
+    """Folder for `eval/`, unless a run is measured."""
     ask: Ask | None = None
     """What else is done with the engines than to measure; None: nothing. Of no endpoint."""
 
@@ -138,31 +138,31 @@ class Options:
 def measured(
     subject: str, wish: EvalWish, options: Options, *, output: Output
 ) -> tuple[Path, list[SetResult]]:
-    """(the folder that `eval/` is in, the results). Raises MilesError; BadParameter where an option
-    is of something else."""
-    found = find_measured(subject)
-    if found.run is not None:
+    """Measure a subject. Returns (the folder that contains `eval/`, the results). Raises
+    MilesError; BadParameter for an option that belongs to another kind of subject."""
+    target = find_measured(subject)
+    if target.run is not None:
         if options.out is not None:
             raise typer.BadParameter("--out is of a MODEL: results of a run are kept in the run")
-        steps = options.steps if found.step is None else str(found.step)
+        steps = options.steps if target.step is None else str(target.step)
         from milescli.runtime.evaluation.evaluate import evaluate_run
 
         results = evaluate_run(
-            found.run,
+            target.run,
             steps=steps,
             wish=wish,
             environ=os.environ,
             output=output,
             ask=options.ask,
         )
-        return found.run, results
+        return target.run, results
     if options.steps is not None:
         raise typer.BadParameter(f"--step and --steps are of a run, and `{subject}` is none")
-    if found.endpoint is not None:
+    if target.endpoint is not None:
         from milescli.runtime.evaluation.endpoint import evaluate_endpoint
 
         return evaluate_endpoint(
-            found.endpoint,
+            target.endpoint,
             folder=options.out,
             runs=_evaluations(),
             wish=wish,
@@ -171,10 +171,10 @@ def measured(
         )
     from milescli.runtime.evaluation.evaluate import evaluate_model
 
-    assert found.model is not None, found
-    folder = options.out or _evaluations() / Path(found.model).name
+    assert target.model is not None, target
+    folder = options.out or _evaluations() / Path(target.model).name
     return folder, evaluate_model(
-        found.model,
+        target.model,
         folder=folder,
         wish=wish,
         environ=os.environ,
@@ -184,29 +184,29 @@ def measured(
 
 
 def against(other: str, wish: EvalWish, *, output: Output) -> EvalWish:
-    """The same, to be compared with another model's results: those of a file, or what `miles eval`
-    kept of a run, a checkpoint, a model or an endpoint; where it kept none of a set, the other is
-    measured now, and shown. Raises MilesError."""
+    """Return the wish with another model's results to compare with: those of a file, or those that
+    `miles eval` stored for a run, a checkpoint, a model or an endpoint. Measures and shows the
+    other now if it lacks a set. Raises MilesError."""
     if other.endswith(".json"):
         return replace(wish, against=[read_result(Path(other).expanduser())])
-    found = find_measured(other)
-    folder = found.run or _kept_folder(found, other)
-    kept = [
-        kept_result(folder, name, step=found.step) if folder else None for name in set_names(wish)
+    target = find_measured(other)
+    folder = target.run or _results_folder(target, other)
+    stored = [
+        kept_result(folder, name, step=target.step) if folder else None for name in set_names(wish)
     ]
-    if all(kept):
-        return replace(wish, against=[one for one in kept if one])
+    if all(stored):
+        return replace(wish, against=[one for one in stored if one])
     output.note(f"{other} was not asked this before: it is measured first")
     where, results = measured(other, wish, Options(), output=output)
     show_results(results, folder=where, output=output)
     return replace(wish, against=results)
 
 
-def _kept_folder(found: Measured, name: str) -> Path | None:
+def _results_folder(target: Measured, name: str) -> Path | None:
     """Of what is no run: where its results are; None where there are none. Raises DataError where
     an endpoint has several models."""
-    if found.model is not None:
-        return _evaluations() / Path(found.model).name
+    if target.model is not None:
+        return _evaluations() / Path(target.model).name
     folder = folder_of_endpoint(name, _evaluations())
     models = sorted(folder.iterdir()) if folder.is_dir() else []
     if len(models) > 1:

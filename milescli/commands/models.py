@@ -29,7 +29,7 @@ def models(
     ] = None,
 ) -> None:
     """List the model families with what was measured of each, or show the numbers of one model."""
-    from milescli.commands.show_listings import show_families, show_numbers
+    from milescli.commands.show.listings import show_families, show_numbers
     from milescli.listings.models import families, numbers
 
     output: Output = context.obj

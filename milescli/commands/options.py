@@ -122,7 +122,7 @@ PriceOption = Annotated[
 
 
 class JobForm(StrEnum):
-    """What --emit writes; `jobs.script` has a form for each."""
+    """Names what --emit writes; `jobs.script` has a form for each."""
 
     SLURM = "slurm"
     KUBERAY = "kuberay"
@@ -152,8 +152,8 @@ GpusOption = Annotated[
 
 
 def fill_bare_options(argv: list[str]) -> list[str]:
-    """`--gpus` without a number means `--gpus all`: Typer knows no option whose value may be left
-    out."""
+    """Replace `--gpus` without a number by `--gpus all`, since Typer has no options with optional
+    values."""
     filled = []
     for place, word in enumerate(argv):
         filled.append(word)
@@ -167,8 +167,8 @@ def fill_bare_options(argv: list[str]) -> list[str]:
 def planned_machine(
     on: str | None, *, price: float | None, dry_run: bool, emits: bool = False
 ) -> Machine | None:
-    """The machine that `--on` names or describes. Raises BadParameter where nothing is planned,
-    MachineError or RecipeError where it cannot be read."""
+    """Return the machine that `--on` names or describes. Raises BadParameter if nothing is planned,
+    MachineError or RecipeError if the description is unreadable."""
     if dry_run and emits:
         raise typer.BadParameter(
             "--emit and --dry-run both show a plan, each in its own way: leave one out"
@@ -218,8 +218,8 @@ def verb(
 
 
 def flags_of(**options: tuple[str, object]) -> dict[str, str]:
-    """`flags_of(train__steps=("--steps", 4))` -> {"train.steps": "--steps 4"}; an option that is
-    None was not given."""
+    """Return the flags that were given, by recipe key: `flags_of(train__steps=("--steps", 4))` ->
+    {"train.steps": "--steps 4"}; an option that is None was not given."""
     return {
         key.replace("__", "."): f"{option} {value}"
         for key, (option, value) in options.items()
@@ -228,7 +228,7 @@ def flags_of(**options: tuple[str, object]) -> dict[str, str]:
 
 
 def here() -> dict[str, object]:
-    """What loading a recipe needs to know of the surroundings."""
+    """Return the surroundings that loading a recipe needs."""
     import os
 
     return {"environ": dict(os.environ), "cwd": Path.cwd(), "home": Path.home()}
@@ -242,7 +242,7 @@ def read_recipe(
     adapters: list[str] | None,
     output: Output,
 ) -> LoadedRecipe:
-    """What the command line says of a run; the user has read what is legal and odd."""
+    """Load the recipe of the command line, and show its warnings."""
     from milescli.recipe.load import load
     from milescli.recipe.several import from_options
 
@@ -300,7 +300,7 @@ OutOption = Annotated[
 
 
 class Format(StrEnum):
-    """In which numbers the weights are written."""
+    """Names the number formats of exported weights."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -313,14 +313,14 @@ class Format(StrEnum):
 
 
 class ExportDtype(StrEnum):
-    """What --dtype took before --format was there."""
+    """Names the values of --dtype, the predecessor of --format."""
 
     BF16 = "bf16"
     FP32 = "fp32"
 
 
 class ExportRole(StrEnum):
-    """Which of a run's models is written."""
+    """Names which of a run's models is exported."""
 
     POLICY = "policy"
     CRITIC = "critic"

@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from milescli.agents.environment import Game
-from milescli.commands.show_listings import settings_of
+from milescli.commands.show.listings import settings_of
 from milescli.console.output import Output
 from milescli.core.errors import DataError, EndpointError
 from milescli.core.types import Prompt
@@ -33,7 +33,7 @@ Player = Callable[[Sequence[dict[str, Any]]], str]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Options of the verb."""
+    """Holds the options of the verb."""
 
     name: str
     settings: str
@@ -46,7 +46,7 @@ class Wish:
 
 @dataclass(slots=True)
 class _Screen:
-    """What is shown of an episode, turn by turn."""
+    """Shows an episode turn by turn."""
 
     output: Output
     player: str = ""
@@ -54,26 +54,26 @@ class _Screen:
     turns: list[dict[str, Any]] = field(default_factory=list)
     has_ended: bool = False
 
-    def acted(self, said: str, step: Step) -> None:
-        """One turn is done."""
-        self.turns.append({"said": said, "shown": step.observation, "reward": step.reward})
+    def acted(self, action: str, step: Step) -> None:
+        """Show one finished turn."""
+        self.turns.append({"said": action, "shown": step.observation, "reward": step.reward})
         self.has_ended = step.ended
         if self.player:
-            self.output.text(f"{self.player}: {said}")
+            self.output.text(f"{self.player}: {action}")
         if step.observation:
             self.output.text(step.observation)
 
     def end(self, wish: Wish) -> None:
-        """Sum it up."""
+        """Show the summary."""
         total, count = sum(turn["reward"] for turn in self.turns), len(self.turns)
-        told = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
-        self.output.json("episode", told)
+        summary = {"name": wish.name, "turns": self.turns, "reward": total, "ended": self.has_ended}
+        self.output.json("episode", summary)
         how = "ended" if self.has_ended else f"was left after {count} turns"
         self.output.text(f"the episode {how}: {count} turns, reward {total:g}")
 
 
 def play_one(wish: Wish, *, output: Output) -> None:
-    """Show each turn as it is done. Raises MilesError."""
+    """Play an episode, and show each turn when it is done. Raises MilesError."""
     settings = EnvironmentSettings(name=wish.name, settings=settings_of(wish.settings))
     require_environment(settings)
     rows = rows_of(wish.data)
@@ -101,12 +101,12 @@ def play_one(wish: Wish, *, output: Output) -> None:
 
 
 def _play(game: Game, wish: Wish, runner: asyncio.Runner, *, output: Output) -> None:
-    say, told = _player(wish, runner)
+    say, player = _player(wish, runner)
     output.text(game.messages[-1]["content"])
-    screen = _Screen(output, told)
+    screen = _Screen(output, player)
     while not screen.has_ended and len(screen.turns) < wish.max_turns:
-        said = say(game.messages)
-        screen.acted(said, runner.run(game.act(said)))
+        action = say(game.messages)
+        screen.acted(action, runner.run(game.act(action)))
     screen.end(wish)
 
 
@@ -140,9 +140,9 @@ def _watch(wish: Wish, settings: EnvironmentSettings, prompt: Prompt, *, output:
         sets |= {"rollout.max_response_tokens": str(CONVERSATION)}
         sets |= {"rollout.max_turn_tokens": str(TURN)}
     sets |= {key: value for key, _, value in (text.partition("=") for text in wish.sets)}
-    asked = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
+    request = EvalWish(data=["task:seeds"], sets=[f"{key}={value}" for key, value in sets.items()])
     options = measure.Options(steps=steps, ask=watched.ask)
-    measure.measured(model, asked, options, output=output)
+    measure.measured(model, request, options, output=output)
     screen.end(wish)
 
 

@@ -19,7 +19,7 @@ EXAMPLES = [
 
 
 class Action(StrEnum):
-    """What to do with them."""
+    """Names the actions on plug-ins."""
 
     LIST = "list"
     NEW = "new"
@@ -54,7 +54,7 @@ def plugins(
 ) -> None:
     """List what you can bring, with its recipe key and signature; write one to begin with; or check
     that one bears its contract."""
-    from milescli.commands.show_listings import show_checked_plugin, show_points, show_written
+    from milescli.commands.show.listings import show_checked_plugin, show_points, show_written
     from milescli.core.plug_points import POINTS
     from milescli.listings import plugins as listing
 

@@ -51,7 +51,7 @@ def profile(
 
     output: Output = context.obj
     opened = open_run(folder)
-    wait.require_running(opened, asked_for=f"miles profile {run} --steps {steps}")
+    wait.require_running(opened, command=f"miles profile {run} --steps {steps}")
     plan = wait.plan_of(opened)
     if wanted_engines is None:
         wanted_engines = [0] if plan.engines.num else []
@@ -64,12 +64,12 @@ def profile(
         memory=memory,
     )
     state = wait.profiled(opened, wanted, tell=output.note)
-    told = summary.summarise(opened, wanted, state)
-    told.require_some()
-    for warning in told.warnings:
+    result = summary.summarise(opened, wanted, state)
+    result.require_some()
+    for warning in result.warnings:
         output.warn(warning)
-    output.json("profile", asdict(told))
-    output.text("\n".join(told.lines()))
+    output.json("profile", asdict(result))
+    output.text("\n".join(result.lines()))
 
 
 def _numbers(text: str, option: str) -> list[int]:

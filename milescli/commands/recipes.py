@@ -20,7 +20,7 @@ EXAMPLES = [
 
 
 class Action(StrEnum):
-    """What to do with them."""
+    """Names the actions on recipes."""
 
     LIST = "list"
     SHOW = "show"
@@ -44,7 +44,7 @@ def recipes(
 
     output: Output = context.obj
     if action is Action.LIST:
-        from milescli.commands.show_listings import show_recipes
+        from milescli.commands.show.listings import show_recipes
         from milescli.listings.recipes import recipe_rows
 
         show_recipes(recipe_rows(), output=output)

@@ -35,8 +35,8 @@ def runs(context: typer.Context) -> None:
     folder = runs_folder(environ=os.environ, cwd=Path.cwd(), home=Path.home())
     states = RunStates()
     shown = [states.of(RunDir(folder / name)) for name in run_names(folder)]
-    told = [{**asdict(one), "changed": _local_time(one.changed_s)} for one in shown]
-    output.json("runs", {"dir": str(folder), "runs": told})
+    rows = [{**asdict(one), "changed": _local_time(one.changed_s)} for one in shown]
+    output.json("runs", {"dir": str(folder), "runs": rows})
     if not shown:
         output.note(f"no run in {folder} yet; start one: miles launch --recipe quickstart")
         return

@@ -44,7 +44,7 @@ def status(
     output: Output = context.obj
     folder = newest_run(run)
     from milescli.checkpoint.run_dir import open_run
-    from milescli.commands.show_status import show_status, watch_status
+    from milescli.commands.show.status import show_status, watch_status
 
     opened = open_run(folder)
     if watch:

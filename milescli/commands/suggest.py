@@ -8,21 +8,21 @@ from pathlib import Path
 
 
 def recipes(incomplete: str) -> list[str]:
-    """Names of the recipes that ship; a path is left to the shell."""
+    """Suggest names of the recipes that ship; the shell completes paths."""
     from milescli.recipe.templates import template_names
 
     return [name for name in template_names() if name.startswith(incomplete)]
 
 
 def algorithms(incomplete: str) -> list[tuple[str, str]]:
-    """Names with what they are."""
+    """Suggest names with their descriptions."""
     from milescli.recipe.algorithms import ALGORITHMS
 
     return [(name, row.about) for name, row in ALGORITHMS.items() if name.startswith(incomplete)]
 
 
 def overrides(incomplete: str) -> list[tuple[str, str]]:
-    """`train.steps=` with what it wants; after the equals sign, the choices."""
+    """Suggest `train.steps=` with its type; after the equals sign, the choices."""
     from milescli.core.plug_points import POINTS
     from milescli.recipe.keys import keys
 
@@ -42,7 +42,7 @@ def overrides(incomplete: str) -> list[tuple[str, str]]:
 
 
 def runs(incomplete: str) -> list[str]:
-    """Names of the runs below the runs directory."""
+    """Suggest names of the runs in the runs folder."""
     from milescli.commands.find_run import run_names, runs_folder
     from milescli.core.errors import MilesError
 

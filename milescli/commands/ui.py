@@ -64,8 +64,8 @@ def ui(
         output.text(door.url)
         output.note("whoever has this URL can read the runs; Ctrl-C ends it")
         if opens:  # not here: what it opens is served behind us, and it may wait for that
-            told = {"url": door.url, "failed": output.warn}
-            threading.Thread(target=open_page, kwargs=told, daemon=True).start()
+            options = {"url": door.url, "failed": output.warn}
+            threading.Thread(target=open_page, kwargs=options, daemon=True).start()
 
     serve(door, shown, fault=output.warn, ready=ready)
     output.note("the page has ended")

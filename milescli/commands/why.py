@@ -25,6 +25,6 @@ def why(context: typer.Context, run: RunArgument) -> None:
     from milescli.checkpoint.run_dir import open_run
 
     output: Output = context.obj
-    found = find_why(open_run(folder))
-    output.json("why", asdict(found))
-    output.text(page(found))
+    cause = find_why(open_run(folder))
+    output.json("why", asdict(cause))
+    output.text(page(cause))

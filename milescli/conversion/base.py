@@ -1,4 +1,4 @@
-"""What a conversion is: a direction makes a plan, and `convert` carries it out. Contract and data;
+"""Defines a conversion: a direction makes a plan, and `convert` carries it out. Contract and data;
 `to_megatron` and `to_hf` are the directions."""
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def verifying(output: Output) -> Callable[[int, int], Transfer]:
-    """For a store: every byte of a checkpoint is read before it counts as whole."""
+    """Return a progress display for a store, which reads every byte of a checkpoint before it
+    counts as intact."""
 
     def watch(step: int, size_bytes: int) -> Transfer:
         label = f"verifying checkpoint step {step}"
@@ -33,7 +34,7 @@ def verifying(output: Output) -> Callable[[int, int], Transfer]:
 
 
 def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
-    """To look for a checkpoint in; silent without an output."""
+    """Return a store for finding a checkpoint; silent without an output."""
     if output is None:
         return CheckpointStore(checkpoints)
     return CheckpointStore(checkpoints, watch=verifying(output))
@@ -42,7 +43,8 @@ def store_of(checkpoints: Path, *, output: Output | None) -> CheckpointStore:
 def writing(
     output: Output | None, *, size_bytes: int
 ) -> AbstractContextManager[Callable[[int], None]]:
-    """Of a checkpoint that is written out as a folder; silent without an output."""
+    """Return a progress display for exporting a checkpoint to a folder; silent without an
+    output."""
     if output is None:
         return nullcontext(lambda num_bytes: None)
     label = "writing its weights out"
@@ -50,17 +52,17 @@ def writing(
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""As the command line calls them."""
+"""Dtypes by their names on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionPlan:
-    """Everything that one conversion writes and says, decided from headers alone."""
+    """Describes everything that one conversion writes and reports, decided from headers alone."""
 
     source: str
-    """What is read, for people."""
+    """Description of the source, for people."""
     origin: dict[str, str]
-    """What is read, for the manifest."""
+    """Description of the source, for the manifest."""
     table: WeightTable
     files: Sequence[PlannedFile]
     """The large ones, in the order in which they are written."""
@@ -71,45 +73,45 @@ class ConversionPlan:
     num_target_tensors: int
     """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
-    """Of what is written: dtype, as safetensors calls it -> number of tensors."""
+    """Number of written tensors by dtype, in safetensors' names."""
     notes: list[str]
-    """What the user should know of it."""
+    """Notes for the user."""
     fingerprint: str
-    """Of everything that decides which bytes are written: see `fingerprint`."""
+    """Digest of everything that decides which bytes are written, made by `fingerprint`."""
     resume_options: tuple[str, ...] = ()
-    """What the user's command lacks to mean the same later: `--step 20` where the newest was
+    """Options that the user's command needs to mean the same later: `--step 20` if the newest was
     meant."""
     pairs: Callable[[], list[tuple[str, str, str]]]
     """(name on one side, name on the other, shape of one) of every tensor."""
     logits_of: Callable[[Path], tuple[Path, Path]]
-    """Of the folder that was written: (Hugging Face folder, `torch_dist` checkpoint) that must
+    """Maps the written folder to the (Hugging Face folder, `torch_dist` checkpoint) that must
     compute the same."""
 
     @property
     def size_bytes(self) -> int:
-        """Of all planned files."""
+        """Return the bytes of all planned files."""
         return sum(file.size_bytes for file in self.files)
 
 
 class Direction(Protocol):
-    """From where to what, with its own options."""
+    """Converts in one direction, with its own options."""
 
     name: str
-    """As the command line calls it: hf-to-megatron or megatron-to-hf."""
+    """Name on the command line: hf-to-megatron or megatron-to-hf."""
     source: str
-    """As the user gave it."""
+    """Source as the user gave it."""
 
     def plan(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
         """Find or fetch the source and decide what is written. The source stays open within the
-        block. Raises CheckpointError where it is not what its config.json says."""
+        block. Raises CheckpointError if it contradicts its config.json."""
 
     def outline(self, *, output: Output) -> AbstractContextManager[ConversionPlan]:
-        """As `plan`, but fetches no weights: for what only looks."""
+        """Plan like `plan` without fetching weights, for a preview."""
 
 
 def fingerprint(folder: Path, options: Mapping[str, object]) -> str:
-    """Of everything that decides what is written: names, sizes and times of the files of a folder
-    (config.json among them), options, and the form in which this program writes."""
+    """Digest everything that decides what is written: names, sizes and times of the files of a
+    folder (config.json among them), the options, and the format version of this program."""
     files = sorted(
         (path.name, (stat := path.stat()).st_size, stat.st_mtime_ns)
         for path in folder.iterdir()
@@ -122,10 +124,10 @@ def fingerprint(folder: Path, options: Mapping[str, object]) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """20x48"""
+    """Format a shape: 20x48."""
     return "x".join(str(length) for length in shape) or "scalar"
 
 
 def count_text(number: int, what: str) -> str:
-    """3 tensors"""
+    """Format a count: 3 tensors."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

@@ -32,8 +32,8 @@ _SPARE_BYTES = 16 * 2**20
 def write_files(
     part: PartFolder, files: Sequence[PlannedFile], *, progress: Callable[[int], None]
 ) -> None:
-    """Write what is missing. What is finished stays after Ctrl-C or on a full disk; after any other
-    error nothing does."""
+    """Write the missing files. Finished ones stay after Ctrl-C or on a full disk; after any other
+    error nothing stays."""
     _require_room(part, _bytes_left(part, files))
     try:
         Pipeline(part, progress=progress).run(files)
@@ -58,8 +58,8 @@ def write_files(
 
 @contextmanager
 def completing(part: PartFolder) -> Iterator[None]:
-    """While the small files are written and the whole is proven: what fails leaves nothing, but a
-    full disk and Ctrl-C leave what is finished."""
+    """Guard the block that writes the small files and proves the result: a failure leaves nothing,
+    except that a full disk and Ctrl-C leave the finished files."""
     try:
         yield
     except MilesError:
@@ -98,10 +98,10 @@ def _require_room(part: PartFolder, left: int) -> None:
     done = part.finished_bytes
     if not part.finished:
         part.discard()
-    beside = f" beside the {format_bytes(done)} that are written" if done else ""
+    written = f" beside the {format_bytes(done)} that are written" if done else ""
     raise CheckpointError(
         "the disk has not room enough",
-        why=f"{format_bytes(needed)} are needed{beside}, and {format_bytes(free)} are free in "
+        why=f"{format_bytes(needed)} are needed{written}, and {format_bytes(free)} are free in "
         f"{part.target.parent}: {format_bytes(needed - free)} are missing",
         fix=[
             *([f"{part.command}   # when there is room"] if part.command else []),
@@ -135,13 +135,13 @@ def convert(
     output: Output,
     verify: Verify | None = None,
 ) -> Conversion:
-    """Write `target`, which must not exist. `command`: the words that the user typed, to be
-    typed once more after an interruption. `verify` None: logits where the model fits into
-    memory, else tensors.
+    """Write `target`, which must not exist. `command` is the user's command line, to be repeated
+    after an interruption. `verify` None compares logits if the model fits into memory, else
+    tensors.
 
-    Raises CheckpointError for a source that is not what its config.json says, a target that is
-    there or was begun with other options, a full disk; MismatchError where it computes
-    something else; Stopped after Ctrl-C.
+    Raises CheckpointError for a source that contradicts its config.json, a target that exists or
+    was begun with other options, or a full disk; MismatchError if the result computes something
+    else; Stopped after Ctrl-C.
     """
     began = time.monotonic()
     target = target.absolute()

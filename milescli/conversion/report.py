@@ -1,5 +1,5 @@
-"""What a conversion did, or would do with --dry-run, as plain data; and its manifest. Filled by
-`convert` and `preview`, shown by the command."""
+"""Reports what a conversion did, or would do with --dry-run, as plain data; and writes its
+manifest. Filled by `convert` and `preview`, shown by the command."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What was shown of a conversion."""
+    """Records what was verified of a conversion."""
 
     num_source_tensors: int
     """Each used exactly once."""
     num_target_tensors: int
     """Each written exactly once; of a checkpoint: its keys, each covered exactly once."""
     dtypes: dict[str, int]
-    """Of the target, with the number of tensors."""
+    """Number of tensors by dtype in the target."""
     checksums: str
     """How what lies on disk was compared with what was computed."""
     logits: str
@@ -60,7 +60,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """The end of a conversion."""
+    """Reports a finished conversion."""
 
     direction: str
     """hf-to-megatron or megatron-to-hf"""
@@ -72,14 +72,14 @@ class Conversion:
     bytes_per_s: float
     """Over the files of this attempt."""
     resumed_bytes: int
-    """That an earlier attempt had left."""
+    """Bytes that an earlier attempt had left."""
     proof: Proof
     notes: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What would be done."""
+    """Describes what a conversion would do."""
 
     source: str
     target: str
@@ -89,9 +89,9 @@ class Preview:
     num_files: int
     free_bytes: int
     finished_bytes: int
-    """That an earlier attempt has left."""
+    """Bytes that an earlier attempt has left."""
     disk_bytes_per_s: float
-    """As measured just now."""
+    """Disk speed as measured just now."""
     seconds: float
     mapping: list[tuple[str, str, str, int]]
     """(name on one side, name on the other, shape of one, how many)"""
@@ -99,7 +99,7 @@ class Preview:
 
 
 def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
-    """Lines that differ in numbers of layers and experts alone become one, with their count."""
+    """Merge lines that differ only in numbers of layers and experts into one, with their count."""
     counts = Counter(
         (_NUMBER.sub("*", left), _NUMBER.sub("*", right), shape) for left, right, shape in pairs
     )
@@ -109,8 +109,8 @@ def collapsed(pairs: list[tuple[str, str, str]]) -> list[tuple[str, str, str, in
 def write_manifest(
     part: PartFolder, plan: ConversionPlan, *, direction: str, given_as: str, proof: Proof
 ) -> None:
-    """The last file: its presence means that the folder is complete. `given_as`: the source, as the
-    user gave it."""
+    """Write the last file, whose presence means that the folder is complete. `given_as` is the
+    source as the user gave it."""
     folder, files = part.path, dict(part.finished)
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -138,7 +138,7 @@ def write_manifest(
 
 
 def preview(direction: Direction, target: Path, *, output: Output) -> Preview:
-    """What `convert` would do. Raises as it does."""
+    """Return what `convert` would do. Raises as it does."""
     target = target.absolute()
     require_free(target)
     with direction.outline(output=output) as plan:
@@ -175,8 +175,8 @@ def _earlier(part: Path, plan: ConversionPlan) -> tuple[int, list[str]]:
 
 
 def measure_disk(folder: Path, *, size_bytes: int = 128 * 2**20) -> float:
-    """Bytes per second of writing and reading back a file of random bytes in the nearest folder
-    that is there, and is removed again."""
+    """Measure the bytes per second of writing a file of random bytes in the nearest existing folder
+    and reading it back; removes the file."""
     while not folder.exists():
         folder = folder.parent
     path = folder / f".miles-speed-{os.getpid()}"

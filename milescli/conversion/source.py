@@ -1,5 +1,5 @@
-"""What SRC of `miles convert` and `miles export` is: a Hugging Face folder, a name on the hub, a
-converted model, a checkpoint of Megatron's, a run or one of its steps."""
+"""Resolves SRC of `miles convert` and `miles export`: a Hugging Face folder, a name on the hub, a
+converted model, a Megatron checkpoint, a run or one of its steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"^[\w.-]+(/[\w.-]+)?$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSource:
-    """Tensors, and the model that they are of."""
+    """Holds tensors and the model that they belong to."""
 
     tensors: Path
     """A `torch_dist` folder."""
@@ -37,14 +37,16 @@ class CheckpointSource:
     what: str
     """For people."""
     newest_step: int | None = None
-    """Of a folder with several of which the newest was meant: it will be another one soon."""
+    """Step of the newest checkpoint, if a folder with several was given: later it will be another
+    one."""
 
 
 def find_model(
     source: str, *, revision: str | None, output: Output, outline_in: Path | None = None
 ) -> Path:
-    """The Hugging Face folder that SRC is, fetched where it is a name on the hub; `outline_in`: an
-    empty folder that gets all but the weights of it instead. Raises CheckpointError."""
+    """Return the Hugging Face folder that SRC means, fetched if it is a name on the hub.
+    `outline_in` is an empty folder that gets everything but its weights instead. Raises
+    CheckpointError."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if (folder / TRACKER_NAME).exists() and not (folder / CONFIG_NAME).exists():
@@ -78,9 +80,9 @@ def find_checkpoint(
     model_option: str,
     output: Output | None = None,
 ) -> CheckpointSource:
-    """The checkpoint that SRC is or has. `model`: the folder of its config, which the user may name
-    with `model_option`; None: SRC knows. `step`: None: the newest. `output`: shows how far the
-    reading of all its bytes is. Raises CheckpointError."""
+    """Return the checkpoint that SRC is or contains. `model` is the folder of its config, which the
+    user may name with `model_option`; None: SRC knows it. `step` None means the newest. `output`
+    shows the progress of reading all its bytes. Raises CheckpointError."""
     if not source.is_dir():
         raise CheckpointError(
             f"`{source}` is not a checkpoint",
@@ -100,9 +102,9 @@ def find_checkpoint(
             )
     tensors = _tracked(source, step=step)
     if model is None:
-        for beside in (source / CARRIED, source.parent / CARRIED):
-            if (beside / CONFIG_NAME).is_file() and (beside / RECORD_NAME).is_file():
-                model = beside
+        for carried in (source / CARRIED, source.parent / CARRIED):
+            if (carried / CONFIG_NAME).is_file() and (carried / RECORD_NAME).is_file():
+                model = carried
                 break
     if model is None:
         raise CheckpointError(

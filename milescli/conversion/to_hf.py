@@ -1,6 +1,5 @@
-"""`megatron-to-hf`: a `torch_dist` checkpoint of any layout as a Hugging Face folder that
-transformers and SGLang load. Plans it and says what there is to say of it; `convert` does the
-rest."""
+"""Implements `megatron-to-hf`: a `torch_dist` checkpoint of any layout becomes a Hugging Face
+folder that transformers and SGLang load. Makes the plan and its notes; `convert` does the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToHf:
-    """A direction."""
+    """Converts a Megatron checkpoint to a Hugging Face folder."""
 
     name: ClassVar[str] = "megatron-to-hf"
     source: str
@@ -31,7 +30,7 @@ class ToHf:
     model: str | None = None
     """Folder or hub name of the model whose config.json the checkpoint has; None: SRC knows."""
     step: int | None = None
-    """Of a run, or of a folder of checkpoints; None: the newest."""
+    """Step of a run, or of a folder of checkpoints; None: the newest."""
     dtype: str | None = None
     """bf16, fp16 or fp32; None: as the model's folder had them, else as the checkpoint has them."""
     shard_bytes: int | None = None
@@ -39,7 +38,7 @@ class ToHf:
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the checkpoint and the config of its model, which is fetched where it is on the
+        """Plan over the checkpoint and the config of its model, which is fetched if it is on the
         hub."""
         model = None
         if self.model is not None:

@@ -1,5 +1,5 @@
-"""`hf-to-megatron`: a Hugging Face folder as a `torch_dist` checkpoint that stock Megatron-Core
-loads under any layout. Plans it and says what there is to say of it; `convert` does the rest."""
+"""Implements `hf-to-megatron`: a Hugging Face folder becomes a `torch_dist` checkpoint that stock
+Megatron-Core loads under any layout. Makes the plan and its notes; `convert` does the rest."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToMegatron:
-    """A direction."""
+    """Converts a Hugging Face folder to a Megatron checkpoint."""
 
     name: ClassVar[str] = "hf-to-megatron"
     source: str
     """A Hugging Face folder, or a name on the hub."""
     revision: str | None = None
-    """Of a name on the hub."""
+    """Revision of a name on the hub."""
     dtype: str | None = None
     """bf16, fp16 or fp32; None: as the source has them."""
     file_bytes: int = FILE_BYTES
-    """Of one file of the checkpoint."""
+    """Largest size of one file of the checkpoint."""
 
     @contextmanager
     def plan(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the folder, which is fetched where it is on the hub."""
+        """Plan over the folder, which is fetched if it is on the hub."""
         folder = find_model(self.source, revision=self.revision, output=output)
         with self._opened(folder, shown=str(folder)) as plan:
             yield plan
 
     @contextmanager
     def outline(self, *, output: Output) -> Iterator[ConversionPlan]:
-        """Over the headers alone of a model on the hub."""
+        """Plan over the headers alone of a model on the hub."""
         with tempfile.TemporaryDirectory(prefix="miles-outline-") as empty:
             folder = find_model(
                 self.source, revision=self.revision, output=output, outline_in=Path(empty)

@@ -1,5 +1,5 @@
-"""A `torch_dist` checkpoint as a Hugging Face folder for engines and trainers, which read no other.
-Part of a run, and not the verb: it computes no logits. Called by the runtime."""
+"""Exports a `torch_dist` checkpoint to a Hugging Face folder for engines and trainers, which read
+no other format. Part of a run, not of the verb: it computes no logits. Called by the runtime."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def unpack(
     read_back: bool = True,
     output: Output | None = None,
 ) -> None:
-    """Write `target`, which must not exist or be empty; an adapter within its base. `model_dir`:
-    the folder of config, tokenizer and what Megatron has no place for. `read_back`: compare what
-    lies on the disk. `output`: shows how far it is.
+    """Write `target`, which must not exist or be empty; an adapter is merged into its base.
+    `model_dir` has config, tokenizer and what Megatron has no place for. `read_back` compares what
+    is on the disk. `output` shows the progress.
 
-    Raises CheckpointError where the checkpoint is torn or of another model, or the disk is full.
-    What Ctrl-C leaves is gone on with by the next call.
+    Raises CheckpointError if the checkpoint is torn or of another model, or the disk is full. The
+    next call continues what Ctrl-C leaves.
     """
     if (adapter := read_trained_adapter(checkpoint, base=model_dir)) is not None:
         write_merged(target, adapter, base=model_dir)

@@ -1,7 +1,7 @@
-"""Does the converted checkpoint compute what the model computes? Logits of a few prompts, by
-transformers from the Hugging Face folder and by Megatron-Core from the checkpoint, each in a
-process of its own, are compared with what rounding does to Megatron-Core's. Called by `convert`
-before it gives a target its name."""
+"""Checks that the converted checkpoint computes what the model computes. Compares logits of a few
+prompts, computed by transformers from the Hugging Face folder and by Megatron-Core from the
+checkpoint in separate processes, with the effect of rounding on Megatron-Core's. Called by
+`convert` before the target gets its name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _CANNOT = (
 
 
 class Verify(StrEnum):
-    """How much is compared."""
+    """Names how much is compared."""
 
     NONE = "none"
     TENSORS = "tensors"
@@ -67,9 +67,9 @@ class _CannotCompute(Exception):
 def verify_logits(
     folder: Path, checkpoint: Path, *, table: WeightTable, verify: Verify | None, output: Output
 ) -> tuple[str, float | None]:
-    """(what was compared or why nothing was, largest difference relative to the largest logit).
-    `verify` None: where the model fits into memory. Raises MismatchError where the difference is
-    larger than rounding explains."""
+    """Compare the logits of both models. Returns (what was compared or why nothing was, largest
+    difference relative to the largest logit). `verify` None compares if the model fits into memory.
+    Raises MismatchError if rounding does not explain the difference."""
     if verify in (Verify.NONE, Verify.TENSORS):
         return f"not compared (--verify {verify})", None
     dtype, why = _choose_dtype(folder, table, verify=verify)
@@ -214,15 +214,15 @@ def _compare(theirs: Path, ours: Path, *, dtype: str, has_experts: bool) -> tupl
             of_tokens.append(apart.square().mean(dim=1).sqrt() * _LARGEST / largest)
         places += [f"token {token} of prompt {key}" for token in range(len(row))]
     gap, floor = (torch.cat(of_tokens).numpy() for of_tokens in (gaps, floors))
-    found = judge(gap, np.zeros_like(gap), floor, has_experts=has_experts)
+    judgement = judge(gap, np.zeros_like(gap), floor, has_experts=has_experts)
     worst = int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))
     difference = max(float((actual[key] - row).abs().max()) for key, row in expected.items())
     text = (
         f"{len(gap)} tokens of {len(expected)} prompts in {dtype}, transformers against "
         f"Megatron-Core: {difference / largest:.1e} of the largest logit at most, and "
-        f"{found.times:.2g} times what rounding does (bound {found.most_times:.2g})"
+        f"{judgement.times:.2g} times what rounding does (bound {judgement.most_times:.2g})"
     )
-    if found.agreement is Agreement.WRONG:
+    if judgement.agreement is Agreement.WRONG:
         raise MismatchError(
             "the converted checkpoint computes something else than the source",
             why=f"{text}; the worst is {places[worst]}",

@@ -40,8 +40,8 @@ async def in_thread(call: Callable[[], T]) -> T:
 
 
 async def all_or_first_error(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order, run at once; or the first error, after the others were cancelled and
-    have ended."""
+    """Run the calls at once, and return all results in order. Raises the first error, after the
+    others were cancelled and have ended."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(call) for call in calls]

@@ -39,7 +39,7 @@ _LISTENER: list[int] = []
 
 
 def speak_into(pipe: int) -> None:
-    """From now on this process is a driver whose parent listens."""
+    """Make this process a driver that reports to its parent through `pipe`."""
     _LISTENER[:] = [pipe]
 
 
@@ -52,7 +52,7 @@ def say(**facts: Any) -> None:
 
 
 def heard(pipe: int) -> Said:
-    """All that was said, of a driver that has ended. `pipe`: reading end."""
+    """Read everything that a driver, which has ended, reported through `pipe`, its reading end."""
     os.set_blocking(pipe, False)
     text = b""
     with suppress(BlockingIOError):  # a process that it forked may still hold the other end

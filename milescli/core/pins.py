@@ -11,18 +11,19 @@ PREFIX = "PIN_"
 
 
 def pin(name: str) -> str:
-    """`pin("torch")` -> `2.13.0`. A name that is not in the file is our mistake: KeyError."""
+    """Return a pinned version: `pin("torch")` -> `2.13.0`. Raises KeyError for a name that is not
+    in the file, which is our own mistake."""
     return pins()[name]
 
 
 def version_pin(name: str) -> tuple[int, ...]:
-    """`version_pin("python_oldest")` -> (3, 11)"""
+    """Return a pinned version as numbers: `version_pin("python_oldest")` -> (3, 11)."""
     return tuple(map(int, pin(name).split(".")))
 
 
 @cache
 def pins() -> dict[str, str]:
-    """All, by their names in lower case without the prefix."""
+    """Return all pins by their names, in lower case without the prefix."""
     lines = pins_file().read_text(encoding="utf-8").splitlines()
     parted = [line.removeprefix(PREFIX).partition("=") for line in lines if line.startswith(PREFIX)]
     return {name.lower(): value for name, _, value in parted}

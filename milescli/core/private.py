@@ -29,7 +29,7 @@ def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def hidden_secrets() -> Iterator[None]:
-    """What is started inside inherits none of this process's secrets."""
+    """Hide this process's secrets from processes that are started within the block."""
     hidden = {name: value for name, value in os.environ.items() if is_secret(name)}
     for name in hidden:
         del os.environ[name]
@@ -65,8 +65,8 @@ def without_paths(text: str) -> str:
 
 
 def without_secrets_in(value: object, *, name: str = "") -> object:
-    """A value of a recipe, `name` its key, as it may be shown: `[removed]` in the place of each
-    secret, at any depth."""
+    """Return a value of a recipe as it may be shown; `name` is its key. Replaces each secret, at
+    any depth, by `[removed]`."""
     if isinstance(value, Mapping):
         return {key: without_secrets_in(item, name=str(key)) for key, item in value.items()}
     last = name.rpartition(".")[2].replace("-", "_")

@@ -21,15 +21,15 @@ class RoleView:
 
 
 def views_of(group: Group) -> dict[str | None, RoleView]:
-    """By role that has a reward of its own; None: those that share the episode's. Every trajectory
-    is in one of them."""
+    """Return the views by role with a reward of its own; None stands for roles that share the
+    episode's. Every trajectory is in one of them."""
     names = dict.fromkeys(role for sample in group.samples for role in sample.role_rewards)
     views = {role: _view(group, role) for role in (None, *names)}
     return {role: view for role, view in views.items() if view.places}
 
 
 def has_role_rewards(groups: Sequence[Group]) -> bool:
-    """Whether any role has a reward of its own."""
+    """Return True if any role has a reward of its own."""
     return any(sample.role_rewards for group in groups for sample in group.samples)
 
 

@@ -37,7 +37,7 @@ def state_of(pid: int) -> str | None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process of this computer has had so far; 0.0: it has ended. Needs
+    """Return the processor time of a process on this computer so far; 0.0 if it has ended. Needs
     /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

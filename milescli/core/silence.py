@@ -42,8 +42,8 @@ class Silence:
     _looked: float = field(default_factory=lambda: monotonic())
 
     def look(self, reason: str | None, *, times: float = 1.0) -> None:
-        """It was looked at. `reason`: why it seems to hang; None: it speaks. `times`: the bound
-        that holds for this reason."""
+        """Record a check. `reason` says why the process seems to hang; None means that it responds.
+        `times` scales the bound for this reason."""
         now = monotonic()
         if reason is None:
             self.longest_s = max(self.longest_s, self.seconds)

@@ -10,7 +10,7 @@ KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 
 def format_bytes(size_bytes: float) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format bytes: 1536 -> '1.5 KiB'."""
     value = float(size_bytes)
     for unit in _BINARY:
         if abs(value) < 1024 or unit == _BINARY[-1]:
@@ -20,7 +20,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_count(count: float) -> str:
-    """1_234_000 -> '1.2M'; decimal steps, as parameters and tokens are counted."""
+    """Format a count of parameters or tokens in decimal steps: 1_234_000 -> '1.2M'."""
     for bound, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(count) >= bound:
             return f"{count / bound:.1f}{suffix}"
@@ -28,7 +28,7 @@ def format_count(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """4.2 -> '4.2 s'; 75 -> '1 m 15 s'; 7320 -> '2 h 02 m'."""
+    """Format seconds: 4.2 -> '4.2 s'; 75 -> '1 m 15 s'; 7320 -> '2 h 02 m'."""
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -53,7 +53,8 @@ _SUFFIXES = {
 
 
 def parse_size(text: str) -> int:
-    """'5GB' -> 5_000_000_000; '512MiB' -> 536_870_912. Raises ValueError for anything else."""
+    """Parse bytes: '5GB' -> 5_000_000_000; '512MiB' -> 536_870_912. Raises ValueError for anything
+    else."""
     number = text.strip().rstrip("BbKkMmGgTtIi ")
     factor = _SUFFIXES.get(text.strip()[len(number) :].strip().upper())
     try:
@@ -66,7 +67,7 @@ def parse_size(text: str) -> int:
 
 
 def format_time(seconds: float) -> str:
-    """Of seconds since 1970: 2026-11-25T22:00:01.234Z."""
+    """Format seconds since 1970: 2026-11-25T22:00:01.234Z."""
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
     return f"{text[:-3]}Z"
 

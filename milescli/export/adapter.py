@@ -1,5 +1,5 @@
-"""LoRA adapters as PEFT folders: adapter_config.json and adapter_model.safetensors. Written from
-matrices, read, and merged into a base model's weights. Training them is no business of this room.
+"""Reads, writes and merges LoRA adapters as PEFT folders: adapter_config.json and
+adapter_model.safetensors. Does not train them.
 
 For a module of weight W [out, in], A [r, in] and B [out, r]: W' = W + scaling * B A, scaling =
 alpha / r, or alpha / sqrt(r) with `use_rslora` (arXiv 2106.09685, section 4.1; arXiv 2312.03732).
@@ -18,10 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from milescli.checkpoint.base_mark import require_base
-from milescli.checkpoint.finite import require_finite
-from milescli.checkpoint.source import open_source
+from milescli.checkpoint.source import open_source, require_finite
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.checkpoint.weight_files import require_base
 from milescli.core.errors import CheckpointError
 from milescli.export.folder import write_folder
 from milescli.export.stored import Named, read_folder
@@ -60,7 +59,7 @@ _UNKNOWN_FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A LoRA adapter in memory; adapters are small."""
+    """Holds a LoRA adapter in memory; adapters are small."""
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
     """module, as the base model names it -> (A [r, in], B [out, r])"""
@@ -68,7 +67,7 @@ class Adapter:
     rank: int
     use_rslora: bool = False
     alphas: Mapping[str, float] = field(default_factory=dict)
-    """Of modules that have another alpha than `alpha`."""
+    """Alphas of modules that differ from `alpha`."""
     shared: Mapping[str, str] = field(default_factory=dict)
     """Module of all experts of a layer (`mlp.experts.up_proj`) -> lora_A or lora_B, which is one
     for all of them; `pairs` has a pair of each expert all the same."""
@@ -80,7 +79,7 @@ class Adapter:
 
     @property
     def num_parameters(self) -> int:
-        """In its pairs; what experts share counts once."""
+        """Return the number of parameters of its pairs; matrices that experts share count once."""
         counted, total = set[tuple[str, str]](), 0
         for module, pair in self.pairs.items():
             outer = outer_module(module)
@@ -91,7 +90,7 @@ class Adapter:
         return total
 
     def scaling(self, module: str) -> float:
-        """What B A is multiplied by. A module's rank is its matrix's."""
+        """Return the factor of B A. A module's rank is its matrix's."""
         rank, alpha = self.pairs[module][0].shape[0], self.alphas.get(module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
@@ -99,7 +98,7 @@ class Adapter:
 def adapter_of(
     tensors: Mapping[str, Tensor], table: WeightTable, shape: LoraShape, *, base_model: Path
 ) -> Adapter:
-    """`tensors`: by the names of the adapter's `table`."""
+    """Make an adapter of `tensors`, named as in the adapter's `table`."""
 
     def lying(place: Place) -> Tensor:
         tensor = tensors[place.name]
@@ -116,13 +115,13 @@ def adapter_of(
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder is a PEFT folder."""
+    """Return True if the folder is a PEFT folder."""
     return (folder / CONFIG_FILE).is_file()
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read a PEFT folder; safetensors only. Raises CheckpointError for what is no plain LoRA, and
-    for parts that do not fit together."""
+    """Read a PEFT folder; safetensors only. Raises CheckpointError if it is no plain LoRA, or if
+    its parts do not fit together."""
     config = _read_config(folder)
     tensors = _read_tensors(folder)
     firsts = {name.removesuffix(_A) for name in tensors if name.endswith(_A)}
@@ -195,9 +194,9 @@ def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, f
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
-    """Write the two files, as PEFT and SGLang read them. The scaling is written as alpha / r
-    whatever it was read as: SGLang 0.5.20 knows neither `use_rslora` nor settings of single
-    modules. Tensors keep their dtype, but for those whose own scaling must go into B."""
+    """Write the two files as PEFT and SGLang read them. The scaling is always written as alpha / r:
+    SGLang 0.5.20 knows neither `use_rslora` nor settings of single modules. Tensors keep their
+    dtype, except those whose own scaling must go into B."""
     folder.mkdir(parents=True, exist_ok=True)
     whole = next(iter(adapter.pairs), None)
     scaling = adapter.scaling(whole) if whole else adapter.alpha / adapter.rank
@@ -250,8 +249,8 @@ def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor
 
 
 def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
-    """The base model's tensors with the adapter in them. Raises CheckpointError for modules that
-    the base has not, and other shapes."""
+    """Yield the base model's tensors with the adapter merged in. Raises CheckpointError for modules
+    that the base lacks, and for other shapes."""
     left = set(adapter.pairs) | set(adapter.saved)
     for name, tensor in tensors:
         module = name.removesuffix(".weight")
@@ -341,12 +340,12 @@ PLAIN_OF = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
-    """None: it is of a run that trained all weights. `base`: the folder of its model. Raises
-    CheckpointError where both do not belong together."""
-    found = read_shape(checkpoint)
-    if found is None:
+    """Read the adapter of a checkpoint; None if the run trained all weights. `base` is the folder
+    of its model. Raises CheckpointError if both do not belong together."""
+    recorded = read_shape(checkpoint)
+    if recorded is None:
         return None
-    shape, mark = found
+    shape, mark = recorded
     require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
@@ -354,14 +353,15 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
 
 
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:
-    """The base model's tensors with the adapter in them; the folder is open while they are read."""
+    """Yield the base model's tensors with the adapter merged in; the folder is open meanwhile."""
     with open_source(base) as source:
         on_disk = table(load_facts(base)).as_on_disk(source.names())
         yield from merge_into(read_folder(source, of_base, on_disk=on_disk), adapter)
 
 
 def write_merged(target: Path, adapter: Adapter, *, base: Path) -> None:
-    """As a Hugging Face folder, which must not exist or be empty. Raises CheckpointError."""
+    """Write the merged model as a Hugging Face folder, which must not exist or be empty. Raises
+    CheckpointError."""
     facts = load_facts(base)
     if facts.dtype not in PLAIN_OF:
         raise CheckpointError(

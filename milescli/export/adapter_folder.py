@@ -1,5 +1,5 @@
-"""An adapter as a PEFT folder with its card: written beside its place, read back, and only then put
-there."""
+"""Writes an adapter as a PEFT folder with its card: beside its place, read back, and only then
+moved there."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ model = AutoPeftModelForCausalLM.from_pretrained({name})
 ```
 """
 _TOLERANCE = 1e-5
-"""Of B A, relative, where a scaling was rewritten."""
+"""Relative tolerance of B A if a scaling was rewritten."""
 
 
 def write_adapter_folder(out: Path, adapter: Adapter) -> tuple[str, ...]:
-    """Write `out`, which must be free. Returns what the user should know. Raises CheckpointError
-    where what was read back is another."""
+    """Write `out`, which must not exist. Returns notes for the user. Raises CheckpointError if
+    reading back shows a difference."""
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.part-{os.getpid()}")
     part.mkdir()

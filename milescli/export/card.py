@@ -42,9 +42,9 @@ def model_card(
     story: Story | None,
     base_model: str | None = None,
 ) -> dict[str, str]:
-    """File name -> text: the card, and the curve where there is one. `base`: the folder that config
-    and tokenizer came from. `story` None: the weights are of no run of ours; `base_model` is then
-    what they were made from, on the hub."""
+    """Return file name -> text: the card, and the curve if there is one. `base` is the folder of
+    config and tokenizer. `story` None means that the weights come from no run of ours; `base_model`
+    is then their origin on the hub."""
     files = {}
     if story is not None and (story.rewards or story.evals):
         accuracies = [(point.step, point.accuracy) for point in story.evals]
@@ -82,7 +82,8 @@ def _front_matter(
 
 
 def base_license(base: Path) -> str | None:
-    """What the base model's own card says; None where it says nothing, or has no card."""
+    """Return the license in the base model's own card; None if it names none or there is no
+    card."""
     try:
         text = (base / CARD_NAME).read_text(encoding="utf-8")
         head = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
@@ -169,9 +170,9 @@ def _training(story: Story, *, has_curve: bool) -> Iterator[str]:
 def _weights(folder: Folder) -> Iterator[str]:
     measured = folder.measured
     yield "## Weights"
-    said = [f"{format_bytes(folder.size_bytes)} in safetensors."]
+    sentences = [f"{format_bytes(folder.size_bytes)} in safetensors."]
     if measured.num_quantised:
-        said.append(
+        sentences.append(
             f"{measured.num_quantised:,} matrices are quantised, {measured.num_plain:,} tensors "
             "are not. Every tensor was read back from disk: "
             "the plain ones are equal to the bit; the quantised ones differ from the bfloat16 "
@@ -180,10 +181,10 @@ def _weights(folder: Folder) -> Iterator[str]:
             f"(at most {measured.worst_share_of_bound:.3f} of its bound)."
         )
     else:
-        said.append(
+        sentences.append(
             f"All {measured.num_plain:,} tensors were read back from disk and are equal to the bit."
         )
-    yield " ".join(said)
+    yield " ".join(sentences)
     if folder.copied:
         yield "Not trained, taken from the base model: " + "; ".join(folder.copied) + "."
     if folder.notes:

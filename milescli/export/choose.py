@@ -67,7 +67,7 @@ _SERVED_TOGETHER = (("q_a_proj", "kv_a_proj_with_mqa"), ("in_proj_qkv", "in_proj
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What becomes of one plain tensor."""
+    """Says how one plain tensor is stored."""
 
     name: str
     shape: tuple[int, ...]
@@ -80,8 +80,8 @@ class Choice:
 
 
 def with_single_experts(table: WeightTable) -> WeightTable:
-    """The table in the form in which quantised releases store experts: each for itself. gpt-oss has
-    no such form and stays."""
+    """Return the table in the form of quantised releases, which store each expert separately.
+    gpt-oss has no such form and stays."""
     return replace(table, rules=tuple(_single(rule) for rule in table.rules))
 
 
@@ -98,10 +98,10 @@ def _single(rule: Rule) -> Rule:
 
 
 def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -> dict[str, Choice]:
-    """Plain name -> choice, for every tensor of the table. `power_scales`: FP8 scales are powers of
-    two (DeepSeek-V3.2's `scale_fmt`).
+    """Map the plain name of every tensor of the table to its choice. With `power_scales`, FP8
+    scales are powers of two (DeepSeek-V3.2's `scale_fmt`).
 
-    Raises CheckpointError where the format holds nothing of this model.
+    Raises CheckpointError if the format applies to no tensor of this model.
     """
     if table.facts.family == "deepseek_v4":
         raise CheckpointError(
@@ -141,8 +141,8 @@ def _with_powers(scheme: Scheme) -> Scheme:
 
 
 def kind_of(entry: Entry, name: str) -> str | None:
-    """attention, latent attention, indexer, linear attention, mlp or experts; None for a tensor
-    that is none of these."""
+    """Return attention, latent attention, indexer, linear attention, mlp or experts; None for any
+    other tensor."""
     module = name.removesuffix(".weight")
     kind = _LINEAR.get(module.rpartition(".")[2])
     if kind is None or name == module + ".bias":
@@ -235,9 +235,9 @@ def _nothing(form: Quantised, facts: ModelFacts, choices: Mapping[str, Choice]) 
 
 
 def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list[str]:
-    """Names of the modules with a matrix that stays plain, for a config's list of what is not
-    quantised. Experts of a layer are one. A tied output layer is a module too, although no tensor
-    has its name."""
+    """Return the modules with a matrix that stays plain, for a config's list of what is not
+    quantised. Experts of a layer count as one. A tied output layer is listed although no tensor has
+    its name."""
     modules: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
         if choice.scheme is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
@@ -247,8 +247,8 @@ def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list
 
 
 def refused_by_sglang(choices: Mapping[str, Choice]) -> list[str]:
-    """Names of FP8 tensors that SGLang 0.5.20 refuses: it fuses them with others only where all
-    have whole blocks of rows."""
+    """Return the FP8 tensors that SGLang 0.5.20 refuses: it fuses them with others, which requires
+    whole blocks of rows of each."""
     return [
         choice.name
         for choice in choices.values()

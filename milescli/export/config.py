@@ -21,8 +21,8 @@ def exported_config(
     plain_modules: Sequence[str],
     power_scales: bool = False,
 ) -> dict[str, object]:
-    """config.json of the folder. `form` None: plain weights, and what the base said of its
-    quantisation goes. `plain_modules`: names of modules that are not quantised."""
+    """Return the folder's config.json. `form` None means plain weights, without the base's
+    quantisation. `plain_modules` are the modules that are not quantised."""
     config = {key: value for key, value in base.items() if key not in _LEFT_BY_CALIBRATION}
     nested = isinstance(config.get("text_config"), Mapping)
     text = dict(config["text_config"]) if nested else {}  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def exported_config(
 def quantization_config(
     form: Quantised, plain_modules: Sequence[str], *, power_scales: bool = False
 ) -> dict[str, object]:
-    """As SGLang and transformers read it."""
+    """Return the quantisation section as SGLang and transformers read it."""
     plain = list(plain_modules)
     if form == "fp8":
         scales = {"scale_fmt": "ue8m0"} if power_scales else {}
@@ -111,8 +111,8 @@ def _compressed_tensors(plain: list[str]) -> dict[str, object]:
 
 
 def patterns_of_passed(names: Iterable[str], form: Quantised) -> list[str]:
-    """Entries for modules that were passed through: one for each tower, as the format's readers
-    match names."""
+    """Return entries for modules that were passed through: one per tower, in the form that the
+    format's readers match."""
     stems = sorted({".".join(name.split(".")[:2]) for name in names})
     if form == "int4":
         return [f"re:^{re.escape(stem)}\\..*" for stem in stems]

@@ -1,8 +1,8 @@
-"""A Hugging Face folder, written beside its place, read back, compared, and only then put there.
-Called by the runtime's export.
+"""Writes a Hugging Face folder beside its place, reads it back, compares, and only then moves it
+there. Called by the runtime's export.
 
-The weights come as a function that gives them tensor by tensor, and is called twice: to write, and
-to compare what lies on disk.
+The weights come from a function that yields them tensor by tensor, and is called twice: to write,
+and to compare with the disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
-"""Of a table: (name on disk, tensor) of its weights in order; those of MTP layers may be
+"""Maps a table to (name on disk, tensor) of its weights in order; those of MTP layers may be
 missing."""
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
@@ -52,23 +52,23 @@ _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """What was written."""
+    """Describes what was written."""
 
     path: Path
     format: str
     """bf16, fp16, fp32, fp8, mxfp8, int4, nvfp4 or mxfp4"""
     size_bytes: int
-    """Of the weights."""
+    """Bytes of the weights."""
     measured: Measured
     copied: tuple[str, ...] = ()
-    """What came from the base model's folder, untrained: `MTP layers (18 tensors)`."""
+    """Untrained tensors from the base model's folder: `MTP layers (18 tensors)`."""
     notes: tuple[str, ...] = ()
-    """What the user should know of the folder."""
+    """Notes for the user about the folder."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """What is written and how."""
+    """Describes what is written, and how."""
 
     table: WeightTable
     """In the form of the names that are written."""
@@ -87,7 +87,7 @@ class _Job:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors, counted in 16 bits a number."""
+        """Return the bytes of all tensors, at 16 bits per element."""
         shapes = [
             *self.table.hf_shapes().values(),
             *(self.base.shape(name) for name in self.passed if self.base),
@@ -95,8 +95,8 @@ class _Job:
         return sum(2 * math.prod(shape) for shape in shapes)
 
     def tensors(self) -> Iterator[Named]:
-        """Every tensor of the folder, plain: of the weights that are given, then what the base
-        model has beyond them."""
+        """Yield every plain tensor of the folder: the given weights, then the base model's
+        others."""
         for name, tensor in self._plain():
             yield name, tensor
             self.done(2 * tensor.numel())
@@ -153,12 +153,12 @@ def write_folder(
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
 ) -> Folder:
-    """Write `out`, which must be free. `base`: the folder whose config, tokenizer and untrained
-    parts are taken; it may hold no weights. `card`: of what was written, file name -> text.
-    `watch`: given all bytes that will be written and read back, is told of each tensor's.
+    """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
+    may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
+    write and read back, and then each tensor's.
 
-    Raises CheckpointError where `out` is in use, the disk is too small, a weight is missing, or
-    what was read back is wrong: nothing is left then.
+    Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
+    reading back shows a difference; nothing is left then.
     """
     refuse_used(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def write_folder(
 
 
 def refuse_used(out: Path) -> None:
-    """Raises CheckpointError where something lies at `out`."""
+    """Raise CheckpointError if something exists at `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(
             f"{out} is in use",
@@ -298,7 +298,7 @@ def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         raise CheckpointError(
             f"`{part.parent}` is full" if full else f"cannot write into `{part.parent}`",
-            why=f"{error}; what was begun is removed",
+            why=f"{error}; the incomplete files are removed",
             fix="--to DIR   # on another disk",
         ) from error
 

@@ -1,5 +1,5 @@
-"""Plain tensors -> the tensors that a folder stores, and back again from disk to be compared. One
-tensor in memory at a time."""
+"""Converts plain tensors to those that a folder stores, and compares them with what was read back.
+Holds one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.finite import require_finite
 from milescli.checkpoint.formats.base import Scheme, quantise_by_rows, row_chunks
-from milescli.checkpoint.source import QuantisedReader, Source
+from milescli.checkpoint.source import QuantisedReader, Source, require_finite
 from milescli.core.errors import CheckpointError
 from milescli.export.choose import Choice
 from milescli.models.base import Entry, WeightTable
@@ -25,7 +24,7 @@ Named = tuple[str, Tensor]
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What reading back showed, over all quantised tensors."""
+    """Holds the result of reading back, over all quantised tensors."""
 
     num_plain: int = 0
     """Tensors that are stored plain: equal to the bit."""
@@ -38,7 +37,7 @@ class Measured:
 
     @property
     def relative_error(self) -> float:
-        """Root of the mean squared difference, relative to that of the weights."""
+        """Return the root of the mean squared difference, relative to that of the weights."""
         return (
             math.sqrt(self.squared_difference / self.squared_weight) if self.squared_weight else 0.0
         )
@@ -47,11 +46,11 @@ class Measured:
 def stored(
     tensors: Iterable[Named], choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]
 ) -> Iterator[Named]:
-    """(name, tensor) as the folder holds them. `choices` may lack names, which are then plain;
-    `dtypes`: of plain tensors by name.
+    """Yield (name, tensor) as the folder stores them. Names without a choice are plain; `dtypes`
+    are those of plain tensors by name.
 
-    Tensors that share a global scale must follow each other. Raises CheckpointError for a weight
-    that is not finite in the dtype that it is written in.
+    Tensors that share a global scale must be consecutive. Raises CheckpointError for a weight that
+    is not finite in its stored dtype.
     """
     waiting: list[Named] = []
     for name, tensor in tensors:
@@ -63,14 +62,14 @@ def stored(
             continue
         waiting.append((name, tensor))
         together = {other for other in choice.fused if choices[other].scheme}
-        if not choice.scheme.codec.needs_largest or {held for held, _ in waiting} == together:
+        if not choice.scheme.codec.needs_largest or {module for module, _ in waiting} == together:
             yield from _quantised(waiting, choices)
             waiting = []
     assert not waiting, [name for name, _ in waiting]
 
 
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype that it is stored in; whole numbers stay."""
+    """Convert a tensor to its stored dtype; integers stay."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
@@ -98,7 +97,8 @@ def _quantised(waiting: Iterable[Named], choices: Mapping[str, Choice]) -> Itera
 
 
 def matrices(tensor: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """[rows, columns] as quantised: the tensor itself, or of stacked experts each, turned round."""
+    """Yield [rows, columns] as they are quantised: the tensor itself, or each of stacked experts,
+    transposed."""
     if not scheme.transposed:
         yield tensor
         return
@@ -112,9 +112,9 @@ def compare(
     choices: Mapping[str, Choice],
     dtypes: Mapping[str, torch.dtype],
 ) -> Measured:
-    """Compare what lies on disk with `tensors`, given again: plain ones to the bit, quantised ones
-    with the bfloat16 weight, number by number within the format's bound. Raises CheckpointError
-    that names the first tensor that fails, or that is too many."""
+    """Compare what is on disk with `tensors`, which are made again: plain ones bit for bit,
+    quantised ones with the bfloat16 weight, element by element within the format's bound. Raises
+    CheckpointError that names the first tensor that fails or is superfluous."""
     measured = Measured()
     seen = set()
     for name, tensor in tensors:
@@ -149,16 +149,16 @@ def _compare_quantised(
         raise _wrong(name, why="it was read back plain, and was to be quantised")
     codec = scheme.codec
     for number, matrix in enumerate(matrices(tensor, scheme)):
-        held = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
+        one = {role: part[number] if scheme.transposed else part for role, part in parts.items()}
         if scheme.grouped:
-            held["values"] = held["values"].flatten(-2)
+            one["values"] = one["values"].flatten(-2)
         for first, end in row_chunks(codec, *matrix.shape):
             piece = matrix[first:end].float()
             size = codec.block[0] or len(matrix)
             own = {
-                **held,
-                "values": held["values"][first:end],
-                "scale": held["scale"][first // size : -(-end // size)],
+                **one,
+                "values": one["values"][first:end],
+                "scale": one["scale"][first // size : -(-end // size)],
             }
             difference = (codec.dequantise(own)[:, : piece.shape[1]] - piece).abs()
             share = float((difference / codec.bound(piece, own)).max())
@@ -189,8 +189,8 @@ def _wrong(name: str, *, why: str) -> CheckpointError:
 
 
 def read_folder(source: Source, table: WeightTable, *, on_disk: WeightTable) -> Iterator[Named]:
-    """Every weight of the folder that `table` names, without MTP layers; `on_disk`: the table in
-    the folder's own form."""
+    """Yield every weight of the folder that `table` names, without MTP layers; `on_disk` is the
+    table in the folder's own form."""
     trained = [entry for entry in table.entries if entry.mtp is None]
     yield from read_entries(source, trained, on_disk=on_disk)
 
@@ -198,15 +198,15 @@ def read_folder(source: Source, table: WeightTable, *, on_disk: WeightTable) -> 
 def read_entries(
     source: Source, entries: Iterable[Entry], *, on_disk: WeightTable
 ) -> Iterator[Named]:
-    """(name on disk as the entries say, tensor), one at a time; of entries whose tensors the folder
-    lacks none."""
+    """Yield (name on disk as in the entries, tensor), one at a time; skips entries whose tensors
+    the folder lacks."""
     for names, unit in groupby(entries, key=lambda entry: entry.hf):
         rows, stacked = [], False
         for entry in unit:
-            held, stacked = on_disk.by_megatron[entry.megatron], entry.rule.stacked
-            if all(name in source for name in held.hf):
-                parts = held.rule.to_parts(
-                    [_read(source, name, held.row) for name in held.hf], entry.facts
+            disk_entry, stacked = on_disk.by_megatron[entry.megatron], entry.rule.stacked
+            if all(name in source for name in disk_entry.hf):
+                parts = disk_entry.rule.to_parts(
+                    [_read(source, name, disk_entry.row) for name in disk_entry.hf], entry.facts
                 )
                 rows.append(entry.rule.to_disk(parts, entry.facts))
         if rows:

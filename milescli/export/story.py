@@ -1,5 +1,5 @@
-"""What a model card tells of a run: read from the run's own files, and held as plain data. No paths
-of the machine, no secrets."""
+"""Collects what a model card says about a run, as plain data from the run's own files. Contains no
+paths of the machine and no secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """One evaluation on held-out prompts."""
+    """Describes one evaluation on held-out prompts."""
 
     step: int
     accuracy: float
@@ -28,7 +28,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """How the weights came to be."""
+    """Describes how the weights were made."""
 
     base_model: str | None
     """Name on the hub; None: made here from a seed, or a folder without a public name."""
@@ -45,8 +45,8 @@ class Story:
 
 
 def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> Story:
-    """From a run's recipe, manifest.json and events.jsonl, of which the latter may be missing or
-    end in half a line."""
+    """Read the story from a run's recipe, manifest.json and events.jsonl; the latter may be missing
+    or end in half a line."""
     recorded = _json(manifest)
     packages = recorded.get("packages")
     versions = {
@@ -67,7 +67,7 @@ def read_story(*, recipe: Recipe, step: int, manifest: Path, events: Path) -> St
 
 
 def hub_name(model: Model) -> str | None:
-    """ORG/NAME where the recipe's model is on the hub."""
+    """Return ORG/NAME if the recipe's model is on the hub."""
     path = model.path or ""
     return path if HUB_NAME.match(path) and not Path(path).expanduser().is_dir() else None
 

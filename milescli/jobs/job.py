@@ -1,5 +1,5 @@
-"""A run as a job of somebody else's cluster: the plan, the user's own command, and what every form
-of a script needs of them. Starts nothing, and writes no file."""
+"""Describes a run as a job of another cluster: the plan, the user's own command, and what every
+form of a script needs. Starts nothing, and writes no file."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SET_BY_SCRIPT = ("run.name", "machine.nodes", "machine.gpus", "machine.address")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What every form needs to know."""
+    """Holds what every form needs to know."""
 
     loaded: LoadedRecipe
     plan: Plan
     machine: Machine
     folder: Path
-    """Where the user stands; on a cluster with a shared file system the job runs there."""
+    """The user's working folder; on a cluster with a shared file system the job runs there."""
     bin_dir: Path
-    """Where `miles` and `ray` lie."""
+    """Folder of `miles` and `ray`."""
     on: str | None = None
-    """What `--on` said; None: nodes like this host."""
+    """Value of `--on`; None: nodes like this host."""
 
     @property
     def num_nodes(self) -> int:
@@ -45,7 +45,7 @@ class Job:
 
     @property
     def gpus(self) -> int:
-        """Of one node; 0 on a CPU."""
+        """Return the GPUs of one node; 0 on a CPU."""
         if self.plan.device_kind == "cpu":
             return 0
         return self.loaded.recipe.machine.gpus or min(
@@ -54,38 +54,38 @@ class Job:
 
     @property
     def ray_cpus(self) -> int:
-        """Ray's counters on one node, not cores: a slot takes two, and one is left for questions to
-        the node."""
+        """Return Ray's CPU count for one node, which counts tokens, not cores: a slot takes two,
+        and one is left for node queries."""
         return 2 * max(Counter(slot.node for slot in self.plan.slots).values()) + 1
 
     @property
     def share(self) -> float:
-        """Of a node that the job takes."""
+        """Return the share of a node that the job takes."""
         num_devices = min(len(node.devices) for node in self.machine.nodes)
         return self.gpus / num_devices if self.gpus else 1.0
 
     @property
     def run_dir(self) -> str:
-        """Runs live here."""
+        """Return the folder of runs."""
         return self.loaded.recipe.run.dir
 
     @property
     def name(self) -> str:
-        """Of the run. The user's own, or one that equal commands share: a script that is started
-        again goes on with its run."""
+        """Return the name of the run: the user's own, or one that equal commands share, so that a
+        restarted script resumes its run."""
         command = json.dumps([self.plan.fingerprint, *self.words(recipe=self.loaded.source)])
         digest = hashlib.sha256(command.encode()).hexdigest()[:8]
         return self.loaded.recipe.run.name or f"{self.loaded.recipe.name}-{digest}"
 
     @property
     def label(self) -> str:
-        """The name as DNS takes it, in 47 characters: a RayJob's may not be longer."""
+        """Return the name as a DNS label of at most 47 characters, the limit of a RayJob."""
         label = re.sub(r"[^a-z0-9]+", "-", f"miles-{self.name}".lower())
         return label[:47].strip("-")
 
     def words(self, *, recipe: str) -> list[str]:
-        """The user's own command, less what the plan settles. What the environment and files of
-        this host say is said here too, since the cluster may have others."""
+        """Return the user's own command without the options that the plan settles. It spells out
+        what the environment and files of this host say, since the cluster may differ."""
         pairs = [["--recipe", recipe]]
         for key, origin in self.loaded.origins.items():
             if key in SET_BY_SCRIPT or origin.layer in (
@@ -107,21 +107,21 @@ class Job:
         return [word for pair in pairs for word in pair]
 
     def launch(self, *, recipe: str) -> list[str]:
-        """The command that the script runs, --address aside."""
+        """Return the command that the script runs, without --address."""
         where = ["--nodes", str(self.num_nodes), "--gpus", str(self.gpus), "--name", self.name]
         return ["miles", "launch", *self.words(recipe=recipe), *where]
 
     @property
     def size(self) -> str:
-        """`4 nodes of 8 x NVIDIA H200`, for people."""
+        """Describe the nodes for people: `4 nodes of 8 x NVIDIA H200`."""
         node = self.machine.nodes[0]
         parts = f"{self.gpus} x {node.devices[0].name}" if self.gpus else f"{node.cpu_cores} cores"
         return f"{self.num_nodes} node{'s'[: self.num_nodes > 1]} of {parts}"
 
 
 def machine_like_this(settings: MachineSettings) -> Machine:
-    """What a job is planned for where `--on` describes no nodes: nodes like this host. Raises
-    MachineError where it lacks the GPUs that are wanted."""
+    """Return the machine for which a job is planned if `--on` describes no nodes: nodes like this
+    host. Raises MachineError if the host lacks the wanted GPUs."""
     machine = probe()
     visible = len(machine.nodes[0].devices)
     if (settings.gpus or 0) > visible:

@@ -26,50 +26,50 @@ __all__ = [
 ]
 
 FAMILIES: dict[str, str] = {
-    "deepseek_v3": "milescli.models.deepseek_v3",
-    "deepseek_v32": "milescli.models.deepseek_v32",
-    "deepseek_v4": "milescli.models.deepseek_v4",
-    "gemma3": "milescli.models.gemma3",
-    "gemma3_text": "milescli.models.gemma3",
-    "gemma4": "milescli.models.gemma4",
-    "gemma4_text": "milescli.models.gemma4",
-    "glm4": "milescli.models.glm4",
-    "glm4_moe": "milescli.models.glm4_moe",
-    "glm4_moe_lite": "milescli.models.glm4_moe_lite",
-    "glm_moe_dsa": "milescli.models.glm_moe_dsa",
-    "gpt_oss": "milescli.models.gpt_oss",
-    "kimi_k2": "milescli.models.kimi",
-    "kimi_k25": "milescli.models.kimi",
-    "llama": "milescli.models.llama",
-    "mimo": "milescli.models.mimo",
-    "mistral": "milescli.models.mistral",
-    "nemotron_h": "milescli.models.nemotron_h",
-    "qwen2": "milescli.models.qwen2",
-    "qwen3": "milescli.models.qwen3",
-    "qwen3_5": "milescli.models.qwen3_5",
-    "qwen3_5_moe": "milescli.models.qwen3_5_moe",
-    "qwen3_5_moe_text": "milescli.models.qwen3_5_moe",
-    "qwen3_5_text": "milescli.models.qwen3_5",
-    "qwen3_moe": "milescli.models.qwen3_moe",
-    "qwen3_next": "milescli.models.qwen3_next",
+    "deepseek_v3": "milescli.models.families.deepseek_v3",
+    "deepseek_v32": "milescli.models.families.deepseek_v32",
+    "deepseek_v4": "milescli.models.families.deepseek_v4",
+    "gemma3": "milescli.models.families.gemma3",
+    "gemma3_text": "milescli.models.families.gemma3",
+    "gemma4": "milescli.models.families.gemma4",
+    "gemma4_text": "milescli.models.families.gemma4",
+    "glm4": "milescli.models.families.glm4",
+    "glm4_moe": "milescli.models.families.glm4_moe",
+    "glm4_moe_lite": "milescli.models.families.glm4_moe_lite",
+    "glm_moe_dsa": "milescli.models.families.glm_moe_dsa",
+    "gpt_oss": "milescli.models.families.gpt_oss",
+    "kimi_k2": "milescli.models.families.kimi",
+    "kimi_k25": "milescli.models.families.kimi",
+    "llama": "milescli.models.families.llama",
+    "mimo": "milescli.models.families.mimo",
+    "mistral": "milescli.models.families.mistral",
+    "nemotron_h": "milescli.models.families.nemotron_h",
+    "qwen2": "milescli.models.families.qwen2",
+    "qwen3": "milescli.models.families.qwen3",
+    "qwen3_5": "milescli.models.families.qwen3_5",
+    "qwen3_5_moe": "milescli.models.families.qwen3_5_moe",
+    "qwen3_5_moe_text": "milescli.models.families.qwen3_5_moe",
+    "qwen3_5_text": "milescli.models.families.qwen3_5",
+    "qwen3_moe": "milescli.models.families.qwen3_moe",
+    "qwen3_next": "milescli.models.families.qwen3_next",
 }
 """model_type of config.json -> module with `facts(config)` and `table(facts)`."""
 
 
 def load_facts(folder: Path | str) -> ModelFacts:
-    """The facts of a Hugging Face folder. Raises CheckpointError for a folder or a family that
-    cannot be used."""
+    """Read the facts of a model from its Hugging Face folder. Raises CheckpointError for a folder
+    or a family that is not usable."""
     return parse_facts(read_config(Path(folder)))
 
 
 def parse_facts(config: dict[str, object]) -> ModelFacts:
-    """The facts of a config.json that was read already."""
+    """Return the facts of a parsed config.json. Raises CheckpointError as `load_facts` does."""
     facts = _family(str(config.get("model_type"))).facts(config)
     return with_score_head(facts) if scores(config) else facts
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """The two-way weight table of a model."""
+    """Return the two-way weight table of a model."""
     of_family = _family(facts.family).table(facts)
     if facts.trains_mtp:
         return with_shared_ends(of_family)

@@ -40,14 +40,14 @@ SHAPE_FILE = "adapter.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraShape:
-    """What an adapter is, apart from its numbers."""
+    """Describes an adapter without its weights."""
 
     rank: int
     alpha: float
     targets: tuple[str, ...]
     """Last parts of module names (q_proj), or ALL_LINEAR."""
     exclude: tuple[str, ...] = ()
-    """The same, of those that have none; of whole names, too (`mlp.experts`)."""
+    """Name patterns of modules without an adapter; also whole names (`mlp.experts`)."""
     kind: Literal["lora", "rslora"] = "lora"
     experts: Literal["each", "shared_outer"] = "each"
     """each: experts have a pair each; shared_outer: all experts of a layer have one A where they
@@ -55,12 +55,12 @@ class LoraShape:
 
     @property
     def scaling(self) -> float:
-        """What B A is multiplied by."""
+        """Return the factor of B A."""
         root = math.sqrt(self.rank) if self.kind == "rslora" else self.rank
         return self.alpha / root
 
     def takes(self, module: str) -> bool:
-        """Whether the module of this name (as a folder has it) has an adapter."""
+        """Return True if the module of this name (as in the folder) gets an adapter."""
         last = module.rpartition(".")[2]
         parts = f".{module}."
         if any(last == name or f".{name}." in parts for name in self.exclude):
@@ -69,14 +69,14 @@ class LoraShape:
 
 
 def write_shape(folder: Path, shape: LoraShape, *, base: str) -> None:
-    """Beside the tensors of an adapter. `base`: the mark of the model that it stands beside."""
+    """Write the shape next to an adapter's tensors. `base` is the digest of its base model."""
     text = json.dumps({**asdict(shape), "base": base}, indent=2) + "\n"
     (folder / SHAPE_FILE).write_text(text, encoding="utf-8")
 
 
 def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
-    """(shape, mark of the base). None: what lies there is no checkpoint of an adapter. Raises
-    CheckpointError where the file is torn."""
+    """Return (shape, digest of the base model), or None if the folder is not a checkpoint of an
+    adapter. Raises CheckpointError if the file is corrupt."""
     file = folder / SHAPE_FILE
     if not file.is_file():
         return None
@@ -94,7 +94,7 @@ def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
 
 
 def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
-    """The table of the adapter. Raises RecipeError where a target names nothing."""
+    """Return the weight table of the adapter. Raises RecipeError if a target matches no module."""
     rules = tuple(
         made
         for rule in base.rules
@@ -116,7 +116,7 @@ def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a matrix of an adapter lies among its tensors."""
+    """Locates a matrix of an adapter among its tensors."""
 
     name: str
     row: int | None
@@ -124,8 +124,8 @@ class Place:
 
 
 def pairs_of(table: WeightTable) -> dict[str, tuple[Place, Place]]:
-    """Of an adapter's table: the modules, as a folder of the base names them, in order -> where
-    their A and B lie."""
+    """Map each adapted module, by its name in the base model's folder and in order, to the places
+    of its A and B. `table` is an adapter's table."""
     places = {A: dict[str, Place](), B: dict[str, Place]()}
     modules = dict[str, None]()
     for entry in table.entries:
@@ -144,12 +144,14 @@ def pairs_of(table: WeightTable) -> dict[str, tuple[Place, Place]]:
 
 
 def modules_with_adapter(table: WeightTable) -> list[str]:
-    """Of an adapter's table: the modules, as a folder of the base names them, in order."""
+    """Return the adapted modules in order, by their names in the base model's folder. `table` is an
+    adapter's table."""
     return list(pairs_of(table))
 
 
 def shared_matrices(table: WeightTable) -> dict[str, str]:
-    """Of an adapter's table: `outer_module` -> lora_A or lora_B, which its experts share."""
+    """Map each `outer_module` to the matrix (lora_A or lora_B) that its experts share. `table` is
+    an adapter's table."""
     return {
         base_name(entry).removesuffix(_WEIGHT): parts_of(entry.megatron)[1]
         for entry in table.entries
@@ -158,45 +160,49 @@ def shared_matrices(table: WeightTable) -> dict[str, str]:
 
 
 def is_shared(entry: Entry) -> bool:
-    """Whether all experts of the layer have this one matrix."""
+    """Return True if all experts of the layer share this one matrix."""
     return entry.rule.pack is _as_row
 
 
 def outer_module(module: str) -> str:
-    """Of all experts alike: `layers.0.mlp.experts.3.up_proj` -> `layers.0.mlp.experts.up_proj`."""
+    """Drop the expert's number from a name: `layers.0.mlp.experts.3.up_proj` ->
+    `layers.0.mlp.experts.up_proj`."""
     return _NUMBER.sub(r".experts.\1", module)
 
 
 def of_expert(outer: str, expert: int) -> str:
-    """The other way round."""
+    """Insert an expert's number into a name; the inverse of `outer_module`."""
     head, _, leaf = outer.rpartition(".")
     return f"{head}.{expert}.{leaf}"
 
 
 def peft_name(module: str, which: str) -> str:
-    """Of `lora_A` or `lora_B` beside a module, as the base model's folder names it."""
+    """Return PEFT's name of `lora_A` or `lora_B` beside a module, which is named as in the base
+    model's folder."""
     return f"{PEFT_PREFIX}{module}.{which}{_WEIGHT}"
 
 
 def engine_name(adapter: str, name: str) -> str:
-    """What a tensor of an adapter is called on its way to the engines; `name`: as `peft_name`."""
+    """Return the name under which a tensor of an adapter is sent to the engines; `name` comes from
+    `peft_name`."""
     return f"{adapter}/{name}"
 
 
 def of_engine_name(name: str) -> tuple[str, str] | None:
-    """(adapter, name by PEFT); None: it is a weight of the model. What names no adapter is of the
-    only one."""
+    """Split an engine name into (adapter, PEFT name), or return None for a weight of the model. A
+    name without an adapter belongs to the only one."""
     adapter, _, inner = name.rpartition("/")
     return (adapter or SOLE_ADAPTER, inner) if inner.startswith(PEFT_PREFIX) else None
 
 
 def engine_slots(num_adapters: int) -> int:
-    """Adapters that an engine has room for: those that are trained, and none at all."""
+    """Return the number of adapters for which an engine has room: the trained ones, and none at
+    all."""
     return max(1, num_adapters) + 1
 
 
 def base_name(entry: Entry) -> str:
-    """In the base model's folder, of the matrix that this tensor of an adapter stands beside."""
+    """Return the name, in the base model's folder, of the matrix that this tensor adapts."""
     name = entry.hf[0].removeprefix(PEFT_PREFIX)
     name = name.replace(f".{A}.", ".").replace(f".{B}.", ".")
     if entry.row is None:
@@ -205,19 +211,20 @@ def base_name(entry: Entry) -> str:
 
 
 def checkpoint_key(entry: Entry) -> str:
-    """Of an adapter's tensor in a checkpoint: experts by themselves, as Megatron names them."""
+    """Return the key of an adapter's tensor in a checkpoint; each expert has its own, as in
+    Megatron."""
     return entry.megatron.replace(f".local_experts.{entry.expert}.", f".experts.{entry.expert}.")
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
-    """(name of Megatron's module, lora_A or lora_B, last part of the module's name in a folder) of
-    an adapter's tensor."""
+    """Split an adapter tensor's name into (Megatron's module, lora_A or lora_B, last part of the
+    module's name in a folder)."""
     module, which, leaf = name.rsplit(".", 2)
     return module, which, leaf
 
 
 def merged(weight: Tensor, first: Tensor, second: Tensor, *, scaling: float) -> Tensor:
-    """W + scaling * B A, computed in float32 and rounded once to W's dtype."""
+    """Return W + scaling * B A, computed in float32 and rounded once to W's dtype."""
     return (weight.float() + scaling * (second.float() @ first.float())).to(weight.dtype)
 
 
@@ -248,15 +255,15 @@ def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
             return [(1, *size) if which == outer else size]
 
         module = rule.hf[number].removesuffix(_WEIGHT)
-        beside = rule.megatron.removesuffix(_WEIGHT)
+        megatron_name = rule.megatron.removesuffix(_WEIGHT)
         leaf = module.rpartition(".")[2]
         if outer is not None:
             module = module.replace(".{expert}.", ".")
         if which == outer:
-            beside = around_experts(beside)
+            megatron_name = around_experts(megatron_name)
         return Rule(
             hf=(peft_name(module, which),),
-            megatron=f"{beside}.{which}.{leaf}",
+            megatron=f"{megatron_name}.{which}.{leaf}",
             shapes=shapes,
             sharding=sharding,
             fuse=same,
@@ -271,7 +278,7 @@ def _pair(rule: Rule, number: int, shape: LoraShape) -> tuple[Rule, Rule]:
 
 
 def around_experts(module: str) -> str:
-    """Megatron's module that holds all experts, of one within an expert."""
+    """Return Megatron's module that contains all experts, given one within an expert."""
     return module.partition(".local_experts.")[0]
 
 

@@ -50,22 +50,22 @@ Where = Callable[[ModelFacts, int], bool]
 
 
 def every_layer(facts: ModelFacts, layer: int) -> bool:
-    """All layers have it."""
+    """Select all layers."""
     return True
 
 
 def dense_layers(facts: ModelFacts, layer: int) -> bool:
-    """Layers with a plain MLP."""
+    """Select the layers with a plain MLP."""
     return facts.layers[layer].mlp == "dense"
 
 
 def moe_layers(facts: ModelFacts, layer: int) -> bool:
-    """Layers with experts."""
+    """Select the layers with experts."""
     return facts.layers[layer].mlp == "moe"
 
 
 def mixer_layers(*mixers: str) -> Where:
-    """Layers whose tokens are mixed in one of these ways."""
+    """Return a selector of the layers with one of these token mixers."""
     return lambda facts, layer: facts.layers[layer].mixer in mixers
 
 
@@ -84,10 +84,10 @@ class Rule:
     megatron: str
     """Name as Megatron's own (local) modules call it, with global {layer}, {expert} and {mtp}."""
     shapes: Shapes
-    """Of the whole tensors on disk, in the order of `hf`; of one expert's row where they are
+    """Shapes of the whole tensors on disk, in the order of `hf`; of one expert's row if they are
     `stacked`."""
     sharding: Sharding
-    """Of every part."""
+    """Sharding of every part."""
     fuse: Fuse
     split: Split
     block: Literal["outside", "decoder", "mtp"] = "decoder"
@@ -104,10 +104,10 @@ class Rule:
     pack: Repack | None = None
     """The inverse of `unpack`."""
     suffixes: tuple[str, ...] = ()
-    """Where Megatron's checkpoints hold the parts under names of their own
-    (`in_proj.weight.query`): what each appends, in order."""
+    """What each part appends to its name in Megatron's checkpoints, in order, if they store parts
+    separately (`in_proj.weight.query`)."""
     buffer: bool = False
-    """It is no parameter: neither trained nor counted (the router's bias)."""
+    """True if it is no parameter: neither trained nor counted (the router's bias)."""
     float32: bool = False
     """Releases hold it in float32 whatever the other weights are in, and it must not be rounded."""
     optional: bool = False
@@ -122,15 +122,15 @@ class Rule:
 
     @property
     def is_per_expert(self) -> bool:
-        """Each expert has one."""
+        """Return True if each expert has its own tensor."""
         return "{expert}" in self.megatron
 
     def to_parts(self, tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-        """Disk tensors -> parts, whole."""
+        """Convert disk tensors to whole parts."""
         return list(tensors) if self.unpack is None else self.unpack(tensors, facts)
 
     def to_disk(self, parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-        """Parts, whole -> disk tensors."""
+        """Convert whole parts to disk tensors."""
         return list(parts) if self.pack is None else self.pack(parts, facts)
 
 
@@ -144,29 +144,30 @@ class Entry:
     megatron: str
     """Megatron name with global layer and expert numbers."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the whole disk tensors, or of this expert's row."""
+    """Shapes of the whole disk tensors, or of this expert's row."""
     facts: ModelFacts
-    """As this layer has them."""
+    """The facts of this layer."""
     layer: int | None
-    """Of the decoder, from 0; None outside of it."""
+    """Layer of the decoder, from 0; None outside of it."""
     expert: int | None
     mtp: int | None = None
     """Number of the multi-token-prediction layer, from 0."""
 
     @property
     def row(self) -> int | None:
-        """Of stacked disk tensors."""
+        """Return the row in a stacked disk tensor, or None if the tensor is not stacked."""
         return self.expert if self.rule.stacked else None
 
     @property
     def num_elements(self) -> int:
-        """Numbers in it."""
+        """Return the number of elements."""
         return sum(_product(shape) for shape in self.shapes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightTable:
-    """The one two-way table of a model, used by convert, loading, live publish and export alike."""
+    """Maps the weights of a model in both directions; used by convert, loading, live publication
+    and export alike."""
 
     facts: ModelFacts
     rules: tuple[Rule, ...] = field(repr=False)
@@ -179,8 +180,8 @@ class WeightTable:
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """In the order of the model: embedding, layer by layer, MTP layers, final norm, output
-        layer."""
+        """Return the entries in the order of the model: embedding, layer by layer, MTP layers,
+        final norm, output layer."""
         return tuple(
             self._entry(rule, layer=layer, expert=expert, mtp=mtp)
             for rule, layer, mtp in self._places()
@@ -189,8 +190,8 @@ class WeightTable:
 
     @cached_property
     def counted(self) -> tuple[tuple[Entry, int], ...]:
-        """The entries in short, for sums: (entry, how many of its kind): of experts, which are all
-        alike, the first stands for all."""
+        """Return (entry, count) pairs for sums: one entry stands for all experts, which are
+        alike."""
         return tuple(
             (self._entry(rule, layer=layer, expert=0, mtp=mtp), self.facts.num_experts)
             if rule.is_per_expert
@@ -217,11 +218,11 @@ class WeightTable:
 
     @cached_property
     def by_megatron(self) -> dict[str, Entry]:
-        """Megatron name (global numbers) -> entry."""
+        """Map each Megatron name (with global numbers) to its entry."""
         return {entry.megatron: entry for entry in self.entries}
 
     def hf_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every name on disk with its shape, in the order of the model."""
+        """Map every name on disk to its shape, in the order of the model."""
         shapes: dict[str, tuple[int, ...]] = {}
         for entry in self.entries:
             rows = (self.facts.num_experts,) if entry.rule.stacked else ()
@@ -231,10 +232,10 @@ class WeightTable:
         return shapes
 
     def as_on_disk(self, names: Collection[str]) -> WeightTable:
-        """The table whose rules are in the forms that the folder with tensors `names` has: where a
-        rule's own names are absent and those of an alternative are there, the alternative takes its
-        place. Optional rules whose names are absent are left out, and those of the MTP layers where
-        not one of their tensors is there (transformers leaves them out of what it saves)."""
+        """Return the table with the rules in the forms in which the folder stores them; `names` are
+        its tensors. An alternative replaces a rule if only the alternative's names are present.
+        Optional rules whose names are absent are dropped, and so are MTP layers without a single
+        tensor (transformers omits them when it saves)."""
         there = set(names)
         chosen = tuple(
             next(
@@ -253,21 +254,22 @@ class WeightTable:
         return self if chosen == self.rules else replace(self, rules=chosen)
 
     def holds(self, entry: Entry) -> bool:
-        """Whether the trainer holds it: all but MTP layers that are not trained."""
+        """Return True if the trainer holds the entry: everything except MTP layers that are not
+        trained."""
         return entry.mtp is None or self.facts.trains_mtp
 
     def is_passthrough(self, name: str) -> bool:
-        """Whether a tensor on disk is carried past Megatron."""
+        """Return True if a tensor on disk is carried past Megatron."""
         return any(re.search(pattern, name) for pattern in self.passthrough)
 
     def is_ignored(self, name: str) -> bool:
-        """Whether a tensor on disk holds nothing."""
+        """Return True if a tensor on disk carries no information."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
     @cached_property
     def num_parameters(self) -> int:
-        """Numbers in the model, and in its MTP layers where they are trained; a tied output layer
-        counts once."""
+        """Return the number of parameters of the model, including its MTP layers if they are
+        trained; a tied output layer counts once."""
         return sum(
             times * entry.num_elements
             for entry, times in self.counted
@@ -276,7 +278,7 @@ class WeightTable:
 
     @cached_property
     def num_mtp_parameters(self) -> int:
-        """Numbers in the MTP layers."""
+        """Return the number of parameters of the MTP layers."""
         return sum(
             times * entry.num_elements
             for entry, times in self.counted
@@ -285,7 +287,7 @@ class WeightTable:
 
     @cached_property
     def num_active_parameters(self) -> int:
-        """Numbers that one token meets: of the experts only the chosen ones."""
+        """Return the number of parameters that one token uses, counting only the chosen experts."""
         return sum(
             (times if entry.expert is None else self.facts.topk) * entry.num_elements
             for entry, times in self.counted
@@ -337,8 +339,7 @@ def _product(shape: Sequence[int]) -> int:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """config.json of a model folder. Raises CheckpointError where there is none or it is not
-    JSON."""
+    """Read config.json of a model folder. Raises CheckpointError if it is missing or not JSON."""
     path = folder / CONFIG_NAME
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -360,8 +361,8 @@ def read_config(folder: Path) -> dict[str, object]:
 
 
 def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
-    """Of a config.json, its own or that of the text model within; None where the weights are
-    plain."""
+    """Return the quantization section of a config.json or of its text model; None if the weights
+    are plain."""
     nested = config.get("text_config")
     quantised = config.get("quantization_config") or (
         nested.get("quantization_config") if isinstance(nested, Mapping) else None

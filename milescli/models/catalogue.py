@@ -1,4 +1,4 @@
-"""The families by name, and what was measured of each: read by `miles models` and the docs.
+"""Lists the model families by name, and the evidence for each, for `miles models` and the docs.
 `tests/families/record.py` writes the evidence."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MEGATRON_LACKS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What the tests of a family showed, on tiny models of its real architecture."""
+    """Records what the tests of a family showed, on tiny models of its real architecture."""
 
     cases: tuple[str, ...]
     """Names of the tiny models."""
@@ -70,7 +70,7 @@ class Evidence:
 
 
 def evidence() -> dict[str, Evidence]:
-    """By family; a family without a record was not run."""
+    """Return the evidence by family; a family without a record was not tested."""
     raw = json.loads((files("milescli.models") / "evidence.json").read_text(encoding="utf-8"))
     return {
         family: Evidence(

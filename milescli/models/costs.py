@@ -9,26 +9,26 @@ from milescli.models.base import WeightTable
 from milescli.models.facts import Layer, ModelFacts
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
-"""As config.json and torch call them."""
+"""Bytes by dtype, named as in config.json and torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCost:
-    """What an engine keeps of one sequence, over all layers and all tensor-parallel ranks together,
-    at a given dtype."""
+    """Holds what an engine caches of one sequence, over all layers and all tensor-parallel ranks
+    together, at a given dtype."""
 
     bytes_per_token: int
-    """Of layers that keep every position: keys and values, the latent of MLA, the indexer's
+    """Bytes of layers that cache every position: keys and values, the latent of MLA, the indexer's
     keys."""
     window_bytes_per_token: int
-    """Of layers that keep the last `window` positions only."""
+    """Bytes of layers that cache the last `window` positions only."""
     window: int
     state_bytes: int
-    """Of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and their
-    convolutions' last inputs."""
+    """Bytes of layers whose memory does not grow: float32 state of gated delta net and Mamba-2, and
+    their convolutions' last inputs."""
 
     def bytes_of(self, context: int) -> int:
-        """Of a sequence of `context` tokens."""
+        """Return the bytes of a sequence of `context` tokens."""
         return (
             context * self.bytes_per_token
             + min(context, self.window) * self.window_bytes_per_token
@@ -38,8 +38,8 @@ class CacheCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
-    """Floating-point operations of one token; a multiply-add counts two. Softmax, norms and
-    activations are left out, as is custom."""
+    """Counts the floating-point operations of one token; a multiply-add counts as two. Softmax,
+    norms and activations are left out, as is customary."""
 
     matmul: int
     """2 x every weight that the token is multiplied with (Kaplan et al., arXiv 2001.08361, table
@@ -48,8 +48,8 @@ class TokenFlops:
     """For each position that the token looks at, over the layers that look at all of them: 2 (q k)
     + 2 (p v) per head dim."""
     window_per_position: int
-    """The same over the layers that look at the last `window` positions, or at so many that an
-    indexer chose."""
+    """FLOPs per position of the layers that attend to the last `window` positions, or to as many
+    chosen by an indexer."""
     window: int
     recurrence: int
     """State updates of gated delta net (arXiv 2412.06464, eq. 10: decay, k S, rank-one update, q S)
@@ -57,7 +57,7 @@ class TokenFlops:
     form."""
 
     def forward(self, context: int) -> int:
-        """Of a token that sees `context` positions, its own included."""
+        """Return the FLOPs of a token that attends to `context` positions, including its own."""
         seen = (
             context * self.attention_per_position
             + min(context, self.window) * self.window_per_position
@@ -65,7 +65,7 @@ class TokenFlops:
         return self.matmul + seen + self.recurrence
 
     def forward_mean(self, length: int) -> float:
-        """Of a token of a sequence of `length`, averaged over its places (position t sees t
+        """Return the mean FLOPs of the tokens of a sequence of `length` (position t attends to t
         tokens)."""
         window = min(self.window, length)
         mean_window = window - window * (window - 1) / (2 * length) if window else 0.0
@@ -76,20 +76,20 @@ class TokenFlops:
 
 
 def weight_bytes(weights: WeightTable, *, dtype: str | None = None) -> int:
-    """Of all weights without MTP layers, in `dtype` (None: as the config says)."""
+    """Return the bytes of all weights without MTP layers, in `dtype` (None: the config's)."""
     return weights.num_parameters * DTYPE_BYTES[dtype or weights.facts.dtype]
 
 
 def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
-    """`dtype`: of keys and values."""
+    """Return the cache cost of a model. `dtype` is that of keys and values."""
     size = DTYPE_BYTES[dtype]
     per_token = window_per_token = state = 0
     for number, layer in enumerate(facts.layers):
-        kept = _kept_per_token(facts.at(number), layer) * size
+        cached = _cached_per_token(facts.at(number), layer) * size
         if layer.mixer == "sliding":
-            window_per_token += kept
+            window_per_token += cached
         else:
-            per_token += kept
+            per_token += cached
         if layer.mixer == "compressed":
             window_per_token += facts.head_dim * size
         state += _state_bytes(facts, layer, size=size)
@@ -101,7 +101,7 @@ def cache_cost(facts: ModelFacts, *, dtype: str = "bfloat16") -> CacheCost:
     )
 
 
-def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
+def _cached_per_token(facts: ModelFacts, layer: Layer) -> int:
     """Numbers that a layer keeps of a token."""
     if layer.mixer == "mla":
         assert facts.mla is not None
@@ -109,12 +109,12 @@ def _kept_per_token(facts: ModelFacts, layer: Layer) -> int:
         return latent + (facts.indexer.head_dim if facts.indexer else 0)
     if layer.mixer == "compressed" and facts.compressed and facts.indexer:
         # beside what the window keeps, whose keys are its values
-        kept = {
+        cached = {
             "none": 0,
             "sparse": (facts.head_dim + facts.indexer.head_dim) // facts.compressed.sparse_rate,
             "heavy": facts.head_dim // facts.compressed.heavy_rate,
         }
-        return kept[layer.compression]
+        return cached[layer.compression]
     return 2 * facts.num_kv_heads * facts.head_dim if layer.mixer in ("full", "sliding") else 0
 
 
@@ -138,7 +138,7 @@ def _state_bytes(facts: ModelFacts, layer: Layer, *, size: int) -> int:
 
 
 def token_flops(weights: WeightTable) -> TokenFlops:
-    """Of the model, with its MTP layers where they are trained."""
+    """Return the FLOPs of the model per token, including MTP layers if they are trained."""
     facts = weights.facts
     full = window = recurrence = 0
     for number, layer in enumerate(facts.layers):

@@ -1,6 +1,6 @@
-"""TransformerEngine's names for weights, beside those of Megatron-Core's own modules, which the
-weight tables use: a norm that is fused into the linear layer behind it, experts that lie in one
-grouped layer. The only place that knows them; the trainer and the checkpoints ask here."""
+"""Translates TransformerEngine's names of weights to those of Megatron-Core's own modules, which
+the weight tables use: a norm fused into the linear layer after it, and experts in one grouped
+layer. The only place that knows these names; the trainer and the checkpoints call it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _OWN = (
 
 
 def fused_names(name: str, *, mixer: str) -> list[str]:
-    """Under which a tensor lies where its norm is fused into a linear layer; none where it is of no
-    such norm. `mixer`: of its layer, as `Layer` has it."""
+    """Return the names of a parameter when TransformerEngine fuses its norm into a linear layer;
+    none if the name is not such a norm. `mixer` is the layer's token mixer, as in `Layer`."""
     kinds = {"any", mixer, *(("plain",) if mixer != "mamba" else ())}
     return [
         pattern.sub(fused, name)
@@ -45,7 +45,7 @@ def fused_names(name: str, *, mixer: str) -> list[str]:
 
 
 def own_name(name: str) -> str:
-    """The name of Megatron-Core's own module, of a parameter in either form."""
+    """Return the name of a parameter in Megatron-Core's own module, given either form."""
     for pattern, own in _OWN:
         name = pattern.sub(own, name)
     return name

@@ -1,4 +1,4 @@
-"""What a model is, as plain numbers read from config.json. Families fill it, every room may read
+"""Defines what a model is, as plain numbers from config.json. Families fill it, every room may read
 it. Loads no torch."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Mlp = Literal["dense", "moe", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer. Fields that are None are as ModelFacts says."""
+    """Describes one layer. A field that is None takes the value of ModelFacts."""
 
     mixer: Mixer = "full"
     mlp: Mlp = "dense"
@@ -28,8 +28,8 @@ class Layer:
     key_is_value: bool = False
     """The values are what the keys' projection gives (Gemma 4)."""
     shares_choice: bool = False
-    """Of sparse attention: it looks at the positions that the layer before chose, and has no
-    indexer (arXiv 2603.12201)."""
+    """True if sparse attention reuses the positions that the layer before chose, and has no indexer
+    (arXiv 2603.12201)."""
     compression: Literal["none", "sparse", "heavy"] = "none"
     """Of compressed attention: beyond the window it sees nothing, entries that an indexer chooses,
     or all entries of a coarser kind."""
@@ -39,7 +39,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How a rotary embedding is stretched beyond the length that it was trained at."""
+    """Describes how a rotary embedding is stretched beyond its training length."""
 
     kind: Literal["linear", "llama3", "yarn"]
     factor: float
@@ -64,7 +64,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rope:
-    """Rotary position embedding."""
+    """Describes a rotary position embedding."""
 
     theta: float
     share: float = 1.0
@@ -80,7 +80,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
+    """Describes multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
 
     q_lora_rank: int
     """0: queries are projected at once"""
@@ -89,25 +89,26 @@ class Mla:
     qk_rope_head_dim: int
     v_head_dim: int
     norm_eps: float = 1e-6
-    """Of the norms of the latents. Hugging Face's implementation leaves it at this, whatever
+    """Epsilon of the latents' norms. Hugging Face's implementation keeps this value, whatever
     `rms_norm_eps` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Indexer:
-    """Sparse attention's choice of positions (DeepSeek-V3.2 report)."""
+    """Describes the selection of positions in sparse attention (DeepSeek-V3.2 report)."""
 
     num_heads: int
     head_dim: int
     topk: int
     rope_interleaved: bool = False
-    """Its first dims are rotated in neighbouring pairs, as `Rope.interleaved`; else in halves."""
+    """True if its first dims are rotated in neighbouring pairs, as with `Rope.interleaved`; else in
+    halves."""
     norm_eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDelta:
-    """Gated delta net (arXiv 2412.06464)."""
+    """Describes a gated delta net (arXiv 2412.06464)."""
 
     num_key_heads: int
     num_value_heads: int
@@ -121,7 +122,7 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba:
-    """Mamba-2 (arXiv 2405.21060)."""
+    """Describes a Mamba-2 mixer (arXiv 2405.21060)."""
 
     num_heads: int
     head_dim: int
@@ -132,13 +133,13 @@ class Mamba:
 
     @property
     def inner_size(self) -> int:
-        """Channels that the heads share."""
+        """Return the number of channels of all heads together."""
         return self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """Compressed attention and hyper-connections, as DeepSeek-V4 has them (its report, sections 2.2
+    """Describes compressed attention and hyper-connections in DeepSeek-V4 (its report, sections 2.2
     and 2.3)."""
 
     q_lora_rank: int
@@ -149,14 +150,14 @@ class Compressed:
     output_groups: int
     """Groups of heads that are projected by themselves."""
     output_rank: int
-    """What each group is projected to."""
+    """Width to which each group is projected."""
     num_streams: int
     """Residual streams beside each other, mixed before and after each part of a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What every room may want to know of a model without loading it."""
+    """Holds everything about a model that any room needs without loading it."""
 
     family: str
     """`model_type` of the (text) config: qwen3, qwen3_moe, ..."""
@@ -166,7 +167,7 @@ class ModelFacts:
     num_kv_heads: int
     head_dim: int
     ffn_hidden_size: int
-    """Of the dense layers; 0 where there are none."""
+    """Width of the dense layers' MLP; 0 if there are none."""
     vocab_size: int
     tied_embeddings: bool
     """The output layer uses the embedding's weight."""
@@ -177,7 +178,7 @@ class ModelFacts:
     qk_norm: bool
     """Queries and keys are normalised per head before the rotary embedding."""
     qkv_bias: bool
-    """Of the query, key and value projections."""
+    """True if query, key and value projections have a bias."""
     layers: tuple[Layer, ...]
     """[num_layers]"""
     # attention
@@ -188,12 +189,12 @@ class ModelFacts:
     attention_sinks: bool = False
     """A learned logit per head takes part in the softmax."""
     attention_scale: float | None = None
-    """Of the logits; None: head_dim ** -0.5."""
+    """Scale of the attention logits; None: head_dim ** -0.5."""
     attention_softcap: float | None = None
     sliding_window: int = 0
     """Positions that a `sliding` layer sees, its own included."""
     rope_sliding: Rope | None = None
-    """Of `sliding` layers; None: as `rope`."""
+    """Rotary embedding of `sliding` layers; None: `rope`."""
     value_norm: bool = False
     """Values are normalised per head, without a weight (Gemma 4)."""
     mla: Mla | None = None
@@ -215,11 +216,11 @@ class ModelFacts:
     topk: int = 0
     """Experts per token."""
     moe_ffn_hidden_size: int = 0
-    """Of one expert."""
+    """Width of one expert."""
     normalize_topk: bool = False
     """The chosen experts' probabilities are scaled to sum to 1."""
     shared_expert_ffn_hidden_size: int = 0
-    """Of all shared experts together; 0: there is none."""
+    """Width of all shared experts together; 0 if there are none."""
     shared_expert_gate: bool = False
     """The shared expert's output is multiplied by the sigmoid of a gate."""
     router_score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
@@ -248,8 +249,8 @@ class ModelFacts:
     logit_softcap: float | None = None
     embedding_scale: float | None = None
     scores: bool = False
-    """It gives a score instead of a next token (reward models, critics): its output layer is one
-    row."""
+    """True if the model gives a score instead of a next token (reward models, critics): its output
+    layer is one row."""
     num_mtp_layers: int = 0
     """Multi-token-prediction layers that the release has."""
     trains_mtp: bool = False
@@ -261,7 +262,7 @@ class ModelFacts:
     multimodal: bool = False
     """The release has towers beside the text model, which are passed through."""
     dtype: str = "float32"
-    """Of the weights on disk, as the config says: float32, bfloat16 or float16."""
+    """Dtype of the weights on disk, according to the config: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
     untrainable: str = ""
     """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where
@@ -269,18 +270,18 @@ class ModelFacts:
 
     @property
     def num_query_heads_per_group(self) -> int:
-        """Query heads that share one key-value head."""
+        """Return the number of query heads that share one key-value head."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def common_kv_heads(self) -> int:
-        """Into as many parts at most can the key-value heads of every layer be cut: their greatest
-        common divisor."""
+        """Return the greatest common divisor of all layers' key-value heads: the most parts into
+        which every layer's heads can be cut."""
         return gcd(*(layer.num_kv_heads or self.num_kv_heads for layer in self.layers))
 
     def at(self, layer: int | None) -> ModelFacts:
-        """The facts as layer `layer` (from 0) has them: where a layer has heads of its own, they
-        take the model's place."""
+        """Return the facts as they apply to layer `layer` (from 0): a layer's own heads replace the
+        model's."""
         if layer is None or layer >= self.num_layers:
             return self
         own = self.layers[layer]
@@ -289,8 +290,7 @@ class ModelFacts:
         return _resolved(self, own)
 
     def require_trainable(self) -> None:
-        """Raises CheckpointError, which is the user's to mend, for a model that the trainer cannot
-        compute."""
+        """Raise CheckpointError if the trainer cannot compute the model."""
         if self.untrainable:
             raise CheckpointError(
                 f"models of type `{self.family}` cannot be trained or computed by Megatron-Core "
@@ -301,20 +301,20 @@ class ModelFacts:
             )
 
     def is_moe_layer(self, layer: int) -> bool:
-        """Whether layer `layer` (from 0) has experts."""
+        """Return True if layer `layer` (from 0) has experts."""
         return self.layers[layer].mlp == "moe"
 
     @property
     def mtp_layer(self) -> Layer:
-        """What a multi-token-prediction layer that is trained has of a decoder: experts where the
-        model has some, and full attention where its layers keep a state."""
+        """Return the decoder layer inside a trained multi-token-prediction layer: with experts if
+        the model has some, and with full attention if its layers keep a state."""
         last = self.layers[-1]
         mixer = "full" if self.gated_delta is not None else last.mixer
         return replace(last, mixer=mixer, mlp="moe" if self.num_experts else "dense")
 
     @property
     def num_moe_layers(self) -> int:
-        """Layers with experts."""
+        """Return the number of layers with experts."""
         return sum(layer.mlp == "moe" for layer in self.layers)
 
 
@@ -329,5 +329,5 @@ def _resolved(facts: ModelFacts, layer: Layer) -> ModelFacts:
 
 
 def plain_layers(num_layers: int, *, moe: tuple[bool, ...] = ()) -> tuple[Layer, ...]:
-    """Layers of full attention; `moe` [num_layers]: which have experts."""
+    """Return layers of full attention; `moe` [num_layers] says which have experts."""
     return tuple(Layer(mlp="moe" if moe and moe[index] else "dense") for index in range(num_layers))

@@ -14,8 +14,8 @@ Value = TypeVar("Value", int, float, bool)
 def number(
     config: Mapping[str, object], *names: str, default: Value | None = None, kind: type[Value]
 ) -> Value:
-    """The first of `names` that the config has, as `kind`. Raises CheckpointError where none is
-    there and there is no default."""
+    """Return the first of `names` that the config has, as `kind`. Raises CheckpointError if none is
+    present and there is no default."""
     for name in names:
         value = config.get(name)
         if value is None:
@@ -29,7 +29,7 @@ def number(
 
 
 _SCALINGS = ("linear", "llama3", "yarn")
-_ROPE_BESIDE = ("rope_theta", "original_max_position_embeddings")
+_ROPE_TOP_LEVEL = ("rope_theta", "original_max_position_embeddings")
 """Fields of a rotary embedding that stand beside its object in old configs."""
 _SHARE = "partial_rotary_factor"
 
@@ -43,14 +43,13 @@ def rope(
     default_share: float = 1.0,
     interleaved: bool = False,
 ) -> Rope:
-    """Rotary embedding, from `rope_parameters` (transformers 5) or `rope_scaling`, `rope_theta` and
-    `partial_rotary_factor` beside it.
+    """Parse the rotary embedding from `rope_parameters` (transformers 5), or from `rope_scaling`,
+    `rope_theta` and `partial_rotary_factor`.
 
-    `layer_type`: whose object is taken where `rope_parameters` has one per type of layer
-    (`full_attention`, `sliding_attention`). `theta`, `default_share`: what the family takes where
-    the config says nothing. `share`: what `partial_rotary_factor` says, where the family knows
-    better. Raises CheckpointError for places that contradict each other, and for kinds that the
-    trainer does not compute.
+    `layer_type` selects an object if `rope_parameters` has one per type of layer (`full_attention`,
+    `sliding_attention`). `theta` and `default_share` are the family's defaults. `share` overrides
+    `partial_rotary_factor` if the family fixes it. Raises CheckpointError for contradicting fields,
+    and for kinds that the trainer does not compute.
     """
     nested = _rope_object(config, layer_type=layer_type)
     kind = nested.get("rope_type") or "default"
@@ -70,13 +69,13 @@ def rope(
             why=f"it is {nested['factor']!r} in a rotary embedding of the kind `proportional`",
         )
     both = {
-        name: _said_once(name, nested.get(name), None if layer_type else config.get(name))
-        for name in _ROPE_BESIDE
+        name: _agreed(name, nested.get(name), None if layer_type else config.get(name))
+        for name in _ROPE_TOP_LEVEL
     }
     given = nested.get(_SHARE)
     # transformers writes the family's own default beside another share that counts
     if given is None or config.get(_SHARE) != default_share:
-        given = _said_once(_SHARE, given, config.get(_SHARE))
+        given = _agreed(_SHARE, given, config.get(_SHARE))
     return Rope(
         theta=number(both, "rope_theta", default=theta, kind=float),
         share=share
@@ -98,21 +97,21 @@ def _rope_object(config: Mapping[str, object], *, layer_type: str | None) -> Map
             isinstance(value, Mapping) for value in nested.values()
         ):
             if layer_type not in nested:
-                asked = f"none for `{layer_type}`" if layer_type else "this family has one for all"
+                wrong = f"none for `{layer_type}`" if layer_type else "this family has one for all"
                 raise _unusable(
-                    name, why=f"it has one object for each of {', '.join(nested)}, and {asked}"
+                    name, why=f"it has one object for each of {', '.join(nested)}, and {wrong}"
                 )
             nested = nested[layer_type]
         if not isinstance(nested, Mapping):
             raise _unusable(name, why=f"it is {nested!r}, not an object")
         if nested:
-            kind = _said_once("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
+            kind = _agreed("rope_type", nested.get("rope_type"), nested.get("type")) or "default"
             objects.append({**nested, "rope_type": kind})
     if len(objects) < 2:
         return objects[0] if objects else {}
     new, old = objects
     return {
-        name: _said_once(name, new.get(name), old.get(name))
+        name: _agreed(name, new.get(name), old.get(name))
         for name in {**new, **old}
         if name != "type"
     }
@@ -153,8 +152,9 @@ def _rope_scaling(
     )
 
 
-def _said_once(name: str, first: object, second: object) -> object:
-    """What is said in one of two places, or alike in both."""
+def _agreed(name: str, first: object, second: object) -> object:
+    """Return the value that one of two places gives, or both alike. Raises CheckpointError if they
+    differ."""
     if first is not None and second is not None and first != second:
         raise CheckpointError(
             f"config.json contradicts itself: `{name}`",
@@ -168,8 +168,9 @@ def _said_once(name: str, first: object, second: object) -> object:
 def mixers(
     config: Mapping[str, object], *, num_layers: int, period: tuple[Mixer, ...]
 ) -> tuple[Mixer, ...]:
-    """[num_layers] full or sliding, from `layer_types`; where the config has none, `period` over
-    and over. Raises CheckpointError for types of other families and another number of layers."""
+    """Return [num_layers] full or sliding, from `layer_types`; if the config has none, repeat
+    `period`. Raises CheckpointError for layer types of other families, and for another number of
+    layers."""
     words = config.get("layer_types")
     if words is None:
         return tuple(period[layer % len(period)] for layer in range(num_layers))
@@ -188,7 +189,8 @@ def mixers(
 def topk(
     config: Mapping[str, object], *names: str, default: int | None = None, num_experts: int
 ) -> int:
-    """Experts per token. Raises CheckpointError where there are not as many."""
+    """Return the number of experts per token. Raises CheckpointError if the model has fewer
+    experts."""
     chosen = number(config, *names, default=default, kind=int)
     if not 1 <= chosen <= num_experts:
         raise _unusable(names[0], why=f"{chosen} of {num_experts} experts cannot be chosen")
@@ -196,7 +198,7 @@ def topk(
 
 
 def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:
-    """End-of-sequence ids, none, one or many."""
+    """Return the end-of-sequence ids: none, one or several."""
     ids = config.get("eos_token_id")
     if ids is None:
         return ()
@@ -204,13 +206,12 @@ def eos_token_ids(config: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def dtype(config: Mapping[str, object]) -> str:
-    """Dtype of the weights on disk, as the config says."""
+    """Return the dtype of the weights on disk, according to the config."""
     return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
 
 
 def refuse(config: Mapping[str, object], name: str, *, unless: object, why: str) -> None:
-    """Raise CheckpointError where the config has `name` with another value than `unless` (or
-    null)."""
+    """Raise CheckpointError if the config has `name` with another value than `unless` (or null)."""
     value = config.get(name)
     if value is not None and value != unless:
         raise CheckpointError(
@@ -224,5 +225,5 @@ def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"config.json cannot be used: `{name}`",
         why=why,
-        fix="fetch the model again, or mend config.json",
+        fix="fetch the model again, or correct config.json",
     )

@@ -168,6 +168,6 @@ _OUTPUT = Rule(
 
 
 def others(facts: ModelFacts) -> tuple[Rule, ...]:
-    """All but the input projection."""
+    """Return the rules of a gated delta net except its input projection."""
     wide = _delta(facts).float32
     return (_CONV, replace(_DECAY, float32=wide), _STEP, replace(_NORM, float32=wide), _OUTPUT)

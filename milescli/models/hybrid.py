@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _MIXERS = {"linear_attention": "gated_delta", "full_attention": "full"}
 _MTP_HF = "mtp.layers.{mtp}."
 _SHARE, _USUAL_SHARE = "partial_rotary_factor", 0.25
-_BESIDE_VISION = "model.language_model."
+_NESTED = "model.language_model."
 VISION = (r"^model\.visual\.",)
 """Names of the tower that multimodal releases have beside the text model."""
 
 
 def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
-    """ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError for what
-    the trainer cannot compute."""
+    """Parse the ModelFacts of a text config whose layers have a plain MLP. Raises CheckpointError
+    for what the trainer cannot compute."""
     fields.refuse(config, "hidden_act", unless="silu", why="the trainer computes gated SiLU only")
     fields.refuse(
         config,
@@ -87,8 +87,8 @@ def facts(config: Mapping[str, object], *, family: str) -> ModelFacts:
 def with_experts(
     model: ModelFacts, config: Mapping[str, object], *, normalize_topk: bool
 ) -> ModelFacts:
-    """The same with experts in every layer, the multi-token-prediction layer too. Raises
-    CheckpointError."""
+    """Return the model with experts in every layer, including the multi-token-prediction layer.
+    Raises CheckpointError."""
     num_experts = fields.number(config, "num_experts", kind=int)
     topk = fields.number(config, "num_experts_per_tok", kind=int)
     if not 1 <= topk <= num_experts:
@@ -110,8 +110,8 @@ def with_experts(
 
 
 def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
-    """The text model's part of the config of a multimodal release, with what stands around it;
-    another config as it is."""
+    """Return the text model's part of a multimodal release's config, with the fields around it;
+    return another config unchanged."""
     nested = config.get("text_config")
     if nested is None:
         return config
@@ -124,7 +124,8 @@ def text_config(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def nested(model: ModelFacts, config: Mapping[str, object]) -> ModelFacts:
-    """The facts of a text model, as one within a multimodal release where the config says so."""
+    """Return the facts of a text model, marked as part of a multimodal release if the config says
+    so."""
     multimodal = config.get("text_config") is not None
     return replace(model, multimodal=True) if multimodal else model
 
@@ -148,9 +149,9 @@ def _with_share(config: Mapping[str, object]) -> Mapping[str, object]:
     """A quarter of each head's dims is rotated where neither place says otherwise. transformers
     writes that default beside an object that says otherwise, and goes by the object."""
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    said = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
+    is_nested = isinstance(nested, Mapping) and nested.get(_SHARE) is not None
     outer = config.get(_SHARE)
-    if said:
+    if is_nested:
         return {**config, _SHARE: None} if outer == _USUAL_SHARE else config
     return {**config, _SHARE: _USUAL_SHARE} if outer is None else config
 
@@ -177,7 +178,7 @@ def _unusable(name: str, *, why: str) -> CheckpointError:
     return CheckpointError(
         f"config.json cannot be used: `{name}`",
         why=why,
-        fix="fetch the model again, or mend config.json",
+        fix="fetch the model again, or correct config.json",
     )
 
 
@@ -251,8 +252,8 @@ _MTP_NORMS = tuple(
 
 
 def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -> WeightTable:
-    """Names and transforms of every weight. `in_proj`: of the gated delta nets, as the family's
-    disks hold it. `experts`: the same."""
+    """Map the names and transforms of every weight. `in_proj` is the rule of the gated delta nets'
+    input projection, `experts` are the rules of experts, both in the family's form on disk."""
     sparse = (
         (layers.ROUTER, *experts, *layers.shared_experts("mlp.shared_expert."), layers.SHARED_GATE)
         if experts
@@ -277,11 +278,11 @@ def table(facts: ModelFacts, *, in_proj: Rule, experts: tuple[Rule, ...] = ()) -
 
 
 def either_prefix(facts: ModelFacts, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules with the names that the release has, and as a second form those of the other:
-    transformers keeps the multimodal names where it saves the text model of a multimodal release by
-    itself."""
-    plain, beside = rules, layers.prefixed(rules, _BESIDE_VISION)
-    first, second = (beside, plain) if facts.multimodal else (plain, beside)
+    """Return the rules with the names of the release, and with the other names as an alternative
+    form: transformers keeps the multimodal names when it saves the text model of a multimodal
+    release."""
+    plain, multimodal = rules, layers.prefixed(rules, _NESTED)
+    first, second = (multimodal, plain) if facts.multimodal else (plain, multimodal)
     return tuple(
         rule
         if rule.hf == other.hf

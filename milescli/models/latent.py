@@ -1,6 +1,6 @@
-"""What the families of multi-head latent attention share (DeepSeek, Kimi, GLM): facts from their
-configs, rules of their attention, of the indexer of sparse attention and of their
-multi-token-prediction layers. The family files pick from it; it is no family itself."""
+"""Shares code among the families of multi-head latent attention (DeepSeek, Kimi, GLM): facts from
+their configs, and the rules of their attention, of the indexer of sparse attention and of their
+multi-token-prediction layers. It is no family itself."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ OLD_BUFFERS = r"\.self_attn\.rotary_emb\.inv_freq$"
 
 
 def mla(config: Mapping[str, object]) -> Mla:
-    """Sizes of the latent attention. `q_lora_rank: null` means that queries are projected at
-    once."""
+    """Parse the sizes of the latent attention. `q_lora_rank: null` means that queries are projected
+    directly."""
     at_once = "q_lora_rank" in config and config["q_lora_rank"] is None
     return Mla(
         q_lora_rank=0 if at_once else fields.number(config, "q_lora_rank", kind=int),
@@ -54,7 +54,7 @@ def mla(config: Mapping[str, object]) -> Mla:
 
 
 def rope(config: Mapping[str, object]) -> Rope:
-    """Of the part of each head that is rotated, which is rotated whole."""
+    """Parse the rotary embedding of the rotated part of each head, all of which is rotated."""
     positions = fields.rope(
         config, interleaved=fields.number(config, "rope_interleave", default=True, kind=bool)
     )
@@ -76,10 +76,10 @@ def facts(
     dense: tuple[bool, ...],
     indexer: Indexer | None = None,
 ) -> ModelFacts:
-    """ModelFacts of a model of latent attention and sigmoid routing.
+    """Parse the ModelFacts of a model with latent attention and sigmoid routing.
 
-    `dense` [num_layers]: which layers have no experts. Raises CheckpointError for what the trainer
-    cannot compute.
+    `dense` [num_layers] says which layers have no experts. Raises CheckpointError for what the
+    trainer cannot compute.
     """
     for name, usual, why in _SUPPORTED:
         fields.refuse(config, name, unless=usual, why=why)
@@ -152,7 +152,7 @@ def _check_indexer(config: Mapping[str, object], indexer: Indexer, sizes: Mla) -
         )
     if wrong:
         raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
         )
 
 
@@ -171,12 +171,12 @@ def _check_choice(*, num_experts: int, topk: int, num_groups: int, topk_groups: 
         wrong = ("n_group", "a group is judged by its best two experts, and these have one")
     if wrong:
         raise CheckpointError(
-            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="mend config.json"
+            f"config.json cannot be used: `{wrong[0]}`", why=wrong[1], fix="correct config.json"
         )
 
 
 def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
-    """[num_layers] which layers have no experts: as `mlp_layer_types` lists, else the first
+    """Return [num_layers] which layers have no experts: those in `mlp_layer_types`, else the first
     `first_k_dense_replace`."""
     num_layers = fields.number(config, "num_hidden_layers", kind=int)
     listed = config.get("mlp_layer_types")
@@ -191,7 +191,7 @@ def dense_first(config: Mapping[str, object]) -> tuple[bool, ...]:
         raise CheckpointError(
             "config.json cannot be used: `mlp_layer_types`",
             why=f"it is not a list of {num_layers} times `dense` or `sparse`",
-            fix="mend config.json",
+            fix="correct config.json",
         )
     return tuple(kind == "dense" for kind in listed)
 
@@ -314,7 +314,7 @@ _CHOICE = (
 
 
 def attention(facts: ModelFacts) -> tuple[Rule, ...]:
-    """Rules of a layer's attention, of its indexer too."""
+    """Return the rules of a layer's attention, including its indexer."""
     query = _LATENT_QUERY if _mla(facts).q_lora_rank else _DIRECT_QUERY
     choice = (
         tuple(replace(rule, where=layers_that_choose) for rule in _CHOICE) if facts.indexer else ()
@@ -323,12 +323,13 @@ def attention(facts: ModelFacts) -> tuple[Rule, ...]:
 
 
 def layers_that_choose(facts: ModelFacts, layer: int) -> bool:
-    """Layers with an indexer of their own; the others take the choice of the layer before."""
+    """Return True for layers with their own indexer; the others reuse the choice of the layer
+    before."""
     return not facts.layers[layer].shares_choice
 
 
 def table(facts: ModelFacts) -> WeightTable:
-    """Names and transforms of every weight."""
+    """Map the names and transforms of every weight."""
     attends = attention(facts)
     shared = (layers.SHARED_UP, layers.SHARED_DOWN) if facts.shared_expert_ffn_hidden_size else ()
     experts = (layers.ROUTER, layers.ROUTER_BIAS, layers.EXPERT_UP, layers.EXPERT_DOWN, *shared)

@@ -67,7 +67,8 @@ FINAL_NORM = Rule(
 
 
 def norm(hf: str, megatron: str, *, per_head: bool = False, where: Where = every_layer) -> Rule:
-    """A norm weight of a layer; `per_head`: of length head_dim instead of hidden_size."""
+    """Return the rule of a layer's norm weight; `per_head` means length head_dim instead of
+    hidden_size."""
     return Rule(
         hf=(_HF + hf,),
         megatron=_MEGATRON + megatron,
@@ -80,7 +81,7 @@ def norm(hf: str, megatron: str, *, per_head: bool = False, where: Where = every
 
 
 def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
-    """The rules with names on disk that begin with `prefix` where these begin with `model.`."""
+    """Return the rules with `prefix` in place of `model.` in their names on disk."""
     return tuple(
         replace(
             rule,
@@ -95,8 +96,8 @@ def prefixed(rules: tuple[Rule, ...], prefix: str) -> tuple[Rule, ...]:
 
 
 def in_mtp(rules: tuple[Rule, ...], *, hf: str = _HF) -> tuple[Rule, ...]:
-    """Rules of a decoder layer as a multi-token-prediction layer has them. `hf`: what its names on
-    disk begin with, with {layer} (num_layers + number) or {mtp} (number)."""
+    """Return the rules of a decoder layer as part of a multi-token-prediction layer. `hf` is the
+    prefix of its names on disk, with {layer} (num_layers + number) or {mtp} (number)."""
     return tuple(
         replace(
             rule,
@@ -284,8 +285,8 @@ ROUTER_BIAS = Rule(
 
 
 def shared_experts(hf: str = "mlp.shared_experts.") -> tuple[Rule, Rule]:
-    """The experts that every token meets, side by side as one gated MLP. `hf`: what its names on
-    disk begin with in a layer."""
+    """Return the rules of the experts that every token uses, concatenated into one gated MLP. `hf`
+    is the prefix of their names on disk within a layer."""
     up = Rule(
         hf=(_HF + hf + "gate_proj.weight", _HF + hf + "up_proj.weight"),
         megatron=_MEGATRON + "mlp.shared_experts.linear_fc1.weight",
@@ -326,8 +327,8 @@ def mtp_part(
     *,
     sharding: Sharding = REPLICATED,
 ) -> Rule:
-    """A tensor beside the layer in a multi-token-prediction layer. `hf`: its whole name,
-    `megatron`: within that layer."""
+    """Return the rule of a tensor outside the decoder layer of a multi-token-prediction layer. `hf`
+    is its whole name, `megatron` its name within that layer."""
     return Rule(
         hf=(hf,),
         megatron=MTP + megatron,
@@ -340,7 +341,7 @@ def mtp_part(
 
 
 def mtp_norm(hf: str, megatron: str) -> Rule:
-    """A norm of hidden_size beside that layer."""
+    """Return the rule of a norm of hidden_size outside that decoder layer."""
     return mtp_part(hf, megatron, lambda f: (f.hidden_size,))
 
 

@@ -122,4 +122,4 @@ RULES = (
     _single("mixer.norm.weight", shape=lambda f: (_inner_size(f),)),
     _single("mixer.out_proj.weight", shape=lambda f: (f.hidden_size, _inner_size(f)), sharding=ROW),
 )
-"""Of a layer: its norm, its mixer."""
+"""Rules of a layer: its norm and its mixer."""

@@ -1,5 +1,5 @@
-"""Which multi-token-prediction layers the trainer trains. Called before a device is taken, and by
-the trainer's ranks."""
+"""Selects the multi-token-prediction layers that the trainer trains. Called before a device is
+taken, and by the trainer's ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OFF = "--set train.mtp.loss_weight=null"
 
 
 def with_mtp(facts: ModelFacts) -> ModelFacts:
-    """The facts of a model whose MTP layer is trained with it. Raises CheckpointError where there
-    is none, or one that the trainer does not compute."""
+    """Return the facts of a model whose MTP layer is trained. Raises CheckpointError if it has
+    none, or one that the trainer does not compute."""
     why = None
     if not facts.num_mtp_layers:
         why = f"its config.json has no `{field_of(facts)}`"
@@ -48,26 +48,26 @@ def with_mtp(facts: ModelFacts) -> ModelFacts:
 
 
 def with_mtp_last(facts: ModelFacts) -> ModelFacts:
-    """The facts with what its MTP layer has of a decoder as one more layer."""
+    """Return the facts with the decoder layer of the MTP layer appended."""
     layers = (*facts.layers, facts.mtp_layer)
     return replace(facts, layers=layers, num_layers=facts.num_layers + 1)
 
 
 def field_of(facts: ModelFacts) -> str:
-    """Where config.json says how many MTP layers there are."""
+    """Return the field of config.json that holds the number of MTP layers."""
     return "mtp_num_hidden_layers" if facts.gated_delta else "num_nextn_predict_layers"
 
 
 def with_shared_ends(table: WeightTable) -> WeightTable:
-    """The table without the copies of embedding and output layer that some releases hold in their
-    MTP layers: the layer that is trained has them in common with the model."""
+    """Return the table without the copies of embedding and output layer that some releases store in
+    their MTP layers: a trained MTP layer shares them with the model."""
     rules = tuple(rule for rule in table.rules if not (rule.block == "mtp" and rule.optional))
     return replace(table, rules=rules)
 
 
 def require_mtp_weights(table: WeightTable, names: Collection[str], *, folder: str) -> None:
-    """Raises CheckpointError where a folder with tensors `names` lacks weights of the MTP layer.
-    `table`: of `with_mtp`, in the folder's form."""
+    """Raise CheckpointError if a folder with tensors `names` lacks weights of the MTP layer.
+    `table` is that of `with_mtp`, in the folder's form."""
     there = set(names)
     mine = {name for entry in table.entries if entry.mtp is not None for name in entry.hf}
     if mine and mine <= there:

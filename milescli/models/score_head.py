@@ -1,6 +1,6 @@
-"""A model that gives a score instead of a next token: any family, whose output layer is one row.
-Reward models and critics are such. On disk it is what transformers calls a model for sequence
-classification with one label. Loads no torch."""
+"""Turns a model of any family into one that gives a score instead of a next token: its output layer
+is one row. Reward models and critics are such models. On disk it is transformers' model for
+sequence classification with one label. Loads no torch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SCORE = Rule(
 
 
 def scores(config: Mapping[str, object]) -> bool:
-    """Whether a config.json is of such a model. Raises CheckpointError where it has several
-    labels."""
+    """Return True if a config.json describes a model that gives scores. Raises CheckpointError if
+    it has several labels."""
     if "id2label" not in config and "num_labels" not in config:
         return False
     names = config.get("architectures")
@@ -48,12 +48,12 @@ def scores(config: Mapping[str, object]) -> bool:
 
 
 def with_score_head(facts: ModelFacts) -> ModelFacts:
-    """The same model with a score in the place of its vocabulary."""
+    """Return the same model with a score head in place of its vocabulary."""
     return replace(facts, scores=True, tied_embeddings=False, logit_softcap=None, num_mtp_layers=0)
 
 
 def with_score_rule(table: WeightTable) -> WeightTable:
-    """The table of a family, for a model whose facts say `scores`."""
+    """Return the table of a family for a model whose facts say `scores`."""
     rules = tuple(rule for rule in table.rules if rule.megatron != OUTPUT)
     return replace(
         table, rules=(*rules, SCORE), ignored=(*table.ignored, r"(^|\.)lm_head\.weight$")
@@ -61,8 +61,9 @@ def with_score_rule(table: WeightTable) -> WeightTable:
 
 
 def score_config(config: Mapping[str, object], *, pad_token_id: int | None) -> dict[str, object]:
-    """The config.json of such a model, made from that of one that generates. `pad_token_id`: not
-    the token that ends a text, before which transformers would read the score."""
+    """Return the config.json of a scoring model, made from that of a generating model.
+    `pad_token_id` must not be the end-of-text token, since transformers reads the score before the
+    padding."""
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else "Model"
     stem = name.removesuffix(SUFFIX)

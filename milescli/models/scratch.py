@@ -1,5 +1,6 @@
-"""A small model made from a seed: config.json and random weights, without a tokenizer. A real
-Hugging Face folder, so nothing downstream knows. Called by whoever prepares a run or a trial."""
+"""Makes a small model from a seed: config.json and random weights, without a tokenizer. The result
+is a real Hugging Face folder, so nothing downstream can tell. Called by code that prepares a run or
+a trial."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ from typing import Any, Protocol
 from milescli.models import parse_facts, table
 
 INIT_STD = 0.02
-"""Of embeddings and matrices, as in the published recipes of this architecture; norms begin at
-1."""
+"""Standard deviation of embeddings and matrices, as in the published recipes of this architecture;
+norms begin at 1."""
 EOS_ID, PAD_ID = 2, 0
 """<|im_end|> and <|endoftext|>, as `rollout.scratch_tokenizer` numbers them."""
 
 
 class ScratchShape(Protocol):
-    """What the model looks like: a recipe's `model.scratch`, whose schema says what it means."""
+    """Describes a model to make from scratch: a recipe's `model.scratch`, whose schema documents
+    the fields."""
 
     family: Any
     """qwen3 or qwen3_moe"""
@@ -37,7 +39,7 @@ class ScratchShape(Protocol):
 
 
 def config_of(shape: ScratchShape) -> dict[str, Any]:
-    """The config.json of the model, in the published format of its family."""
+    """Return the config.json of the model, in the published format of its family."""
     moe = shape.family == "qwen3_moe"
     config: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "Qwen3ForCausalLM"],
@@ -77,8 +79,8 @@ def config_of(shape: ScratchShape) -> dict[str, Any]:
 
 
 def make_model(shape: ScratchShape, folder: Path, seed: int) -> None:
-    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has a
-    generator of its own."""
+    """Write config.json and model.safetensors. Equal arguments give equal bytes: each tensor has
+    its own generator."""
     import torch
     from safetensors.torch import save_file
 

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def same(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """One tensor stays as it is (fuse)."""
+    """Return the one tensor unchanged (fuse)."""
     (tensor,) = tensors
     return tensor
 
 
 def alone(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """One tensor stays as it is (split)."""
+    """Return the one tensor unchanged, in a list (split)."""
     return [tensor]
 
 
 def join(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat`. Of tensors on the meta device, whose shapes alone are wanted, it would load
-    torch's compiler, for a second and a half."""
+    """Concatenate like `torch.cat`. For tensors on the meta device, whose shapes alone are needed,
+    `torch.cat` would load torch's compiler for 1.5 seconds."""
     import torch
 
     first = parts[0]
@@ -38,9 +38,9 @@ def join(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def fuse_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """q [heads * d, ...], k and v [groups * d, ...] -> [groups, heads / groups + 2, d, ...]
-    flattened: per key-value head its queries, its key, its value. Works on weights and biases,
-    whole or cut by heads."""
+    """Interleave q [heads * d, ...], k and v [groups * d, ...] to [groups, heads / groups + 2, d,
+    ...], flattened: per key-value head its queries, its key, its value. Works on weights and
+    biases, whole or cut by heads."""
     query, key, value = tensors
     groups, rest = key.shape[0] // facts.head_dim, key.shape[1:]
     parts = [part.reshape(groups, -1, facts.head_dim, *rest) for part in (query, key, value)]
@@ -48,45 +48,45 @@ def fuse_qkv(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
 
 
 def split_qkv(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `fuse_qkv`."""
+    """Invert `fuse_qkv`."""
     per_group, rest = facts.num_query_heads_per_group, tensor.shape[1:]
     grouped = tensor.reshape(-1, per_group + 2, facts.head_dim, *rest)
     return [part.reshape(-1, *rest) for part in grouped.split([per_group, 1, 1], dim=1)]
 
 
 def concatenate(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """Equal tensors after each other along dim 0: gate, then up."""
+    """Concatenate equal tensors along dim 0: gate, then up."""
     return join(tensors, dim=0)
 
 
 def halve(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `concatenate` for two equal tensors."""
+    """Invert `concatenate` for two equal tensors."""
     return list(tensor.chunk(2, dim=0))
 
 
 def swap_columns(tensors: Sequence[Tensor], facts: ModelFacts) -> Tensor:
-    """The two halves of dim 1 change places (fuse): a projection of two vectors that are laid side
-    by side the other way round."""
+    """Swap the two halves of dim 1 (fuse), for a projection of two vectors that are concatenated in
+    the opposite order."""
     (tensor,) = tensors
     return join(tensor.chunk(2, dim=1)[::-1], dim=1)
 
 
 def swap_columns_back(tensor: Tensor, facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `swap_columns` (split)."""
+    """Invert `swap_columns` (split)."""
     return [swap_columns([tensor], facts)]
 
 
 def split_halves(tensors: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """One tensor -> its two halves along dim 0 (unpack)."""
+    """Split one tensor into its two halves along dim 0 (unpack)."""
     (tensor,) = tensors
     return list(tensor.chunk(2, dim=0))
 
 
 def join_halves(parts: Sequence[Tensor], facts: ModelFacts) -> list[Tensor]:
-    """The inverse of `split_halves` (pack)."""
+    """Invert `split_halves` (pack)."""
     return [concatenate(parts, facts)]
 
 
 def shapes(*dims: Callable[[ModelFacts], tuple[int, ...]]) -> Shapes:
-    """Shapes of the tensors of a rule, one function each."""
+    """Combine functions into one that returns the shapes of a rule's tensors."""
     return lambda facts: [dim(facts) for dim in dims]

@@ -1,9 +1,10 @@
-"""What autograd keeps of a layer for its backward pass, in bytes per token, as the modules of
-`backends.megatron` keep it: the formulas were read off those modules tensor by tensor, and tests
-compare them with what a trainer rank holds. Pure.
+"""Activation memory: the bytes per token that autograd saves of a layer for its backward pass. The
+formulas were read off the modules of `backends.megatron` tensor by tensor, and tests compare them
+with what a trainer rank holds. Pure.
 
-Letters: h hidden_size, b bytes of the model's dtype (what is not marked b is float32), r the part
-of a row that a rank keeps of the residual stream: 1 / tp under sequence parallelism, else 1."""
+Letters: h hidden_size, b bytes of the model's dtype (terms without b are float32), r the share of
+the residual stream that a rank saves: 1 / tp under sequence parallelism, else 1.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """How rows are filled."""
+    """Describes how full the packed rows are."""
 
     fill: float = FILL
     """1.0: all sequences of a row are equally long, so that nothing is moved."""
@@ -33,7 +34,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBytes:
-    """Of one layer, per position of this rank's part of the row (row / cp)."""
+    """Memory of one layer in bytes per position of this rank's part of the row (row / cp)."""
 
     saved: float
     """All that its backward pass needs, its input included."""
@@ -52,8 +53,9 @@ def layer_bytes(
     packing: Packing,
     fused_swiglu: bool = False,
 ) -> LayerBytes:
-    """`facts` as this layer has them (`facts.at`), `size`: b. `fused_swiglu`: where it is plain,
-    nothing between its input and its output is kept, as `backends.megatron.cpu.swiglu` has it."""
+    """Compute the activation bytes of `layer`. `facts` are the model's facts at this layer
+    (`facts.at`), `size` is b. With `fused_swiglu`, a plain SwiGLU saves nothing between its input
+    and its output (see `backends.megatron.cpu.swiglu`)."""
     plain = facts.gated_mlp and facts.activation == "silu" and facts.activation_limit is None
     fused = fused_swiglu and plain
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
@@ -236,26 +238,26 @@ def _expert_bytes(
 
 
 def worst_imbalance(facts: ModelFacts, layout: TrainerLayout) -> float:
-    """If all tokens of an expert-parallel group chose the experts of one rank: so many times the
-    tokens that it gets in balance."""
+    """Return how many times its balanced share of tokens one rank gets if all tokens of an
+    expert-parallel group choose the experts of that rank."""
     if not facts.num_experts:
         return 1.0
     return layout.ep * min(facts.topk, facts.num_experts // layout.ep) / facts.topk
 
 
 def head_block(*, on_host: bool) -> tuple[int, int]:
-    """(tokens, columns) of the logits that are there at once (`train.vocab_parallel`): on a CPU
-    what its cache holds, elsewhere enough work for a kernel (an estimate)."""
+    """Return (tokens, columns) of the logits that exist at once (`train.vocab_parallel`): what the
+    cache holds on a CPU, elsewhere enough work for a kernel (an estimate)."""
     return (2048, 1024) if on_host else (8192, 8192)
 
 
 def head_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, tokens: int, size: int, on_host: bool
 ) -> tuple[int, int]:
-    """(what is kept for the backward pass of the head: the final norm's input, and the hidden
-    states of the whole row; what lives for a moment in it: three float32 blocks of logits, and the
-    gradients of hidden states and weight) of the last stage, whose row has `tokens` positions on
-    this rank."""
+    """Return the head's memory on the last stage, whose row has `tokens` positions on this rank, as
+    (bytes saved for its backward pass, bytes that live for a moment in it). Saved are the final
+    norm's input and the hidden states of the whole row; the rest is three float32 blocks of logits,
+    and the gradients of hidden states and weight."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     columns = -(-facts.vocab_size // layout.tp)
     block = head_block(on_host=on_host)
@@ -267,10 +269,11 @@ def head_bytes(
 def mtp_bytes(
     facts: ModelFacts, layout: TrainerLayout, *, layer: LayerBytes, size: int
 ) -> tuple[float, float]:
-    """(what an MTP layer that is trained keeps per position, without its head; what there is at
-    once on the last stage, beside the inputs of its decoder layers, while it is recomputed).
-    `layer`: what it has of a decoder's. Beside that: the embedding, embedding and hidden state side
-    by side, and the last norm's input and output."""
+    """Return the memory of a trained MTP layer as (bytes that it saves per position, without its
+    head; bytes that exist at once on the last stage while it is recomputed, beside the inputs of
+    the decoder layers). `layer` is the memory of its decoder layer, to which this adds the
+    embedding, the concatenation of embedding and hidden state, and input and output of the last
+    norm."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     norm = facts.hidden_size * (1 + share) * size
     within = 3 * layer.input + layer.saved

@@ -1,5 +1,5 @@
-"""What a plan chooses beside its layout: the batch of a step, the precision, and how many tokens
-engines guess ahead; and what it notes of each. Pure; called by `make`."""
+"""The choices of a plan beside its layout: the batch of a step, the precision, and how many tokens
+the engines speculate; each is logged with its reason. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from milescli.recipe.schema import Recipe
 
 
 def batch_plan(recipe: Recipe, trainer: TrainerLayout, cap: int, log: Log) -> BatchPlan:
-    """`cap`: tokens of a microbatch on one rank. Raises FitError where a sequence does not fit into
-    it, or a step is too small for the ranks."""
+    """Decide the batch arithmetic of a step. `cap` is the number of tokens of a microbatch on one
+    rank. Raises FitError if a sequence exceeds it, or if a step has too few sequences for the
+    ranks."""
     if recipe.learns_from_rows:
         return _batch_of_rows(recipe, trainer, cap, log)
     prompts, group = recipe.rollout.prompts_per_step, recipe.rollout.samples_per_prompt
@@ -90,7 +91,7 @@ SIZES = {"bf16": 2, "fp32": 4}
 
 
 def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
-    """The precision that the recipe pins, or else that of the device."""
+    """Return the precision that the recipe pins, or else the device's default."""
     if recipe.train.precision != "auto":
         log.note("precision", recipe.train.precision, "pinned by `train.precision`")
         return recipe.train.precision
@@ -104,15 +105,16 @@ def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf1
 
 
 ON_CPU = {"ngram": 3, "draft": 3, "mtp": 1}
-"""By kind: a pass over four tokens of a request takes two to three times as long as over one there,
-so that a wrong guess costs what a right one saves."""
+"""Speculated tokens by kind. On a CPU a pass over four tokens of a request takes two to three times
+as long as over one, so a wrong guess costs what a right one saves."""
 ON_DEVICES = {"ngram": 11, "draft": 3, "mtp": 3}
-"""By kind: SGLang's own defaults, of MTP those for DeepSeek's; a pass is bound by the reading of
-weights there, and guesses cost little."""
+"""Speculated tokens by kind: SGLang's defaults, for MTP those of DeepSeek's. Reading the weights
+bounds a pass on a device, so guesses cost little."""
 
 
 def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
-    """Tokens that are guessed each time, and why so many; (0, why) where nothing is guessed."""
+    """Return (tokens that are speculated each time, the reason); (0, reason) without
+    speculation."""
     settings = recipe.rollout.speculative
     if settings.kind == "none":
         return 0, "`rollout.speculative.kind` is none"
@@ -125,7 +127,7 @@ def guesses(recipe: Recipe, *, on_cpu: bool) -> tuple[int, str]:
 
 
 def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
-    """Note how many tokens are guessed ahead, and why; nothing where none are."""
+    """Log how many tokens the engines speculate, and why. Does nothing without speculation."""
     number, why = guesses(recipe, on_cpu=on_cpu)
     if not number:
         return
@@ -140,7 +142,8 @@ def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
 
 
 def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
-    """Nothing where none is trained, and none guesses."""
+    """Log what the MTP layer is used for. Does nothing if it is neither trained nor used for
+    speculation."""
     if not facts.trains_mtp:
         if recipe.rollout.speculative.kind == "mtp":
             why = "the layer that guesses stays as it is while the policy learns"

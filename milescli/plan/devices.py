@@ -1,5 +1,5 @@
-"""What accelerators can do at most, from their makers' data sheets: FLOP/s, memory bandwidth,
-links. Plain figures, each with its source; how much of them a run reaches is in `time`. Pure."""
+"""Data sheets of accelerators: FLOP/s, memory bandwidth, links, each figure with its source; and
+the share of them that runs reach. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSpec:
-    """One device, as its maker describes it. Rates are dense (no sparsity) and peak."""
+    """Specifies one device as its maker's data sheet does. Rates are dense (no sparsity) and
+    peak."""
 
     name: str
-    """As `8xNAME` says."""
+    """Name as in `8xNAME`."""
     bf16_flops: float
     """Floating-point operations a second, bf16 products added in float32."""
     fp8_flops: float
-    """The same of fp8; that of bf16 where the device has no fp8."""
+    """Floating-point operations a second with fp8 products; the bf16 figure if the device has no
+    fp8."""
     memory_bandwidth: float
     """Bytes a second."""
     link_bandwidth: float
@@ -35,7 +37,7 @@ class DeviceSpec:
     """Devices that reach each other over the fast link, where they are so many (NVLink spans 72 of
     a GB200 or GB300 rack)."""
     source: str
-    """Of all figures."""
+    """Source of all figures."""
 
 
 _CONNECTX7 = 50 * GIGA
@@ -178,10 +180,10 @@ DEVICES: dict[str, DeviceSpec] = {
         ),
     )
 }
-"""As the makers' sheets state them, where figures that others quote agree with them (Blackwell:
-2250 and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, where clocks are
-published, units x operations a clock x clock (tests/plan/test_devices.py). B200 stands in HGX
-servers of other makers with 7.7 TB/s."""
+"""Figures from the makers' sheets, if figures that others quote agree with them (Blackwell: 2250
+and 4500 TFLOP/s at 1000 W, 2500 and 5000 at 1200 W and in a GB300) and, if clocks are published,
+units x operations per clock x clock (tests/plan/test_devices.py). B200 in HGX servers of other
+makers has 7.7 TB/s."""
 
 CPU_CORE = DeviceSpec(
     name="CPU",
@@ -207,9 +209,9 @@ _ARCHS = {
 
 
 def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
-    """The devices of a machine, and whether their name was known; if not, those of the table that
-    are of their architecture, else A100s. Of several models the slowest, for whom the others wait.
-    For a CPU: one core."""
+    """Return (the specification of a machine's devices, whether their name is known). An unknown
+    device gets the specification of its architecture, else the A100's. Among several models the
+    slowest counts, since the others wait for it. For a CPU the result describes one core."""
     devices = {
         (device.name, device.arch): device for node in machine.nodes for device in node.devices
     }
@@ -221,68 +223,68 @@ def spec_of(machine: Machine) -> tuple[DeviceSpec, bool]:
 
 
 def pair_bandwidth(model: str) -> float | None:
-    """Bytes a second from one device of this model to another of its node, one way: NVLink's
-    switches give a pair the whole bandwidth of a device, xGMI one link of seven. None over PCIe."""
+    """Return the bandwidth from one device of this model to another of its node, in bytes per
+    second, one way: NVLink's switches give a pair the whole bandwidth of a device, xGMI gives it
+    one link of seven. None over PCIe."""
     interconnect, whole = DEVICE_MODELS[model].interconnect, DEVICES[model].link_bandwidth
     return {"nvlink": whole, "xgmi": whole / XGMI_PEERS}.get(interconnect)
 
 
 LINK_SHARE = 0.65
-"""Of a link's bandwidth that collectives reach. An estimate."""
+"""Share of a link's bandwidth that collectives reach. An estimate."""
 NEAR_S, FAR_S = 20e-6, 60e-6
 """Of a collective, whatever its size: over the fast link alone, and over the network. Estimates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """The links of one kind of device, with so many devices to a node."""
+    """Models the interconnect of one kind of device, for a given number of devices per node."""
 
     device: DeviceSpec
     devices_per_node: int
 
     @property
     def near(self) -> int:
-        """Neighbouring devices that the fast link spans."""
+        """Return the number of neighbouring devices that the fast link spans."""
         return max(
             self.devices_per_node, self.device.link_domain if self.device.link_domain > 8 else 0
         )
 
     def spans_network(self, ranks: int, *, stride: int = 1) -> bool:
-        """The group lies beyond the reach of the fast link."""
+        """Return True if the group reaches beyond the fast link."""
         return (ranks - 1) * stride >= self.near
 
     def start_s(self, ranks: int, *, stride: int = 1) -> float:
-        """Seconds that a collective takes beside the transfer of its bytes."""
+        """Return the latency of a collective in seconds, without the transfer of its bytes."""
         return FAR_S if self.spans_network(ranks, stride=stride) else NEAR_S
 
     def ring(self, ranks: int, *, stride: int = 1) -> float:
-        """Bytes a second that a rank of an all-gather or reduce-scatter takes in. A ring crosses to
-        the next node once, whatever it holds of the node before, and as many rings as the group has
-        ranks there share the node's network adapters between them (NCCL's notion of bus bandwidth:
-        nccl-tests, doc/PERFORMANCE.md)."""
+        """Return the bytes per second that a rank of an all-gather or reduce-scatter receives. A
+        ring crosses to the next node once, and as many rings as the group has ranks on a node share
+        its network adapters (NCCL's bus bandwidth: nccl-tests, doc/PERFORMANCE.md)."""
         link = self.device.link_bandwidth
         if self.spans_network(ranks, stride=stride):
             link = min(link, max(1, self.near // stride) * self.device.network_bandwidth)
         return LINK_SHARE * link
 
     def exchange_s(self, sent: float, *, ranks: int, stride: int = 1) -> float:
-        """Seconds of an all-to-all in which each rank sends `sent` bytes, those to itself counted:
-        what stays within reach of the fast link, and beside it what goes out by the rank's own
-        adapter."""
+        """Return the seconds of an all-to-all in which each rank sends `sent` bytes, including
+        those to itself: part goes over the fast link, and at the same time the rest goes out
+        through the rank's own adapter."""
         inside = min(ranks, max(1, self.near // stride))
         within = sent * (inside - 1) / ranks / self.device.link_bandwidth
         beyond = sent * (ranks - inside) / ranks / self.device.network_bandwidth
         return max(within, beyond) / LINK_SHARE + self.start_s(ranks, stride=stride)
 
     def hop(self, stride: int) -> float:
-        """Bytes a second from a rank to the one `stride` devices on."""
+        """Return the bytes per second from a rank to the one `stride` devices away."""
         return LINK_SHARE * (
             self.device.link_bandwidth if stride < self.near else self.device.network_bandwidth
         )
 
     def across(self, ranks: int) -> float:
-        """Bytes a second from one rank to all others, each of which passes them on (a broadcast):
-        as its own adapter allows."""
+        """Return the bytes per second of a broadcast from one rank to all others, each of which
+        passes the data on; the rank's own adapter bounds it."""
         return self.hop(self.near if ranks > self.near else 1)
 
 
@@ -292,17 +294,18 @@ FILE = Path(__file__).with_name("measured.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Of one kind of device. The defaults are estimates."""
+    """Holds the efficiency that runs reach on one kind of device. The defaults are estimates."""
 
     train_share: float = 0.45
-    """Of peak FLOP/s that a dense layer's products reach in training, without communication."""
+    """Share of peak FLOP/s that a dense layer's products reach in training, without
+    communication."""
     expert_share: float = 0.30
-    """The same of experts' products, which are small and many."""
+    """Share of peak FLOP/s that experts' products, which are small and many, reach in training."""
     prefill_share: float = 0.45
-    """Of peak FLOP/s in prefill."""
+    """Share of peak FLOP/s that prefill reaches."""
     decode_share: float = 0.70
-    """Of memory bandwidth that decoding reaches. The one figure that the field has published would
-    be 0.65 to 0.9 (`tests/plan/reported_times.py`)."""
+    """Share of memory bandwidth that decoding reaches. The one published figure implies 0.65 to 0.9
+    (`tests/plan/reported_times.py`)."""
     layer_s: float = 0.4e-3
     """Launching the kernels of one layer forward and backward, per microbatch: what small
     microbatches cost."""
@@ -320,26 +323,27 @@ class Reached:
     """Driver context, collectives' buffers and kernels of a trainer process; stays while it sleeps.
     Small enough that the fullest of the layouts that are known to run fits."""
     engine_context: int = int(1.5 * GIB)
-    """The same of an engine process."""
+    """Driver context, collectives' buffers and kernels of an engine process."""
     engine_graphs: int = int(1.0 * GIB)
     """CUDA graphs of decoding; stay while it sleeps."""
     measured: frozenset[str] = frozenset()
     """Names of the constants above that were measured on such a device."""
     source: str = ""
-    """Of those: the visit's results."""
+    """Source of the measured constants: the visit's results."""
 
     @property
     def asleep(self) -> int:
-        """Bytes of a device that a sleeping engine keeps."""
+        """Return the device bytes that a sleeping engine still occupies."""
         return self.engine_context + self.engine_graphs
 
     def says(self, name: str, text: str) -> str:
-        """The figure as people read it, with its rank: `45 %`, or `41 % (measured)`."""
+        """Format a constant for people, and say whether it was measured: `45 %`, or `41 %
+        (measured)`."""
         return f"{text} (measured)" if name in self.measured else text
 
 
 def reached(device: str) -> Reached:
-    """`device` as `8xNAME` says."""
+    """Load the constants of a device, named as in `8xNAME`."""
     row = dict(_table().get(device, {}))
     source = str(row.pop("source", ""))
     known = {field.name for field in fields(Reached)} - {"measured", "source"}

@@ -13,7 +13,7 @@ from milescli.plan.choices import SIZES, batch_plan, choose_precision
 from milescli.plan.main_memory import fit_main_memory
 from milescli.plan.on_cpu import context_length, engines_on_cpu, longest_tokens, why_no_pair
 from milescli.plan.placement import assign_slots, devices_per_node
-from milescli.plan.roles import beside_reward_model
+from milescli.plan.roles import without_reward_model
 from milescli.plan.search import search_engines
 from milescli.plan.search_space import search_space
 from milescli.plan.types import EngineLayout, Log, Plan, Slot, TrainerLayout
@@ -24,16 +24,16 @@ from milescli.recipe.schema import Recipe, Rollout
 def plan_engines(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, reward: ModelFacts | None = None
 ) -> Plan:
-    """The engines that this recipe would have, were there nothing to train; `reward`: the reward
-    model beside them. Raises FitError where none holds the model."""
+    """Plan the engines of a recipe that trains nothing; `reward` is the reward model that runs
+    beside them. Raises FitError if no engine layout holds the model."""
     log = Log()
     evaluation = recipe.eval.model_copy(update={"engines": "shared"})
-    recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _asked(recipe)})
+    recipe = recipe.model_copy(update={"eval": evaluation, "rollout": _sizing_rollout(recipe)})
     per_node = devices_per_node(recipe, machine, log)
     precision = choose_precision(recipe, machine, log)
     size = SIZES[precision]
     if reward is not None:
-        machine = beside_reward_model(
+        machine = without_reward_model(
             recipe, machine, reward, size=size, on_cpu=per_node == 0, log=log
         )
     if per_node:
@@ -63,9 +63,9 @@ def plan_engines(
     )
 
 
-def _asked(recipe: Recipe) -> Rollout:
-    """What engines are sized for: a step's samples, or the answers of the evaluation where they are
-    known to be fewer."""
+def _sizing_rollout(recipe: Recipe) -> Rollout:
+    """Return the rollout for which engines are sized: a step's samples, or the answers of the
+    evaluation if they are known to be fewer."""
     num_prompts, num_each = recipe.eval.num_prompts, recipe.eval.samples_per_prompt
     samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     if num_prompts is None or num_prompts * num_each >= samples:

@@ -1,5 +1,5 @@
-"""What a plan will need and take, as a person reads it: memory part by part in both phases,
-seconds, GPU-hours, and on what the figures rest. Pure; called by `make`."""
+"""Forecasts what a plan needs: memory part by part in both phases, seconds and GPU-hours, with the
+assumptions behind the figures. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from milescli.platform.machine import Machine
 
 
 def forecast(pair: Pair, machine: Machine, *, steps: int, num_devices: int) -> Forecast:
-    """Of a pair that the search found."""
+    """Compute the forecast of a pair of trainer and engines that the search found."""
     space, trainer, engines = pair.space, pair.trainer, pair.engines
     device, known = spec_of(machine)
     step_s = pair.step_s

@@ -1,6 +1,5 @@
-"""Which layouts Megatron and SGLang can run with a model, axis by axis: the one place that says it,
-for the planner and for the trainer's own check. Pure; a fault states the equation that does not
-hold."""
+"""Decides which layouts Megatron and SGLang can run with a model, axis by axis, for the planner and
+for the trainer's own check. Pure; a fault states the equation that does not hold."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ from milescli.plan.types import TrainerLayout
 def split_layers(
     num_layers: int, num_stages: int, *, first: int | None = None, last: int | None = None
 ) -> tuple[int, ...]:
-    """[num_stages] layers of each stage. `first` and `last` pin those of the end stages; the other
-    layers are shared out evenly, and early stages take the odd ones, as the last one has the output
-    layer to compute as well. A stage may get none where the pins leave none: `faults` refuses
-    that."""
+    """Return [num_stages] the number of layers of each stage. `first` and `last` pin the end
+    stages. The other layers are spread evenly, and early stages take the remainder, since the last
+    one also computes the output layer. A stage may get no layer if the pins leave none: `faults`
+    refuses that."""
     assert num_stages >= 1, num_stages
     if num_stages == 1:
         return (num_layers,)
@@ -35,19 +34,19 @@ def split_layers(
 
 
 def stage_sizes(layout: TrainerLayout, num_layers: int) -> tuple[int, ...]:
-    """[pp] layers of each stage under a layout."""
+    """Return [pp] the number of layers of each stage under a layout."""
     return split_layers(
         num_layers, layout.pp, first=layout.first_stage_layers, last=layout.last_stage_layers
     )
 
 
 def stage_ends(layout: TrainerLayout, num_layers: int) -> tuple[int, ...]:
-    """[pp] one past the last layer of each stage."""
+    """Return [pp] the index after the last layer of each stage."""
     return tuple(accumulate(stage_sizes(layout, num_layers)))
 
 
 def is_even(sizes: tuple[int, ...]) -> bool:
-    """Whether all stages have equally many layers."""
+    """Return True if all stages have equally many layers."""
     return len(set(sizes)) == 1
 
 
@@ -63,7 +62,7 @@ def microbatches_in_flight(stage: int, num_stages: int, num_microbatches: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IllegalValue:
-    """Why a value of an axis is illegal."""
+    """Explains why the value of an axis is illegal."""
 
     key: str
     """Recipe key: parallel.tp, ..."""
@@ -73,7 +72,7 @@ class IllegalValue:
     """A value that this rule allows."""
 
     def error(self) -> FitError:
-        """As the user reads it."""
+        """Return the error that the user reads."""
         return FitError(
             f"`{self.key}={_text(self.value)}` is illegal for this model",
             why=self.why,
@@ -82,13 +81,13 @@ class IllegalValue:
 
 
 def check_layout(layout: TrainerLayout, facts: ModelFacts) -> None:
-    """Raises FitError for a layout that Megatron cannot run with this model."""
+    """Raise FitError if Megatron cannot run the model under this layout."""
     if fault := next(faults(layout, facts), None):
         raise fault.error()
 
 
 def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """Every fault of a trainer's layout."""
+    """Yield every fault of a trainer layout."""
     yield from tp_faults(facts, layout.tp)
     yield from cp_faults(facts, layout.cp, tp=layout.tp)
     yield from stage_faults(layout, facts)
@@ -102,7 +101,7 @@ def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
 
 
 def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
-    """Tensor parallelism cuts heads and MLPs."""
+    """Yield the faults of tensor parallelism, which cuts heads and MLPs."""
     kv_heads = facts.common_kv_heads
     if tp > kv_heads:
         yield IllegalValue(
@@ -129,7 +128,7 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
 
 
 def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[IllegalValue]:
-    """Context parallelism cuts sequences."""
+    """Yield the faults of context parallelism, which cuts sequences."""
     if cp == 1:
         return
     if facts.mamba:
@@ -152,7 +151,7 @@ def cp_faults(facts: ModelFacts, cp: int, *, tp: int) -> Iterator[IllegalValue]:
 
 
 def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """Pipeline parallelism shares out whole layers."""
+    """Yield the faults of pipeline parallelism, which distributes whole layers."""
     pp, layers = layout.pp, facts.num_layers
     if pp > layers:
         why = f"the model has {layers} layers, and each stage needs one"
@@ -182,7 +181,8 @@ def stage_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalVa
 
 
 def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """Expert parallelism shares out whole experts, its tensor parallelism cuts each."""
+    """Yield the faults of expert parallelism, which distributes whole experts, and of its tensor
+    parallelism, which cuts each expert."""
     ep, etp, ranks = layout.ep, layout.etp, layout.tp * layout.cp * layout.dp
     if not facts.num_experts:
         if ep > 1:
@@ -214,7 +214,8 @@ def expert_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalV
 
 
 def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
-    """Beyond `faults`: what can be loaded and saved, and would be trained wrongly."""
+    """Yield the faults beyond `faults`: layouts under which the model can be loaded and saved, but
+    would be trained wrongly."""
     if facts.num_experts and layout.ep == 1 and layout.etp != layout.tp:
         # Megatron-Core 0.16.1 takes such experts for dense layers and does not sum what tp ranks
         # with other tokens learned
@@ -228,8 +229,8 @@ def training_faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[Illega
 def engine_faults(
     facts: ModelFacts, *, tp: int, ep: int, attention_dp: int
 ) -> Iterator[IllegalValue]:
-    """What SGLang refuses: heads are cut by tp / attention_dp, experts by ep within tp. Key/value
-    heads fewer than that are repeated."""
+    """Yield the layouts that SGLang refuses: it cuts heads by tp / attention_dp and experts by ep
+    within tp, and repeats key-value heads if there are fewer than that."""
     for key, value in (("engines.attention_dp", attention_dp), ("engines.ep", ep)):
         if fault := indivisible(key, value, tp, "devices of an engine"):
             yield fault
@@ -254,7 +255,8 @@ def engine_faults(
 
 
 def indivisible(key: str, value: int, total: int, what: str) -> IllegalValue | None:
-    """Where `total` cannot be cut into `value` equal parts; a total of 0 is not there."""
+    """Return a fault if `total` cannot be cut into `value` equal parts, else None. A total of 0
+    means that the model has no such part."""
     if not total % value:
         return None
     legal = max(divisor for divisor in range(1, value + 1) if total % divisor == 0)

@@ -1,6 +1,6 @@
-"""Main memory of computers without accelerators: trainer ranks and engines stand in it side by
-side, as nothing sleeps there. Refuses what does not fit, and gives the engines' caches what is
-left. Pure; called by `make`."""
+"""Plans main memory on computers without accelerators, where trainer ranks and engines coexist
+because nothing sleeps. Refuses what does not fit, and gives the remaining memory to the engines'
+caches. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from milescli.plan.memory import (
     publishes_merged,
 )
 from milescli.plan.on_cpu import PREFILL_TOKENS, longest_tokens
-from milescli.plan.static_memory import HELD, note_copies
+from milescli.plan.static_memory import STATE_COPIES, note_copies
 from milescli.plan.types import EngineLayout, Log, Phase, ProcessMemory, Slot, TrainerLayout
 from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
@@ -34,16 +34,16 @@ RANK_PROCESS = 650 * MIB
 keep once it has trained. Seen of the quickstart's and of SmolLM2-135M; as are the next two, of
 pages that processes share each one's part."""
 ENGINE_PROCESS = 430 * MIB
-"""Of an engine rank without its model, with its actor's, the server's and the detokenizer's
-processes."""
+"""Main memory of an engine rank without its model, including its actor, the server's and the
+detokenizer's processes."""
 ENGINE_KERNELS = 350 * MIB
-"""Of an engine rank once it has sampled for long: kernels for as many numbers of requests and
-tokens as its caches keep."""
+"""Main memory that an engine rank adds after long sampling: kernels for as many numbers of requests
+and tokens as its caches hold."""
 SESSION = 950 * MIB
 """Driver, router and Ray's own processes on one node, and the process that engines are forked
 from."""
 HEAP = 0.1
-"""Of activations: what the allocator holds between rows of different lengths."""
+"""Share of activations that the allocator retains between rows of different lengths."""
 PHASES: dict[Phase, str] = {
     "start": "before the first step",
     "step": "training",
@@ -52,9 +52,10 @@ PHASES: dict[Phase, str] = {
 
 
 def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int) -> ProcessMemory:
-    """`widest`: bytes of the gradient of the largest weight (an embedding of a large vocabulary),
-    which is there twice for a moment; `sent`: of weights on their way. A model is built of weights
-    that are there once more, before gradients and optimizer are."""
+    """Estimate the main memory of a trainer rank. `widest` is the gradient of the largest weight
+    (the embedding of a large vocabulary) in bytes, which exists twice for a moment; `sent` is the
+    bytes of weights in transit. Building a model needs its weights twice, before gradients and
+    optimizer exist."""
     base = RANK_PROCESS + rank.host - _in_keeper(rank.copies)
     step = base + rank.total + int(HEAP * rank.activations) + 2 * widest
     built = base + 2 * rank.weights + rank.gradients
@@ -73,25 +74,25 @@ def of_rank(name: str, node: int, rank: TrainerBytes, *, widest: int, sent: int)
 def of_engine(
     name: str, node: int, num_ranks: int, *, weights: int, compared: int, used: int, sent: int
 ) -> ProcessMemory:
-    """`compared`: bytes of the copy with which the first publication is compared; `used`: of
-    `engine_workspace`; `sent`: of a bucket of weights. Weights are read from a file of half as
-    many bytes, which are there beside them."""
-    held = ENGINE_PROCESS + weights
+    """Estimate the main memory of an engine. `compared` is the bytes of the copy with which the
+    first publication is compared, `used` comes from `engine_workspace`, and `sent` is the bytes of
+    one bucket of weights. Loading maps a file of half as many bytes as the weights."""
+    base = ENGINE_PROCESS + weights
     return ProcessMemory(
         name=name,
         node=node,
         phases={
-            "start": num_ranks * (held + max(compared + sent, used, weights // 2)),
-            "step": num_ranks * (held + used + ENGINE_KERNELS),
-            "publish": num_ranks * (held + used + ENGINE_KERNELS + sent),
+            "start": num_ranks * (base + max(compared + sent, used, weights // 2)),
+            "step": num_ranks * (base + used + ENGINE_KERNELS),
+            "publish": num_ranks * (base + used + ENGINE_KERNELS + sent),
         },
         shared_bytes=num_ranks * sent,
     )
 
 
 def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> int:
-    """Of one engine rank beside weights and cache, bytes: the widest tensors of a prefill, and
-    float32 logits of the requests that run, with copies for sampling."""
+    """Return the bytes that one engine rank needs beside weights and cache: the widest tensors of a
+    prefill, and float32 logits of the running requests, with copies for sampling."""
     tokens = min(PREFILL_TOKENS, engines.max_running_requests * engines.context_length)
     wide = max(facts.ffn_hidden_size, facts.topk * facts.moe_ffn_hidden_size) / engines.tp
     prefill = tokens * size * (6 * facts.hidden_size + 3 * wide)
@@ -99,14 +100,14 @@ def engine_workspace(facts: ModelFacts, engines: EngineLayout, *, size: int) -> 
 
 
 def of_others(node: int, *, copies: int) -> ProcessMemory:
-    """Driver, router and Ray; and whoever keeps the copies of all ranks' states (`copies` bytes
-    with those that are beside the ranks)."""
-    held = SESSION + _in_keeper(copies)
-    return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), held))
+    """Estimate the main memory of driver, router and Ray, and of the process that keeps copies of
+    all ranks' states (`copies` bytes, including those beside the ranks)."""
+    base = SESSION + _in_keeper(copies)
+    return ProcessMemory(name="others", node=node, phases=dict.fromkeys(get_args(Phase), base))
 
 
 def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
-    """Phase -> bytes of all these processes on one node."""
+    """Return phase -> bytes of all these processes on one node."""
     mapped = [process.shared_bytes for process in processes]
     twice = sum(mapped) - max(mapped, default=0)
     return {
@@ -116,13 +117,14 @@ def sum_of(processes: Sequence[ProcessMemory]) -> dict[Phase, int]:
 
 
 def _in_keeper(copies: int) -> int:
-    return copies * (HELD - 1) // HELD
+    return copies * (STATE_COPIES - 1) // STATE_COPIES
 
 
 def with_caches(
     processes: Sequence[ProcessMemory], slots: Sequence[Slot], cache: int
 ) -> list[ProcessMemory]:
-    """`cache`: of one engine rank."""
+    """Add the cache of the engines to their processes. `cache` is the bytes of one engine rank's
+    cache."""
     ranks = Counter(
         (slot.node, f"engine-{slot.engine}") for slot in slots if slot.engine is not None
     )
@@ -139,7 +141,7 @@ def with_caches(
 
 
 SYSTEM = 0.05
-"""Of main memory: what the system needs for itself."""
+"""Share of main memory that the system needs for itself."""
 LARGEST_CAP = 8192
 """Tokens of a microbatch that is not pinned, where sequences are no longer: larger ones gain
 nothing."""
@@ -152,22 +154,22 @@ tokens of SmolLM2-135M took 49.5, 45.1 and 37.0 s of CPU time in microbatches of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What was left open, decided."""
+    """Holds the decisions that depend on main memory."""
 
     trainer: TrainerLayout
     engines: EngineLayout
     cap: int
     """Tokens of a microbatch on one rank."""
     processes: list[ProcessMemory]
-    """Of all nodes."""
+    """Processes of all nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NodeLoad:
-    """What one computer holds, the engines' caches aside."""
+    """Holds what one computer needs without the engines' caches."""
 
     ranks: TrainerBytes
-    """Of all trainer ranks on it; `host` is what else they keep."""
+    """Memory of all trainer ranks on the node; `host` is what else they hold."""
     processes: list[ProcessMemory]
     num_ranks: int
     num_shards: int
@@ -176,12 +178,12 @@ class _NodeLoad:
 
     @property
     def phases(self) -> dict[Phase, int]:
-        """Phase -> bytes of all processes."""
+        """Return phase -> bytes of all processes."""
         return sum_of(self.processes)
 
     @property
     def total(self) -> int:
-        """Bytes of the phase that needs most."""
+        """Return the bytes of the phase that needs most."""
         return max(self.phases.values())
 
 
@@ -197,10 +199,10 @@ def fit_main_memory(
     log: Log,
     teachers: Sequence[ModelFacts] = (),
 ) -> Fitted:
-    """Microbatches as large as there is room for, recompute where smaller ones are not enough, and
-    caches of what is left. `size`: bytes of a weight.
+    """Choose microbatches as large as memory allows, full recompute if smaller ones are not enough,
+    and caches from the remaining memory. `size` is the bytes of a weight.
 
-    Raises FitError with the sum where the fullest node is too small.
+    Raises FitError with the sum if the fullest node is too small.
     """
     merged = publishes_merged(recipe, on_cpu=True, size=size)
     memory, budget = memory_of(recipe, facts, merged=merged), _budget(machine)
@@ -210,9 +212,9 @@ def fit_main_memory(
         if engines.num
         else 0
     )
-    asked = [trainer]
+    layouts = [trainer]
     if recipe.train.recompute == "auto":
-        asked.append(replace(trainer, recompute="full"))
+        layouts.append(replace(trainer, recompute="full"))
 
     def load_of(layout: TrainerLayout, cap: int) -> TrainerLoad:
         return _load(recipe, layout, cap=cap, size=size, teachers=teachers)
@@ -220,7 +222,7 @@ def fit_main_memory(
     def activations(cap: int) -> int:
         return memory.worst_stage(trainer, load_of(trainer, cap)).activations
 
-    for layout, cap in product(asked, _caps(recipe, trainer, activations)):
+    for layout, cap in product(layouts, _caps(recipe, trainer, activations)):
         load = load_of(layout, cap)
         nodes = _nodes(memory, load, layout, engines, slots, bucket=bucket)
         node = max(nodes, key=lambda node: node.total)
@@ -313,7 +315,7 @@ def _load(
         keeps_reference=recipe.keeps_reference,
         critic="beside" if recipe.has_critic else "none",
         teachers=tuple(teachers),
-        teachers_beside=True,
+        teachers_resident=True,
         takes_copies=recipe.fault.copy_every > 0,
         sleeps=False,
         bucket_bytes=0,
@@ -344,7 +346,7 @@ def _nodes(
     used = engine_workspace(facts, engines, size=load.size)
     widest = 4 * largest // trainer.tp
 
-    def held(number: int) -> _NodeLoad:
+    def load_of(number: int) -> _NodeLoad:
         here = [slot for slot in slots if slot.node == number]
         ranks = {
             slot.trainer_rank: stages[slot.trainer_rank * trainer.pp // trainer.world_size]
@@ -387,7 +389,7 @@ def _nodes(
             engine_weights=shards.total() * weights,
         )
 
-    return [held(number) for number in sorted({slot.node for slot in slots})]
+    return [load_of(number) for number in sorted({slot.node for slot in slots})]
 
 
 def _cache_tokens(
@@ -471,8 +473,8 @@ def _sum(node: _NodeLoad, cache: int) -> str:
 
 def _gib(size: int) -> str:
     """'1.3' GiB; what would be 0.0 says its own unit: '7.3 MiB'."""
-    told = f"{size / GIB:.1f}"
-    return format_bytes(size) if told == "0.0" and size else told
+    text = f"{size / GIB:.1f}"
+    return format_bytes(size) if text == "0.0" and size else text
 
 
 def _there(machine: Machine) -> str:

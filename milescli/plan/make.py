@@ -1,5 +1,5 @@
-"""From a recipe and a machine to a plan: legal layouts, placement, batch arithmetic, each choice
-with its reason. The one door; pure, no torch, no I/O."""
+"""Makes a plan of a recipe and a machine: legal layouts, placement, batch arithmetic, each choice
+with its reason. The entry point of this room; pure, no torch, no I/O."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from milescli.plan.placement import (
 )
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
-    NONE_ASKED,
-    AskedModels,
-    beside_reward_model,
+    NO_QUERIED_MODELS,
+    QueriedModels,
     roles_of,
     teacher_roles,
+    without_reward_model,
 )
 from milescli.plan.types import (
     NO_ENGINES,
@@ -50,13 +50,14 @@ def make_plan(
     recipe: Recipe,
     machine: Machine,
     facts: ModelFacts,
-    asked: AskedModels = NONE_ASKED,
+    queried: QueriedModels = NO_QUERIED_MODELS,
 ) -> Plan:
-    """The plan of this recipe on this machine. `facts`: of the policy. Raises FitError with the
-    equation where a pin is illegal or does not fit, and with fixes that were tried."""
+    """Plan this recipe on this machine. `facts` describes the policy, `queried` the other models.
+    Raises FitError with the equation if a pin is illegal or does not fit, with fixes that were
+    tried."""
 
     def plans(other: Recipe) -> Plan:
-        return _planned(other, machine, facts, asked)
+        return _planned(other, machine, facts, queried)
 
     try:
         return plans(recipe)
@@ -65,7 +66,8 @@ def make_plan(
 
 
 def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None:
-    """None where nothing fits: sooner than `make_plan`, which looks for what would."""
+    """Return the plan, or None if nothing fits. Faster than `make_plan` on failure, since it
+    searches for no fix."""
     try:
         return _planned(recipe, machine, facts)
     except FitError:
@@ -73,20 +75,20 @@ def try_plan(recipe: Recipe, machine: Machine, facts: ModelFacts) -> Plan | None
 
 
 def _planned(
-    recipe: Recipe, machine: Machine, facts: ModelFacts, asked: AskedModels = NONE_ASKED
+    recipe: Recipe, machine: Machine, facts: ModelFacts, queried: QueriedModels = NO_QUERIED_MODELS
 ) -> Plan:
     """`engines.placement: auto` takes the other placement where the first does not fit."""
     log = Log()
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
     note_mtp(recipe, facts, log)
-    if asked.reward is not None:
+    if queried.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
-        machine = beside_reward_model(
-            recipe, machine, asked.reward, size=size, on_cpu=per_node == 0, log=log
+        machine = without_reward_model(
+            recipe, machine, queried.reward, size=size, on_cpu=per_node == 0, log=log
         )
     inputs = _PlanInputs(
-        recipe=recipe, machine=machine, facts=facts, teachers=asked.teachers, per_node=per_node
+        recipe=recipe, machine=machine, facts=facts, teachers=queried.teachers, per_node=per_node
     )
     if inputs.num_devices == 0:
         return _on_cpu(inputs, log)
@@ -110,7 +112,7 @@ def _planned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanInputs:
-    """What is planned, and on which machine."""
+    """Holds what is planned, and for which machine."""
 
     recipe: Recipe
     machine: Machine

@@ -1,6 +1,6 @@
-"""Bytes on one device: what a trainer rank and an engine rank need, part by part, and whether they
-fit beside each other. Pure. Sizes of weights, gradients, optimizer and activations are compared
-with real ranks in tests; what is marked an estimate is not."""
+"""Predicts the bytes on one device: what a trainer rank and an engine rank need, part by part, and
+whether both fit. Pure. Tests compare sizes of weights, gradients, optimizer and activations with
+real ranks; figures marked as estimates are not tested."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ estimate."""
 PREFILL_TOKENS = 8192
 """SGLang prefills so many tokens at once, at most (its own default on devices of 80 GB)."""
 STATE_SHARE = 0.9 / 1.9
-"""Of an engine's cache that SGLang sets aside for recurrent states, where a model has them
+"""Share of an engine's cache that SGLang reserves for recurrent states, if a model has them
 (`--mamba-full-memory-ratio` 0.9)."""
 STATES_PER_REQUEST = 3
 """Recurrent states that SGLang reckons for each running request: its own, and those that its prefix
@@ -54,7 +54,7 @@ SAMPLED_REQUESTS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerBytes:
-    """Bytes that one trainer rank holds at the peak of a step."""
+    """Holds the memory of one trainer rank at the peak of a step, in bytes."""
 
     weights: int = 0
     gradients: int = 0
@@ -65,33 +65,33 @@ class TrainerBytes:
     """A few blocks of them, and the gradients of what they are computed from; under full recompute
     what they take beyond the layer that is computed again, which is there at another time."""
     workspace: int = 0
-    """What lives for a moment, and the process itself. An estimate."""
+    """Short-lived tensors, and the process itself. An estimate."""
     host: int = 0
     """Of the node's main memory: optimizer states that are offloaded, what a sleeping rank, a
     reference or a teacher keeps there, and a checkpoint that is being written."""
     copies: int = 0
-    """Of `host`: copies of the state, as `fault.copy_every` takes them."""
+    """Copies of the state for `fault.copy_every`, included in `host`."""
     saved: int = 0
-    """Of `host`: the copy of which a checkpoint is written (`checkpoint.async_save`)."""
+    """The copy from which a checkpoint is written (`checkpoint.async_save`), included in `host`."""
     turn: int = 0
-    """What a teacher takes of the device while the policy waits in host memory; 0 on a CPU, where
-    it stands beside it."""
+    """Device memory of a teacher while the policy waits in host memory; 0 on a CPU, where both are
+    resident."""
 
     @property
     def static(self) -> int:
-        """Bytes that are there between steps too."""
+        """Return the bytes that stay allocated between steps."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """Return all bytes on the device."""
         own = self.static + self.activations + self.logits + self.workspace
         return max(own, self.turn)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBytes:
-    """Bytes that one engine rank holds."""
+    """Holds the memory of one engine rank, in bytes."""
 
     weights: int
     cache: int
@@ -102,23 +102,24 @@ class EngineBytes:
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """Return all bytes on the device."""
         return self.weights + self.cache + self.graphs + self.workspace
 
 
 @dataclass(slots=True)
 class MemoryModel:
-    """Of one model; remembers sums over layers, since a search asks for many layouts."""
+    """Predicts the memory of one model. Caches sums over layers, since a search evaluates many
+    layouts."""
 
     table: WeightTable
     adapter: WeightTable | None = None
-    """Of what is trained instead of the model's weights; None: these are."""
+    """Table of the trained adapter; None if the model's weights are trained."""
     slots: int = 0
     """Adapters that an engine has room for; the trainer's device holds one. 0: engines are sent
     the model with the adapter merged in."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
-    """Of what is trained."""
+    """Counts of the trained weights."""
     _layers: dict[object, _LayerSums] = field(default_factory=dict)
     _engine: dict[tuple[int, int, int], int] = field(default_factory=dict)
     _cache: CacheCost | None = None
@@ -130,16 +131,16 @@ class MemoryModel:
 
     @property
     def sent(self) -> Counter:
-        """Of what engines are sent at a publication."""
+        """Return the counter of the weights that engines receive in a publication."""
         return self.trained if self.slots else self.counter
 
     def stages(self, layout: TrainerLayout, load: TrainerLoad) -> list[TrainerBytes]:
-        """[pp] of one rank of each stage."""
+        """Return [pp] the memory of one rank of each stage."""
         return self._of_stages(layout, load, range(layout.pp))
 
     def worst_stage(self, layout: TrainerLayout, load: TrainerLoad) -> TrainerBytes:
-        """The stage that needs the most device memory. Of stages alike, it is the first: it holds
-        the most microbatches."""
+        """Return the memory of the stage that needs the most device memory. Among equal stages it
+        is the first, which has the most microbatches in flight."""
         return max(
             self._of_stages(layout, load, self.counter.distinct_stages(layout)),
             key=lambda stage: stage.total,
@@ -148,17 +149,17 @@ class MemoryModel:
     def _of_stages(
         self, layout: TrainerLayout, load: TrainerLoad, stages: Iterable[int]
     ) -> list[TrainerBytes]:
-        held = self.counter.stages(layout)
+        counts = self.counter.stages(layout)
         sums = self._layer_sums(layout, load)
         ends = stage_ends(layout, self.table.facts.num_layers)
-        kept_of_head, of_logits = self._head_bytes(layout, load)
+        saved_of_head, of_logits = self._head_bytes(layout, load)
         sizes, on_device = [], replace(layout, offload_optimizer=False)
         for stage in stages:
             start, end = ends[stage - 1] if stage else 0, ends[stage]
             is_last = stage == layout.pp - 1
             in_flight = microbatches_in_flight(stage, layout.pp, load.num_microbatches)
-            saved, kept = sums.saved_between(start, end), sums.input * (end - start)
-            top = float(kept_of_head if is_last else 0)
+            saved, inputs = sums.saved_between(start, end), sums.input * (end - start)
+            top = float(saved_of_head if is_last else 0)
             head = of_logits if is_last else 0
             again = 0.0
             if is_last and self.table.facts.trains_mtp:
@@ -167,7 +168,7 @@ class MemoryModel:
             if layout.recompute == "full":
                 inner = max(sums.most_between(start, end) - sums.input, again)
                 most = max(top, load.row_tokens * inner)
-                activations = load.row_tokens * kept * in_flight + most
+                activations = load.row_tokens * inputs * in_flight + most
                 head = max(0, int(top + head - most))
             else:
                 activations = load.row_tokens * saved * in_flight + top
@@ -175,7 +176,7 @@ class MemoryModel:
             trained = self.trained.stage(layout, stage)
             static = static_bytes(trained, layout, size=load.size)
             if self.adapter is not None:
-                static = (static[0] + frozen_bytes(held[stage], size=load.size), *static[1:])
+                static = (static[0] + frozen_bytes(counts[stage], size=load.size), *static[1:])
             copies = load.takes_copies * copies_bytes(
                 static_bytes(trained, on_device, size=load.size),
                 has_critic=load.critic != "none",
@@ -183,7 +184,7 @@ class MemoryModel:
             )
             saved = load.saves_copy * saved_bytes(trained, layout, size=load.size)
             saved *= 1 + (load.critic != "none")
-            turns = [memory_model(facts).held_bytes(layout, load, stage) for facts in load.teachers]
+            turns = [memory_model(facts).frozen_use(layout, load, stage) for facts in load.teachers]
             sizes.append(
                 TrainerBytes(
                     weights=static[0],
@@ -194,23 +195,24 @@ class MemoryModel:
                     workspace=int(max(scratch, 2 * load.bucket_bytes))
                     + load.reached.trainer_context,
                     host=host_bytes(trained, layout, load, static)
-                    + sum(weights + load.teachers_beside * used for weights, used in turns)
+                    + sum(weights + load.teachers_resident * used for weights, used in turns)
                     + copies
                     + saved,
                     copies=copies,
                     saved=saved,
                     turn=0
-                    if load.teachers_beside or not turns
+                    if load.teachers_resident or not turns
                     else max(map(sum, turns)) + load.reached.trainer_context,
                 )
             )
         return sizes
 
-    def held_bytes(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
-        """(weights, what a pass without gradients over a microbatch takes beside them: the widest
-        layer with input and output, and logits) of one rank of `stage`, where it is not trained."""
-        held = self.counter.stage(layout, stage)
-        weights = frozen_bytes(held, size=load.size)
+    def frozen_use(self, layout: TrainerLayout, load: TrainerLoad, stage: int) -> tuple[int, int]:
+        """Return (weights, workspace) in bytes of one rank of `stage` for a model that is not
+        trained. The workspace is what a forward pass without gradients over one microbatch takes:
+        the widest layer with its input and output, and logits."""
+        counts = self.counter.stage(layout, stage)
+        weights = frozen_bytes(counts, size=load.size)
         sums, is_last = self._layer_sums(layout, load), stage == layout.pp - 1
         layers = load.row_tokens * (2 * sums.input + sums.widest)
         return weights, int(layers + is_last * sum(self._head_bytes(layout, load)))
@@ -261,8 +263,8 @@ class MemoryModel:
         longest: int,
         reached: Reached,
     ) -> EngineBytes:
-        """Under its memory fraction: cache is what weights leave of it. `longest`: tokens of a
-        sequence."""
+        """Return the memory of an engine rank under its memory fraction: the cache gets what the
+        weights leave. `longest` is the longest sequence in tokens."""
         weights = self.engine_weights(layout, size=size)
         facts = self.table.facts
         tokens = min(PREFILL_TOKENS, layout.max_running_requests * longest)
@@ -288,7 +290,7 @@ class MemoryModel:
         )
 
     def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Bytes of weights that one engine rank holds."""
+        """Return the bytes of weights that one engine rank holds."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
@@ -298,14 +300,14 @@ class MemoryModel:
         return self._engine[key] * size
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Bytes that one rank is sent at a publication."""
+        """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
         return self.sent.engine_total(**cut) * size
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
-        """What one rank keeps of `sequences` sequences with `tokens` tokens together, all within
-        the rank's group of requests. Heads are cut by tp / attention_dp, as far as there are heads;
-        the latent of MLA is held by every rank of a group."""
+        """Return the cache bytes of one rank for `sequences` sequences with `tokens` tokens in
+        total, all in the rank's attention group. Heads are cut by tp / attention_dp as far as there
+        are heads; every rank of a group holds the whole latent of MLA."""
         facts, cost, scale = self.table.facts, self.cache_cost, size / 2
         cut = layout.tp // layout.attention_dp
         heads = 1 if facts.mla else min(cut, facts.num_kv_heads)
@@ -315,7 +317,7 @@ class MemoryModel:
 
     @property
     def cache_cost(self) -> CacheCost:
-        """Of one sequence, uncut."""
+        """Return the cache cost of one sequence on an engine without parallelism."""
         if self._cache is None:
             self._cache = cache_cost(self.table.facts)
         return self._cache
@@ -323,8 +325,8 @@ class MemoryModel:
     def cache_room(
         self, layout: EngineLayout, *, cache_bytes: int, size: int, tokens: int
     ) -> float:
-        """Requests of `tokens` tokens each that an engine holds at once in `cache_bytes` of each of
-        its ranks."""
+        """Return how many requests of `tokens` tokens each an engine holds at once with
+        `cache_bytes` on each of its ranks."""
         states = self.cache_bytes(layout, size=size, tokens=0, sequences=STATES_PER_REQUEST)
         per_request = self.cache_bytes(layout, size=size, tokens=tokens, sequences=0)
         share = STATE_SHARE if states else 0.0
@@ -332,7 +334,8 @@ class MemoryModel:
         return layout.attention_dp * (min(room, share * cache_bytes / states) if states else room)
 
     def cache_tokens(self, layout: EngineLayout, *, cache_bytes: int, size: int) -> int:
-        """Tokens whose keys and values an engine holds in `cache_bytes` of each of its ranks."""
+        """Return how many tokens' keys and values an engine holds with `cache_bytes` on each of its
+        ranks."""
         per_tokens = self.cache_bytes(layout, size=size, tokens=1 << 20, sequences=0)
         share = 1 - STATE_SHARE if self.cache_cost.state_bytes else 1.0
         return int(share * cache_bytes / max(per_tokens, 1) * (1 << 20)) * layout.attention_dp
@@ -340,13 +343,13 @@ class MemoryModel:
 
 @lru_cache(maxsize=8)
 def memory_model(facts: ModelFacts) -> MemoryModel:
-    """One for each model: what it has summed up serves the next plan as well."""
+    """Return the memory model of these facts; cached, so that the next plan reuses its sums."""
     return MemoryModel(models.table(facts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerSums:
-    """Running sums over the layers of a model."""
+    """Holds running sums over the layers of a model."""
 
     saved: list[float]
     """[layers + 1] bytes of all layers before this one"""
@@ -375,34 +378,35 @@ class _LayerSums:
 
 
 def bucket_bytes(bucket_mib: int | None, *, on_cpu: bool) -> int:
-    """Of a weight-sync bucket; None: what suits the device. On a CPU SmolLM2-135M was published in
-    0.27 s by buckets of 64 MiB, and in 0.56 s by those of 512."""
+    """Return the size of a weight-sync bucket in bytes; None means the default of the device. On a
+    CPU, SmolLM2-135M was published in 0.27 s by buckets of 64 MiB, and in 0.56 s by buckets of 512
+    MiB."""
     return (bucket_mib or (64 if on_cpu else 512)) * MIB
 
 
 def trained_shape(recipe: Recipe) -> LoraShape | None:
-    """The adapter's shape; None where the recipe trains all weights."""
+    """Return the adapter's shape, or None if the recipe trains all weights."""
     return shape_of(recipe.train.lora) if recipe.train.lora.is_on else None
 
 
 def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> MemoryModel:
-    """Memory of the recipe's model, and of what is trained of it. `merged`: as `publishes_merged`
-    says. Raises RecipeError where no adapter of the recipe's shape fits it."""
+    """Return the memory model of the recipe's model and of its trained weights. `merged` comes from
+    `publishes_merged`. Raises RecipeError if the adapter of the recipe does not fit the model."""
     if (shape := trained_shape(recipe)) is None:
         return memory_model(facts)
-    return _beside(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
+    return _with_adapter(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
 
 
 @lru_cache(maxsize=8)
-def _beside(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
+def _with_adapter(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
     base = table(facts)
     return MemoryModel(base, adapter_table(base, shape), slots)
 
 
 def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
-    """Whether engines are sent the model with the adapter merged in. `size`: bytes of a weight. In
-    two bytes the sum would be rounded, and the engines would sample from another policy than the
-    one that is trained."""
+    """Return True if engines receive the model with the adapter merged in. `size` is the bytes of a
+    weight: with two bytes the sum would be rounded, and the engines would sample from another
+    policy than the trained one."""
     lora = recipe.train.lora
     if not lora.is_on or lora.publish != "auto":
         return lora.is_on and lora.publish == "merged"
@@ -410,7 +414,7 @@ def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:
 
 
 def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
-    """What engines are sent, where an adapter is trained."""
+    """Log what engines receive if an adapter is trained."""
     if not recipe.train.lora.is_on or not recipe.has_engines:
         return
     if recipe.train.lora.publish != "auto":
@@ -423,7 +427,8 @@ def note_publishing(recipe: Recipe, *, merged: bool, log: Log) -> None:
 
 
 def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
-    """How much is trained, where it is an adapter. Raises RecipeError where none fits the model."""
+    """Log how many parameters an adapter trains. Raises RecipeError if it does not fit the
+    model."""
     shape = trained_shape(recipe)
     if shape is None:
         return
@@ -439,7 +444,7 @@ def note_adapter(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
 
 
 def shape_of(lora: Lora) -> LoraShape:
-    """The shape of an adapter. `lora.is_on` must hold."""
+    """Return the shape of an adapter. `lora.is_on` must be True."""
     assert lora.rank is not None, "an adapter has a rank"
     assert lora.type != "dora", "recipe.check refuses it"
     return LoraShape(

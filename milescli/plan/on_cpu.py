@@ -13,14 +13,13 @@ from milescli.platform.machine import Machine
 from milescli.recipe.schema import Recipe
 
 DEFAULT_FRACTION = 0.7
-"""What SGLang's option is given where nobody pins it; on a CPU the number of tokens bounds the
-cache."""
+"""SGLang's memory fraction without a pin; on a CPU the number of tokens bounds the cache."""
 PREFILL_TOKENS = 2048
 """New tokens that an engine on a CPU computes at once; more would leave its caches."""
 LEAST_REQUESTS, MOST_REQUESTS = 8, 512
 """Bounds of what an engine, or a group of its devices, runs at once, where nobody pins it."""
 LEAST_CACHE_TOKENS = 4096
-"""Of one engine, however small the recipe."""
+"""Smallest cache of one engine, however small the recipe."""
 SMALL_WEIGHTS = GIB
 """Of a model that two engines share the cores for: 1.1 to 1.8 times the tokens of one engine with
 two threads, seen of models of 1 to 200 M parameters (docs/figures.md)."""
@@ -31,8 +30,8 @@ KV_SLOTS_PER_REQUEST = 1.25
 
 
 def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout:
-    """What is not pinned is 1, but for as many data-parallel ranks as use all nodes. Raises
-    FitError for a pin that is illegal."""
+    """Return the trainer layout on a CPU: axes without a pin are 1, except that data parallelism
+    uses all nodes. Raises FitError for an illegal pin."""
     pins = recipe.parallel
     across = -(-recipe.machine.nodes // ((pins.tp or 1) * (pins.pp or 1) * (pins.cp or 1)))
     layout = pinned_layout(recipe, facts, dp=across if across > 1 else None)
@@ -59,8 +58,9 @@ def trainer_on_cpu(recipe: Recipe, facts: ModelFacts, log: Log) -> TrainerLayout
 
 
 def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -> TrainerLayout:
-    """The pins, and 1 for what is not pinned; data-parallel ranks as the experts need them, unless
-    `dp` or a pin says otherwise. Raises FitError where that is illegal."""
+    """Return the layout of the pins; axes without a pin are 1, and data parallelism is as the
+    experts need it unless `dp` or a pin says otherwise. Raises FitError if the layout is
+    illegal."""
     pins = recipe.parallel
     tp, pp, cp, ep = pins.tp or 1, pins.pp or 1, pins.cp or 1, pins.ep or 1
     etp = pins.etp or (tp if ep == 1 or not facts.num_experts else 1)
@@ -88,9 +88,9 @@ def pinned_layout(recipe: Recipe, facts: ModelFacts, *, dp: int | None = None) -
 def why_no_pair(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, colocated: bool
 ) -> str | None:
-    """Why there are not two engines; None: there are, with half of the cores each. What Python does
-    between two products of a small model takes as long as the products, and only another process
-    does it at the same time. `size`: bytes of a weight."""
+    """Return why two engines are not possible, or None if they are, with half of the cores each.
+    For a small model the Python between two matrix products takes as long as the products, and only
+    a second process can overlap it. `size` is the bytes of a weight."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     weights = table(facts).num_parameters * size
     reasons = {
@@ -110,8 +110,8 @@ def why_no_pair(
 def engines_on_cpu(
     recipe: Recipe, facts: ModelFacts, log: Log, *, why_one: str | None
 ) -> EngineLayout:
-    """Two where `why_one` is None, else as pinned, or one on each node; a cache is as large as a
-    step can ask for at once: `main_memory` may give it less."""
+    """Return the engine layout: two engines if `why_one` is None, else as pinned, or one per node.
+    The cache has room for all requests of a step; `main_memory` may shrink it."""
     pins = recipe.engines
     tp = pins.tp or 1
     for fault in engine_faults(facts, tp=tp, ep=pins.ep or 1, attention_dp=pins.attention_dp or 1):
@@ -135,7 +135,7 @@ def engines_on_cpu(
 
 
 def max_running(recipe: Recipe, num: int, log: Log) -> int:
-    """Requests that an engine runs at once."""
+    """Return the number of requests that an engine runs at once."""
     num_samples = recipe.rollout.prompts_per_step * recipe.rollout.samples_per_prompt
     pinned = recipe.engines.max_running_requests
     running = pinned or max(LEAST_REQUESTS, min(MOST_REQUESTS, -(-num_samples // num)))
@@ -151,13 +151,13 @@ def max_running(recipe: Recipe, num: int, log: Log) -> int:
 
 
 def longest_tokens(recipe: Recipe) -> int:
-    """Prompt and response that an engine must hold."""
+    """Return the longest prompt plus response that an engine must hold, in tokens."""
     longest_response = max(recipe.rollout.max_response_tokens, recipe.eval.max_response_tokens or 0)
     return recipe.data.max_prompt_tokens + longest_response
 
 
 def context_length(recipe: Recipe, facts: ModelFacts) -> int:
-    """What an engine is started with. Raises nothing: what the model cannot hold is refused when
-    the recipe is checked."""
+    """Return the context length with which engines start. Raises nothing: the check of the recipe
+    refuses lengths that the model cannot hold."""
     longest = longest_tokens(recipe) + 16
     return min(facts.max_position_embeddings, longest) if facts.max_position_embeddings else longest

@@ -1,5 +1,5 @@
-"""Layouts on accelerators: searches trainer and engines, puts the two together (taking turns, or
-side by side), and says why. Called by `make`."""
+"""Plans layouts on accelerators: searches trainer and engines, combines the two (taking turns, or
+side by side), and explains the choice. Called by `make`."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _FINE_DEVICES = 64
 _MANY = 12
 """Fleets that are weighed against trainers."""
 _HOST_SHARE = 0.9
-"""Of a node's main memory that sleeping trainers and offloaded optimizers may take."""
+"""Share of a node's main memory that sleeping trainers and offloaded optimizers may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Trainer and engines that fit together."""
+    """Holds a trainer and engines that fit together."""
 
     space: SearchSpace
     trainer: TrainerChoice
@@ -61,7 +61,7 @@ class Pair:
 
     @property
     def step_s(self) -> float:
-        """Seconds of one step."""
+        """Return the seconds of one step."""
         rollout, train = self.engines.seconds.total, self.trainer.seconds.total
         return (
             (max(rollout, train) if self.overlap else rollout + train) + self.sync_s + self.turn_s
@@ -69,12 +69,12 @@ class Pair:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of main memory on one node."""
+        """Return the bytes of main memory on one node."""
         return self.trainer.needs.host * self._ranks_per_node
 
     @property
     def copies_bytes(self) -> int:
-        """The same, of what `fault.copy_every` takes alone."""
+        """Return the bytes of one node's main memory that `fault.copy_every` takes."""
         return self.trainer.needs.copies * self._ranks_per_node
 
     @property
@@ -93,8 +93,8 @@ def plan_devices(
     log: Log,
     teachers: Sequence[ModelFacts] = (),
 ) -> Pair:
-    """The best trainer and engines on `devices_per_node` devices of each wanted node. Raises
-    FitError with the equation where a pin is illegal, or nothing fits."""
+    """Choose the best trainer and engines on `devices_per_node` devices of each node. Raises
+    FitError with the equation if a pin is illegal or nothing fits."""
     table = models.table(facts)
     space = search_space(
         recipe,
@@ -110,8 +110,8 @@ def plan_devices(
     pair = _best(
         space, machine, num_devices, overlap=recipe.rollout.max_staleness > 0, recipe=recipe
     )
-    beside = 0.0 if pair.overlap else pair.engines.seconds.total
-    reasons.explain(pair.space, pair.trainer, pair.trainers, beside=beside, recipe=recipe, log=log)
+    rest_s = 0.0 if pair.overlap else pair.engines.seconds.total
+    reasons.explain(pair.space, pair.trainer, pair.trainers, rest_s=rest_s, recipe=recipe, log=log)
     if space.has_engines:
         reasons.explain_engines(pair.space, pair.engines, pair.fleets, recipe=recipe, log=log)
     note_copies(recipe, size_bytes=pair.copies_bytes, log=log)
@@ -208,7 +208,7 @@ def _join(
     pairs = [
         _pair(space, trainer, engines, trainers, fleets, ranks=ranks, overlap=overlap)
         for engines in fastest
-        if (trainer := _trainer_beside(engines, space, machine, trainers, ranks, overlap))
+        if (trainer := _trainer_for(engines, space, machine, trainers, ranks, overlap))
     ]
     if pairs:
         return _simplest(pairs)
@@ -218,7 +218,7 @@ def _join(
     return _join(space, machine, trainers, slower, ranks=ranks, overlap=overlap)
 
 
-def _trainer_beside(
+def _trainer_for(
     engines: EngineChoice,
     space: SearchSpace,
     machine: Machine,
@@ -234,9 +234,9 @@ def _trainer_beside(
         if not (space.colocated and publishing_bytes(space, trainer, engines) > space.usable_bytes)
         and trainer.needs.host * min(space.devices_per_node, ranks) <= host
     ]
-    beside = 0.0 if overlap else engines.seconds.total
+    rest_s = 0.0 if overlap else engines.seconds.total
     return min(
-        alike(fitting, beside=beside), key=lambda choice: (choice.cuts, choice.rank), default=None
+        alike(fitting, rest_s=rest_s), key=lambda choice: (choice.cuts, choice.rank), default=None
     )
 
 
@@ -269,8 +269,8 @@ def _pair(
 
 
 def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: EngineChoice) -> int:
-    """Of a device that both share while weights are handed over: the trainer has shed gradients and
-    optimizer, the engine has no cache yet."""
+    """Return the bytes of a shared device during a publication, when the trainer has released
+    gradients and optimizer, and the engine has no cache yet."""
     buckets = 2 * space.work.bucket_bytes
     return (
         trainer.needs.weights
@@ -282,13 +282,13 @@ def publishing_bytes(space: SearchSpace, trainer: TrainerChoice, engines: Engine
 
 
 def engine_context(recipe: Recipe, facts: ModelFacts, pair: Pair) -> EngineChoice:
-    """The engines with the context length that they are started with."""
+    """Return the engines with the context length with which they start."""
     layout = replace(pair.engines.layout, context_length=context_length(recipe, facts))
     return replace(pair.engines, layout=layout)
 
 
 def check_pins(recipe: Recipe, facts: ModelFacts, num_devices: int) -> None:
-    """Raises FitError for the first that cannot be kept."""
+    """Raise FitError for the first pin that is impossible."""
     pins = recipe.parallel
     for fault in _pin_faults(pins, facts):
         raise fault.error()

@@ -1,5 +1,5 @@
-"""Which devices a run takes and who lives on which: trainer and engines on the same ones or each on
-their own, rank by rank, and how weights get from one to the other. Pure; called by `make`."""
+"""Places ranks on devices: trainer and engines on the same devices or on separate ones, and the
+channel that carries weights between them. Pure; called by `make`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from milescli.recipe.schema import Recipe
 
 
 def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
-    """Devices of each node that the run takes; 0: it runs on the CPU. Raises FitError where fewer
-    are there than are wanted."""
+    """Return how many devices of each node the run takes; 0 means that it runs on the CPU. Raises
+    FitError if the node has fewer than the recipe wants."""
     wanted = recipe.machine.gpus
     visible = 0 if machine.kind == "cpu" else min(len(node.devices) for node in machine.nodes)
     if wanted == 0 or (wanted is None and visible == 0):
@@ -35,7 +35,7 @@ def devices_per_node(recipe: Recipe, machine: Machine, log: Log) -> int:
 
 
 def choose_placement(recipe: Recipe, num_devices: int | None) -> tuple[bool, str]:
-    """(colocated, why). `num_devices`: None on a CPU. Raises FitError."""
+    """Return (colocated, reason). `num_devices` is None on a CPU. Raises FitError."""
     if not recipe.has_engines:
         return True, "it learns from the rows of `data.train`: nothing is sampled"
     wanted, staleness = recipe.engines.placement, recipe.rollout.max_staleness
@@ -81,9 +81,10 @@ def assign_slots(
     devices_per_node: int,
     num_nodes: int,
 ) -> list[Slot]:
-    """Slot i: trainer rank i; engine ranks on the same slots (colocated) or behind the trainer's
-    (split), where an engine can begin without lying across two nodes. On a CPU a node has as many
-    slots as it takes to use all nodes. Raises FitError where these have not one each."""
+    """Assign ranks to slots. Slot i holds trainer rank i; engine ranks take the same slots
+    (colocated) or the following ones (split), such that no engine spans two nodes unnecessarily. On
+    a CPU a node has as many slots as it takes to use all nodes. Raises FitError if there are fewer
+    slots than ranks."""
     ranks, shards = trainer.world_size, engines.num * engines.tp
     unit = min(engines.tp, devices_per_node) if devices_per_node else 1
     offset = 0 if colocated else -(-ranks // unit) * unit
@@ -115,7 +116,7 @@ def assign_slots(
 
 
 def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: Log) -> None:
-    """Devices that neither trainer nor engines use are noted, with the reason."""
+    """Log the devices that neither trainer nor engines use, with the reason."""
     used = sum(slot.trainer_rank is not None or slot.engine is not None for slot in slots)
     if used == num_devices:
         return
@@ -136,8 +137,8 @@ def note_idle_devices(slots: list[Slot], num_devices: int, recipe: Recipe, log: 
 def choose_channel(
     recipe: Recipe, slots: list[Slot], *, colocated: bool, on_cpu: bool, log: Log
 ) -> str:
-    """How weights reach the engines. Raises FitError for a pin that cannot work, and where no way
-    reaches all weights."""
+    """Choose the channel that carries weights to the engines. Raises FitError for a pin that cannot
+    work, and if no channel carries all weights."""
     with_trainer = {slot.node for slot in slots if slot.trainer_rank is not None}
     alone = sorted({slot.node for slot in slots if slot.engine is not None} - with_trainer)
     if alone and recipe.weights.channel == "tensor":
@@ -176,7 +177,7 @@ def choose_channel(
 
 
 def apart_for(recipe: Recipe) -> str:
-    """In words, to be put behind a number of engines."""
+    """Return a phrase that says what the separate engines are for, to follow their number."""
     roles = "roles that other models play"
     if recipe.eval.engines != "own":
         return roles
@@ -184,7 +185,7 @@ def apart_for(recipe: Recipe) -> str:
 
 
 def keys_of_apart(recipe: Recipe) -> str:
-    """Which keys of the recipe ask for them."""
+    """Return the recipe keys that reserve the separate engines."""
     keys = ["`eval.engines` is own"] if recipe.eval.engines == "own" else []
     keys += ["`rollout.roles` has a `policy`"] if recipe.rollout.policies else []
     return " and ".join(keys)

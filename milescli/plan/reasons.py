@@ -1,5 +1,5 @@
-"""Why a layout was chosen, axis by axis, and what stands in the way where none was. Pure;
-words for people, with the numbers."""
+"""Explains why a layout was chosen, axis by axis, and what prevents a plan if none fits. Pure; text
+for people, with the numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AXES = ("tp", "pp", "cp", "ep", "etp")
 
 
 def summary(layout: TrainerLayout) -> str:
-    """`tp 2 x pp 4 x cp 1 x dp 8, ep 16`"""
+    """Format a layout: `tp 2 x pp 4 x cp 1 x dp 8, ep 16`."""
     text = f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp}"
     if layout.ep > 1 or layout.etp != layout.tp:
         text += f", ep {layout.ep}" + (f" x etp {layout.etp}" if layout.etp > 1 else "")
@@ -40,12 +40,12 @@ def explain(
     chosen: TrainerChoice,
     searched: TrainerSearch,
     *,
-    beside: float,
+    rest_s: float,
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per axis of the trainer. `beside`: seconds of a step that pass
-    otherwise."""
+    """Log one decision per axis of the trainer. `rest_s` is the seconds of a step outside the
+    trainer."""
     layout, pins = chosen.layout, recipe.parallel
     for axis in _AXES:
         if axis in ("ep", "etp") and not space.facts.num_experts:
@@ -54,7 +54,7 @@ def explain(
         reason = (
             f"pinned by `parallel.{axis}`"
             if pinned
-            else _against(axis, chosen, searched, beside=beside)
+            else _against(axis, chosen, searched, rest_s=rest_s)
         )
         log.note(f"trainer.{axis}", getattr(layout, axis), reason)
     parts = layout.tp * layout.pp * layout.cp
@@ -78,7 +78,7 @@ def explain(
     _explain_memory(space, chosen, recipe, log)
 
 
-def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, beside: float) -> str:
+def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, rest_s: float) -> str:
     """The best layout with another value, and how much longer it takes."""
     own = getattr(chosen.layout, axis)
     others: dict[int, TrainerChoice] = {}
@@ -91,16 +91,16 @@ def _against(axis: str, chosen: TrainerChoice, searched: TrainerSearch, *, besid
         )
     best = min(others.values(), key=lambda choice: choice.rank)
     value, seconds, mine = getattr(best.layout, axis), best.seconds.total, chosen.seconds.total
-    if mine > alike_s(seconds, beside=beside):
+    if mine > alike_s(seconds, rest_s=rest_s):
         return (
             f"{axis} {value} would train in {_s(seconds)} instead of {_s(mine)}, and not fit "
             "beside the engines"
         )
     comparison = f"trains in {_s(mine)}; the best layout with {axis} {value} takes {_s(seconds)}"
-    if seconds > alike_s(mine, beside=beside) or chosen.cuts > best.cuts:
+    if seconds > alike_s(mine, rest_s=rest_s) or chosen.cuts > best.cuts:
         return comparison
     return (
-        f"{comparison}: too close to tell in a step of {_s(mine + beside)}, and this layout is the "
+        f"{comparison}: too close to tell in a step of {_s(mine + rest_s)}, and this layout is the "
         "simpler one"
     )
 
@@ -141,7 +141,7 @@ def explain_engines(
     recipe: Recipe,
     log: Log,
 ) -> None:
-    """One decision per axis of the engines."""
+    """Log one decision per axis of the engines."""
     layout, pins = chosen.layout, recipe.engines
 
     def note(axis: str, reason: str) -> None:
@@ -191,7 +191,7 @@ def _why_so_many_requests(space: SearchSpace, chosen: EngineChoice) -> str:
 def alternatives(
     space: SearchSpace, chosen: TrainerChoice, searched: TrainerSearch, *, step_s: float
 ) -> list[Alternative]:
-    """The next best three, of other meshes."""
+    """Return the next best three layouts with other meshes."""
     seen = {_mesh(chosen.layout)}
     others = []
     for choice in searched.fitting:
@@ -222,7 +222,8 @@ def refusal(
     *,
     num_ranks: int,
 ) -> FitError:
-    """Why nothing fits, with the equation of what came nearest; `with_remedies` finds what does."""
+    """Return the error that explains why nothing fits, with the equation of the closest layout;
+    `with_remedies` adds fixes that work."""
     where = f"{num_ranks} x {machine.nodes[0].devices[0].name}"
     work = space.work
     if not searched.num_weighed:
@@ -267,14 +268,14 @@ def refusal(
             size *= min(space.devices_per_node, num_ranks)
             why += f", {format_bytes(size)} of it for `{key.partition('=')[0]}`"
     return FitError(
-        f"trainer and engines of recipe `{recipe.name}` do not fit beside each other on {where}",
+        f"trainer and engines of recipe `{recipe.name}` do not fit together on {where}",
         why=why,
         fix=[f"--set {key}" for key, size in extras.items() if size],
     )
 
 
 def equation(space: SearchSpace, choice: TrainerChoice) -> str:
-    """weights + gradients + ... = total > budget, in GiB."""
+    """Format the memory equation in GiB: weights + gradients + ... = total > budget."""
     needs = choice.needs
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
     parts_sum = " + ".join(f"{name} {getattr(needs, name) / GIB:.1f}" for name in parts)
@@ -303,12 +304,12 @@ _MOST_NODES = 64
 _MOST_FIXES = 3
 """More than that nobody reads below an error."""
 _LEAST_TOKENS = 256
-"""Of a response: shorter limits are not proposed."""
+"""Shortest response limit that is proposed."""
 _OPTION = re.compile(
     r"--(?:set (?P<key>[a-z_.]+)=(?P<value>\S+)|(?P<flag>gpus|nodes) (?P<number>\d+))"
 )
 _FREE = {"train.recompute": "auto", "engines.placement": "auto"}
-"""What leaves a key to the planner, where it is not null."""
+"""Value that leaves a key to the planner, if it is not null."""
 _PINS = (
     *(f"parallel.{key}" for key in Parallel.model_fields),
     "engines.tp",
@@ -331,17 +332,17 @@ _Planner = Callable[[Recipe], Plan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """Changes of a recipe, and the options that stand for them."""
+    """Holds changes of a recipe, and the options that express them."""
 
     kind: str
-    """Of trials of a kind, the first that fits is proposed."""
+    """Kind of the trial; the first of a kind that fits is proposed."""
     options: str
     changes: dict[str, object]
 
 
 def with_remedies(error: FitError, recipe: Recipe, machine: Machine, plans: _Planner) -> FitError:
-    """The same refusal, with fixes that were tried: the one that the refusal proposes itself, pins
-    to let go, fewer tokens, more devices, an adapter. What it proposes in words is kept."""
+    """Return the same refusal with fixes that were tried: the fix that it proposes itself, pins to
+    drop, fewer tokens, more devices, an adapter. Proposals in words stay."""
     fixes: dict[str, str] = {}
     for trial in _trials(error, recipe, machine):
         if trial.kind in fixes or len(fixes) == _MOST_FIXES:

@@ -16,19 +16,19 @@ from milescli.recipe.schema import Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModels:
-    """Of the models that a run asks and does not train."""
+class QueriedModels:
+    """Describes the models that a run queries and does not train."""
 
     teachers: Sequence[ModelFacts] = ()
-    """Those of `train.distill`, in order."""
+    """Facts of `train.distill`'s teachers, in order."""
     reward: ModelFacts | None = None
 
 
-NONE_ASKED = AskedModels()
+NO_QUERIED_MODELS = QueriedModels()
 
 
 def roles_of(recipe: Recipe, log: Log) -> list[Role]:
-    """Also notes who says what the old policy was, for the plan's reader."""
+    """Return the roles of a run. Also logs which model computes the old log-probs."""
     stale = recipe.rollout.max_staleness > 0
     if recipe.learns_from_rows:
         return _roles_of_rows(recipe, log)
@@ -64,7 +64,8 @@ def roles_of(recipe: Recipe, log: Log) -> list[Role]:
 def teacher_roles(
     recipe: Recipe, policy: ModelFacts, teachers: Sequence[ModelFacts], *, size: int, log: Log
 ) -> list[Role]:
-    """`size`: bytes of a weight."""
+    """Return the roles of the teachers, and log where they live. `size` is the bytes of a
+    weight."""
     own = models.table(policy)
     for wish, facts in zip(recipe.held_teachers, teachers, strict=True):
         table = models.table(facts)
@@ -97,12 +98,12 @@ def _roles_of_rows(recipe: Recipe, log: Log) -> list[Role]:
     return roles
 
 
-def beside_reward_model(
+def without_reward_model(
     recipe: Recipe, machine: Machine, facts: ModelFacts, *, size: int, on_cpu: bool, log: Log
 ) -> Machine:
-    """The machine as the others have it: without what the reward model takes for the whole run, on
-    every device as on the first, since all devices are planned alike. `size`: bytes of a
-    weight."""
+    """Return the machine without the memory that the reward model occupies for the whole run. It is
+    subtracted from every device as from the first, since all devices are planned alike. `size` is
+    the bytes of a weight."""
     load = TrainerLoad(
         size=size,
         row_tokens=recipe.longest_sequence + 1,  # each response alone, and a place behind it
@@ -112,7 +113,7 @@ def beside_reward_model(
         sleeps=False,
         bucket_bytes=0,
     )
-    weights, working = memory_model(facts).held_bytes(TrainerLayout(), load, 0)
+    weights, working = memory_model(facts).frozen_use(TrainerLayout(), load, 0)
     context = 0 if on_cpu else load.reached.trainer_context
     taken = weights + working + context
     log.note(

@@ -1,5 +1,5 @@
-"""The layouts of engines and trainer that a search weighs, the fastest first, and which predicted
-times count as equal. Pure; called by `on_devices`."""
+"""Searches the layouts of engines and trainer, fastest first, and decides which predicted times
+count as equal. Pure; called by `on_devices`."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from milescli.plan.types import NO_ENGINES, EngineLayout, TrainerLayout
 from milescli.recipe.schema import EngineSettings
 
 MAX_FRACTION = 0.88
-"""Of a device's memory that an engine's weights and cache take at most."""
+"""Largest share of a device's memory for an engine's weights and cache."""
 MAX_SHARED_FRACTION = 0.80
-"""The same where a trainer takes turns with it. Both were not tried on a device: they lie within
-what the field runs."""
+"""Largest share for an engine that takes turns with a trainer. Both are untested on a device: they
+lie within what the field runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """One fleet of engines that the search weighed."""
+    """Describes one engine fleet that the search evaluated."""
 
     layout: EngineLayout
     needs: EngineBytes
@@ -46,12 +46,12 @@ class EngineChoice:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Ascending: what is faster."""
+        """Return a sort key that puts faster fleets first."""
         return (round(self.seconds.total, 3), *self.cuts)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Ascending: what waits less, and is cut less."""
+        """Return a sort key that puts fleets with less waiting and fewer cuts first."""
         return (self.crowded, self.layout.tp, self.layout.attention_dp, self.layout.ep)
 
 
@@ -62,12 +62,12 @@ NO_FLEET = EngineChoice(
     cache_tokens=0,
     crowded=False,
 )
-"""Of a run that samples nothing."""
+"""The fleet of a run that samples nothing."""
 
 
 def search_engines(space: SearchSpace, num_devices: int, *, across: bool) -> list[EngineChoice]:
-    """Every fleet on `num_devices` devices that holds the model and at least one longest sequence,
-    best first. `across`: of engines that span nodes, else of those within one."""
+    """Return every fleet on `num_devices` devices that holds the model and at least one longest
+    sequence, best first. With `across`, engines span nodes; else each stays within one."""
     if not space.has_engines:
         return [NO_FLEET]
     facts, pins, choices = space.facts, space.engine_pins, list[EngineChoice]()
@@ -118,7 +118,7 @@ def _engine_axes(facts: ModelFacts, pins: EngineSettings, tp: int) -> list[tuple
 def weigh_engines(
     space: SearchSpace, *, num: int, tp: int, ep: int, attention_dp: int
 ) -> EngineChoice | None:
-    """None where weights, or the longest sequence, do not fit."""
+    """Evaluate one fleet; None if weights or the longest sequence do not fit."""
     pins, work, memory = space.engine_pins, space.work, space.memory
     layout = EngineLayout(
         num=num, tp=tp, ep=ep, attention_dp=attention_dp, context_length=space.longest_served
@@ -136,8 +136,8 @@ def weigh_engines(
         longest=space.longest_served,
         reached=space.reached,
     )
-    beside = space.reached.trainer_context if space.colocated else 0
-    if needs.total + beside > space.memory_bytes:
+    context = space.reached.trainer_context if space.colocated else 0
+    if needs.total + context > space.memory_bytes:
         return None
     if (
         memory.cache_room(
@@ -191,23 +191,23 @@ leave room."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerChoice:
-    """One trainer layout that the search weighed."""
+    """Describes one trainer layout that the search evaluated."""
 
     layout: TrainerLayout
     cap: int
     needs: TrainerBytes
-    """Of the fullest stage."""
+    """Memory of the fullest stage."""
     seconds: TrainSeconds
     fits: bool
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Ascending: what is faster."""
+        """Return a sort key that puts faster layouts first."""
         return (round(self.seconds.total, 3), *self.cuts, -self.cap)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Ascending: what is simpler to run, and cut less."""
+        """Return a sort key that puts layouts that are simpler to run and less cut first."""
         own = self.layout
         uneven = own.first_stage_layers is not None or own.last_stage_layers is not None
         return (
@@ -224,17 +224,17 @@ class TrainerChoice:
 
 @dataclass(slots=True, kw_only=True)
 class TrainerSearch:
-    """All trainer layouts that the search weighed."""
+    """Holds all trainer layouts that the search evaluated."""
 
     fitting: list[TrainerChoice] = field(default_factory=list)
     """Best first."""
     nearest: TrainerChoice | None = None
-    """Of those that do not fit, the one that needs the least."""
+    """The layout that needs least among those that do not fit."""
     num_weighed: int = 0
 
 
 def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
-    """Weigh every legal layout of `num_ranks` ranks."""
+    """Evaluate every legal layout of `num_ranks` ranks."""
     search = TrainerSearch()
     for shortest in (CP_TOKENS, LEAST_CP_TOKENS):
         for layout in legal_layouts(space, num_ranks, shortest=shortest):
@@ -255,8 +255,9 @@ def search_trainer(space: SearchSpace, num_ranks: int) -> TrainerSearch:
 def legal_layouts(
     space: SearchSpace, num_ranks: int, *, shortest: int = CP_TOKENS
 ) -> Iterator[TrainerLayout]:
-    """Tensor parallelism stays within a node; samples suffice for every data-parallel rank; context
-    parallelism leaves each rank `shortest` positions of the longest sequence."""
+    """Yield the legal layouts in which tensor parallelism stays within a node, every data-parallel
+    rank gets a sample, and context parallelism leaves each rank `shortest` positions of the longest
+    sequence."""
     facts, pins, work = space.facts, space.pins, space.work
     within = [
         tp
@@ -322,9 +323,9 @@ def _expert_layouts(
 
 
 def weigh(space: SearchSpace, layout: TrainerLayout) -> TrainerChoice:
-    """The layout with the microbatches that suit it best; with recomputation only where nothing
-    else fits, with the optimizer on the host only where that does not help either. If none fits:
-    the smallest."""
+    """Return the layout with its best microbatches. Recomputes only if nothing else fits, and moves
+    the optimizer to the host only if that does not help either. If nothing fits, returns the
+    smallest choice."""
     modes = [
         (recompute, offload)
         for offload in ([space.offload] if space.offload is not None else [False, True])
@@ -375,8 +376,8 @@ def _try_lighter_last_stages(space: SearchSpace, search: TrainerSearch) -> None:
         mean = space.facts.num_layers // layout.pp
         for fewer in (1, 2, 3):
             lighter = replace(layout, last_stage_layers=mean - fewer)
-            held = (space.facts, *space.load.teachers)
-            if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in held):
+            models = (space.facts, *space.load.teachers)
+            if mean - fewer < 1 or any(next(stage_faults(lighter, own), None) for own in models):
                 break
             other = _choice(space, lighter, choice.cap)
             search.num_weighed += 1
@@ -399,16 +400,16 @@ STEP_ALIKE = 0.03
 _Choice = TypeVar("_Choice", TrainerChoice, EngineChoice)
 
 
-def alike_s(best: float, *, beside: float = 0.0) -> float:
-    """Seconds up to which a phase is about as long as one of `best` seconds; `beside`: seconds of
-    the step that pass otherwise."""
-    return max(ALIKE * best, best + STEP_ALIKE * (best + beside))
+def alike_s(best: float, *, rest_s: float = 0.0) -> float:
+    """Return the time up to which a phase counts as equally long as one of `best` seconds; `rest_s`
+    is the seconds of the step outside the phase."""
+    return max(ALIKE * best, best + STEP_ALIKE * (best + rest_s))
 
 
-def alike(choices: Sequence[_Choice], *, beside: float = 0.0) -> list[_Choice]:
-    """Those about as fast as the first, which is the fastest; `beside`: seconds of a step that pass
-    meanwhile or otherwise."""
+def alike(choices: Sequence[_Choice], *, rest_s: float = 0.0) -> list[_Choice]:
+    """Return the choices that are about as fast as the first, which is the fastest; `rest_s` is the
+    seconds of a step that pass outside or in parallel."""
     if not choices:
         return []
-    most = alike_s(choices[0].seconds.total, beside=beside)
+    most = alike_s(choices[0].seconds.total, rest_s=rest_s)
     return [choice for choice in choices if choice.seconds.total <= most]

@@ -1,5 +1,5 @@
-"""What the search for layouts depends on: model, devices, the work of a step, and what the recipe
-pins. Pure; made by `on_devices`, read by `search`."""
+"""Defines what the search for layouts depends on: model, devices, the work of a step, and the
+recipe's pins. Pure; made by `on_devices`, read by `search`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from milescli.recipe.schema import EngineSettings, Parallel, Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSpace:
-    """Equal ones give equal layouts."""
+    """Holds everything that the search depends on; equal spaces give equal layouts."""
 
     memory: MemoryModel
     time: TimeModel
@@ -38,7 +38,7 @@ class SearchSpace:
     load: TrainerLoad
     """Row and number of microbatches are filled in for each layout."""
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     devices_per_node: int
     longest: int
     """Tokens of the longest sequence that is trained on."""
@@ -56,22 +56,23 @@ class SearchSpace:
 
     @property
     def facts(self) -> ModelFacts:
-        """The facts of the model."""
+        """Return the facts of the model."""
         return self.memory.table.facts
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of one device that can be used."""
+        """Return the usable bytes of one device."""
         return int(self.memory_bytes * (1 - FRAGMENTS))
 
     @property
     def trainer_budget(self) -> int:
-        """What a trainer rank may use; a sleeping engine's process is beside it."""
+        """Return the bytes that a trainer rank may use beside the process of a sleeping engine."""
         return self.usable_bytes - (self.reached.asleep if self.colocated else 0)
 
     @property
     def reached(self) -> Reached:
-        """Of the devices; without graphs where the recipe wants none."""
+        """Return the efficiency constants of the devices, without CUDA graphs if the recipe
+        disables them."""
         return self.time.reached
 
 
@@ -85,7 +86,7 @@ def search_space(
     size: int,
     teachers: Sequence[ModelFacts] = (),
 ) -> SearchSpace:
-    """All that the search depends on."""
+    """Collect everything that the search depends on."""
     device, _ = spec_of(machine)
     reaches = reached(device.name)
     if not recipe.engines.cuda_graphs:
@@ -154,8 +155,8 @@ def search_space(
 
 
 def teacher_passes(teachers: Sequence[ModelFacts], table: WeightTable) -> float:
-    """What teachers compute in a step, in forward passes of the policy over all tokens: each scores
-    the prompts that are its own, here equally many."""
+    """Return the cost of the teachers in a step, in forward passes of the policy over all tokens.
+    Each teacher scores its own prompts, an equal share here."""
     own = token_flops(table).matmul
     return sum(token_flops(models.table(facts)).matmul / own for facts in teachers) / max(
         len(teachers), 1
@@ -163,11 +164,12 @@ def teacher_passes(teachers: Sequence[ModelFacts], table: WeightTable) -> float:
 
 
 def values_to_try(pin: int | None, free: Iterable[int], *, most: int) -> list[int]:
-    """Of one axis: the pinned value alone, or those of `free` up to `most`."""
+    """Return the values to try on one axis: the pinned value alone, or the values of `free` up to
+    `most`."""
     return [pin] if pin is not None else [value for value in free if value <= most]
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of the number, ascending."""
+    """Return all divisors of the number in ascending order."""
     small = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
     return sorted({*small, *(number // value for value in small)})

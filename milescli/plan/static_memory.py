@@ -1,4 +1,4 @@
-"""What a rank holds whatever the batch: its parameters, their weights, gradients and optimizer
+"""Counts what a rank holds for any batch: its parameters, their weights, gradients and optimizer
 state, and copies of these. Pure; called by `memory`."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WIDE = (".A_log", ".self_attention.out_norm.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """Of one kind of weights: as they are, and as they are laid out in flat memory (each start
-    aligned)."""
+    """Counts the elements of one kind of weights, as they are and with each start aligned in flat
+    memory."""
 
     plain: int = 0
     aligned: int = 0
@@ -43,27 +43,27 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What one rank holds."""
+class WeightCounts:
+    """Counts the weights that one rank holds."""
 
     dense: Numbers = Numbers()
-    """Of the model's dtype; the same on all data- and context-parallel ranks."""
+    """Weights in the model's dtype that are equal on all data- and context-parallel ranks."""
     experts: Numbers = Numbers()
-    """The same on the `expert_dp` ranks."""
+    """Weights that are equal on the `expert_dp` ranks."""
     wide: Numbers = Numbers()
     """Kept in float32 whatever the model is in."""
     frozen: Numbers = Numbers()
 
-    def __add__(self, other: Held) -> Held:
-        return Held(
+    def __add__(self, other: WeightCounts) -> WeightCounts:
+        return WeightCounts(
             dense=self.dense + other.dense,
             experts=self.experts + other.experts,
             wide=self.wide + other.wide,
             frozen=self.frozen + other.frozen,
         )
 
-    def __sub__(self, other: Held) -> Held:
-        return Held(
+    def __sub__(self, other: WeightCounts) -> WeightCounts:
+        return WeightCounts(
             dense=self.dense - other.dense,
             experts=self.experts - other.experts,
             wide=self.wide - other.wide,
@@ -72,23 +72,23 @@ class Held:
 
     @property
     def total(self) -> int:
-        """All of them, without gaps."""
+        """Return the number of all weights, without alignment gaps."""
         return self.dense.plain + self.experts.plain + self.wide.plain + self.frozen.plain
 
 
 @dataclass(slots=True)
 class Counter:
-    """Counts for one model; remembers what it counted, since a search asks for the same cuts many
-    times."""
+    """Counts the weights of one model per rank. Caches results, since a search asks for the same
+    cuts many times."""
 
     table: WeightTable
     _groups: list[tuple[tuple[Entry, int], ...]] = field(default_factory=list)
     """[layers + 1] entries of each layer, with how many experts; last, those outside of layers."""
     _kinds: list[int] = field(default_factory=list)
     """[layers] the first layer that is alike."""
-    _sums: dict[tuple[int, int, int], list[Held]] = field(default_factory=dict)
+    _sums: dict[tuple[int, int, int], list[WeightCounts]] = field(default_factory=dict)
     """(tp, ep, etp) -> [layers + 1] of all layers before."""
-    _stages: dict[object, list[Held]] = field(default_factory=dict)
+    _stages: dict[object, list[WeightCounts]] = field(default_factory=dict)
     _distinct: dict[object, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,31 +103,31 @@ class Counter:
             alike = tuple((id(entry.rule), entry.shapes, times) for entry, times in groups[layer])
             self._kinds.append(seen.setdefault(alike, layer))
 
-    def stage(self, layout: TrainerLayout, stage: int) -> Held:
-        """Of a rank of pipeline stage `stage`."""
+    def stage(self, layout: TrainerLayout, stage: int) -> WeightCounts:
+        """Return the weights of a rank of pipeline stage `stage`."""
         return self.stages(layout)[stage]
 
-    def fullest(self, layout: TrainerLayout) -> Held:
-        """What a rank of the stage that holds most holds."""
-        held = self.stages(layout)
+    def fullest(self, layout: TrainerLayout) -> WeightCounts:
+        """Return the weights of a rank of the stage that holds most."""
+        counts = self.stages(layout)
         return max(
-            (held[stage] for stage in self.distinct_stages(layout)),
+            (counts[stage] for stage in self.distinct_stages(layout)),
             key=lambda counted: counted.total,
         )
 
-    def stages(self, layout: TrainerLayout) -> list[Held]:
-        """[pp] of one rank of each stage."""
+    def stages(self, layout: TrainerLayout) -> list[WeightCounts]:
+        """Return [pp] the weights of one rank of each stage."""
         key = self._key(layout)
         if key not in self._stages:
             self._stages[key] = self._count(layout)
         return self._stages[key]
 
     def distinct_stages(self, layout: TrainerLayout) -> tuple[int, ...]:
-        """The first of each kind of stage that holds the same, and the last stage."""
+        """Return the first stage of each kind of equal stages, and the last stage."""
         key = self._key(layout)
         if key not in self._distinct:
-            held = self.stages(layout)
-            firsts = {counted: stage for stage, counted in reversed(list(enumerate(held)))}
+            counts = self.stages(layout)
+            firsts = {counted: stage for stage, counted in reversed(list(enumerate(counts)))}
             self._distinct[key] = tuple(sorted({*firsts.values(), layout.pp - 1}))
         return self._distinct[key]
 
@@ -142,38 +142,39 @@ class Counter:
             layout.last_stage_layers,
         )
 
-    def _count(self, layout: TrainerLayout) -> list[Held]:
+    def _count(self, layout: TrainerLayout) -> list[WeightCounts]:
         sums = self._layer_sums(layout)
         ends = list(accumulate(stage_sizes(layout, self.table.facts.num_layers)))
-        held = [sums[end] - sums[start] for start, end in zip([0, *ends], ends, strict=False)]
-        held[0] = held[0] + self._outside(layout, first=True)
-        held[-1] = held[-1] + self._outside(layout, first=False)
+        counts = [sums[end] - sums[start] for start, end in zip([0, *ends], ends, strict=False)]
+        counts[0] = counts[0] + self._outside(layout, first=True)
+        counts[-1] = counts[-1] + self._outside(layout, first=False)
         facts = self.table.facts
         if (facts.tied_embeddings or facts.trains_mtp) and layout.pp > 1:
             # the last stage has a copy of the embedding as its output layer, or for its MTP layer
-            held[-1] = held[-1] + self._outside(layout, first=True)
-        return held
+            counts[-1] = counts[-1] + self._outside(layout, first=True)
+        return counts
 
-    def _layer_sums(self, layout: TrainerLayout) -> list[Held]:
+    def _layer_sums(self, layout: TrainerLayout) -> list[WeightCounts]:
         key = (layout.tp, layout.ep, layout.etp)
         if key not in self._sums:
-            of_kind = {kind: _held(self._groups[kind], *key) for kind in set(self._kinds)}
+            of_kind = {kind: _count_entries(self._groups[kind], *key) for kind in set(self._kinds)}
             self._sums[key] = list(
-                accumulate((of_kind[kind] for kind in self._kinds), initial=Held())
+                accumulate((of_kind[kind] for kind in self._kinds), initial=WeightCounts())
             )
         return self._sums[key]
 
-    def _outside(self, layout: TrainerLayout, *, first: bool) -> Held:
+    def _outside(self, layout: TrainerLayout, *, first: bool) -> WeightCounts:
         entries = [
             entry
             for entry in self._groups[-1]
             if entry[0].megatron.startswith("embedding.") is first
         ]
-        return _held(entries, layout.tp, layout.ep, layout.etp)
+        return _count_entries(entries, layout.tp, layout.ep, layout.etp)
 
     def engine_total(self, *, tp: int, ep: int, attention_dp: int) -> int:
-        """Numbers that one of `tp` ranks of an engine holds: heads are cut by tp / attention_dp,
-        experts by tp in any case, the vocabulary by tp. What has no axis is held by all."""
+        """Return the number of weights on one of the `tp` ranks of an engine: heads are cut by tp /
+        attention_dp, experts and vocabulary by tp. Every rank holds the weights that have no
+        axis."""
         total = 0
         for group in self._groups:
             for entry, times in group:
@@ -192,7 +193,7 @@ class Counter:
         return total
 
 
-def _held(entries: object, tp: int, ep: int, etp: int) -> Held:
+def _count_entries(entries: object, tp: int, ep: int, etp: int) -> WeightCounts:
     sums = {"dense": [0, 0], "experts": [0, 0], "wide": [0, 0], "frozen": [0, 0]}
     for entry, times in entries:  # type: ignore[attr-defined]
         size, count = _cut(entry, tp=tp, etp=etp), 1
@@ -204,7 +205,7 @@ def _held(entries: object, tp: int, ep: int, etp: int) -> Held:
             kind = "wide" if _is_wide(entry) else "dense"
         sums[kind][0] += size * count
         sums[kind][1] += -(-size // _ALIGN) * _ALIGN * count
-    return Held(
+    return WeightCounts(
         **{kind: Numbers(plain=plain, aligned=aligned) for kind, (plain, aligned) in sums.items()}
     )
 
@@ -231,20 +232,21 @@ def _cut(entry: Entry, *, tp: int, etp: int) -> int:
     return size
 
 
-HELD = 3
+STATE_COPIES = 3
 """Times the state: beside the rank, whence it is sent while the rank trains on; and with a keeper
 the copy that counts and the one that is coming in."""
 
 
 def copies_bytes(static: tuple[int, int, int], *, has_critic: bool, reference: int) -> int:
-    """Of one rank, reckoned on its own node: a keeper on another holds as much of its neighbour's.
-    `static`: weights, gradients (which are not copied) and optimizer of one model; `reference`:
-    frozen weights, or 0."""
-    return HELD * ((static[0] + static[2]) * (1 + has_critic) + reference)
+    """Return the bytes of one rank's state copies, counted on its own node: the keeper on another
+    node holds as much for its neighbour. `static` is (weights, gradients (not copied), optimizer)
+    of one model; `reference` is the bytes of frozen weights, or 0."""
+    return STATE_COPIES * ((static[0] + static[2]) * (1 + has_critic) + reference)
 
 
 def note_copies(recipe: Recipe, *, size_bytes: int, log: Log) -> None:
-    """Nothing where none are taken. `size_bytes`: of one node."""
+    """Log the memory of state copies. Does nothing if none are taken. `size_bytes` is that of one
+    node."""
     every = recipe.fault.copy_every
     if not every:
         return
@@ -263,89 +265,90 @@ _PAD = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLoad:
-    """What memory depends on, beside model and layout."""
+    """Holds what memory depends on, beside model and layout."""
 
     size: int
     """Bytes of a weight: 2 (bf16) or 4 (fp32)."""
     row_tokens: int
-    """Of the longest row on one rank: the microbatch cap."""
+    """Tokens of the longest row on one rank: the microbatch cap."""
     num_microbatches: int
-    """Of one rank in one update."""
+    """Microbatches of one rank in one update."""
     keeps_reference: bool
     critic: Literal["none", "in_turn", "beside"]
     """in_turn: of critic and policy one waits in host memory; beside: both stand in main memory."""
     teachers: tuple[ModelFacts, ...] = ()
-    """Of the models that the ranks hold beside the policy and do not train."""
-    teachers_beside: bool = False
-    """They stand in main memory with the policy; else in turn, as the critic."""
+    """Facts of the models that the ranks hold beside the policy and do not train."""
+    teachers_resident: bool = False
+    """True if teachers stay in memory with the policy; else they take turns, as the critic does."""
     takes_copies: bool = False
-    """Of its state (`fault.copy_every`)."""
+    """True if ranks copy their state (`fault.copy_every`)."""
     saves_copy: bool = False
-    """Copies its state to host memory, whence a checkpoint is written (`checkpoint.async_save`). On
-    a CPU a checkpoint is written from where the state is."""
+    """True if ranks copy their state to host memory, from where a checkpoint is written
+    (`checkpoint.async_save`). On a CPU a checkpoint is written in place."""
     sleeps: bool
-    """Goes to host memory while the engines generate."""
+    """True if the trainer moves to host memory while the engines generate."""
     bucket_bytes: int
-    """Of weight sync."""
+    """Size of a weight-sync bucket."""
     packing: Packing = field(default_factory=Packing)
     on_host: bool = False
-    """The device is a CPU."""
+    """True if the device is a CPU."""
     fused_swiglu: bool = False
-    """See `activations.layer_bytes`; of float32 on a CPU."""
+    """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
 
 
-def frozen_bytes(held: Held, *, size: int) -> int:
-    """Bytes of weights that are loaded and not trained."""
-    return held.total * size + held.wide.plain * (4 - size)
+def frozen_bytes(counts: WeightCounts, *, size: int) -> int:
+    """Return the bytes of weights that are loaded and not trained."""
+    return counts.total * size + counts.wide.plain * (4 - size)
 
 
-def saved_bytes(held: Held, layout: TrainerLayout, *, size: int) -> int:
-    """Of what one rank's part of a checkpoint is copied from a device: the optimizer's states, and
-    the weights whose states the rank has."""
+def saved_bytes(counts: WeightCounts, layout: TrainerLayout, *, size: int) -> int:
+    """Return the bytes that one rank copies from its device for a checkpoint: the optimizer's
+    states, and the weights whose states the rank holds."""
     shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
-    weights = held.dense.plain / shards + held.experts.plain / expert_shards
-    wide = 4 * held.wide.plain / shards
-    return static_bytes(held, layout, size=size)[2] + int(weights * size + wide)
+    weights = counts.dense.plain / shards + counts.experts.plain / expert_shards
+    wide = 4 * counts.wide.plain / shards
+    return static_bytes(counts, layout, size=size)[2] + int(weights * size + wide)
 
 
-def static_bytes(held: Held, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
-    """(weights, gradients, optimizer) on the device, as `backends.megatron.optimizer` has Megatron
-    allocate them: gradients in float32; Adam's two moments in float32, and float32 weights beside
-    bfloat16 ones, spread over the data- and context-parallel ranks, those of experts over the ranks
-    that hold the same experts (ZeRO stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
+def static_bytes(counts: WeightCounts, layout: TrainerLayout, *, size: int) -> tuple[int, int, int]:
+    """Return (weights, gradients, optimizer) in bytes on the device, as
+    `backends.megatron.state.optimizer` has Megatron allocate them: float32 gradients; Adam's two
+    moments in float32, and float32 weights beside bfloat16 ones, sharded over the data- and
+    context-parallel ranks, and those of experts over the ranks that hold the same experts (ZeRO
+    stage 1: Rajbhandari et al., arXiv 1910.02054, section 5.1)."""
     shards, expert_shards = layout.dp * layout.cp, layout.expert_dp
-    dense, wide = _padded(held.dense.aligned, shards), _padded(held.wide.aligned, shards)
-    experts = _padded(held.experts.aligned, expert_shards)
-    weights = (dense + experts + held.frozen.plain) * size + 4 * wide
+    dense, wide = _padded(counts.dense.aligned, shards), _padded(counts.wide.aligned, shards)
+    experts = _padded(counts.experts.aligned, expert_shards)
+    weights = (dense + experts + counts.frozen.plain) * size + 4 * wide
     gradients = 4 * (dense + experts + wide)
     copies, moments = (0 if size == 4 else 4), 8
-    shared = held.dense.plain / shards + held.experts.plain / expert_shards
+    shared = counts.dense.plain / shards + counts.experts.plain / expert_shards
     optimizer = (
         0.0
         if layout.offload_optimizer
-        else (copies + moments) * shared + moments * held.wide.plain / shards
+        else (copies + moments) * shared + moments * counts.wide.plain / shards
     )
     return weights, gradients, int(optimizer)
 
 
 def host_bytes(
-    held: Held, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
+    counts: WeightCounts, layout: TrainerLayout, load: TrainerLoad, static: tuple[int, int, int]
 ) -> int:
-    """Of the node's main memory: optimizer states that are offloaded, and what a sleeping rank or a
-    reference keeps there. `static`: what `static_bytes` says of the model."""
+    """Return the bytes of the node's main memory: offloaded optimizer states, and what a sleeping
+    rank or a reference keeps there. `static` comes from `static_bytes`."""
     host = 0
     if load.keeps_reference:
         # the frozen weights; beside a device the current ones too, while those take their place
-        host += (2 - load.teachers_beside) * held.total * load.size
+        host += (2 - load.teachers_resident) * counts.total * load.size
     if load.critic == "beside":
         host += sum(static)
     elif load.critic == "in_turn":
         host += static[0] + static[2]
-    if load.sleeps or (load.teachers and not load.teachers_beside):
+    if load.sleeps or (load.teachers and not load.teachers_resident):
         host += static[0] + static[2]
     if layout.offload_optimizer:
-        host += static_bytes(held, replace(layout, offload_optimizer=False), size=load.size)[2]
+        host += static_bytes(counts, replace(layout, offload_optimizer=False), size=load.size)[2]
     return host
 
 

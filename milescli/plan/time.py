@@ -1,5 +1,5 @@
-"""Seconds of each phase of a step, by rooflines: work divided by what the devices can do at most,
-times the share that runs reach (`devices.Reached`). The work itself is counted. Pure."""
+"""Predicts the seconds of each phase of a step by rooflines: the counted work, divided by the
+devices' peak rates and by the share of them that runs reach (`devices.Reached`). Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ in long sequences. Where lengths are spread evenly from 0 to the longest, it is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one step has to do."""
+    """Describes the work of one step."""
 
     num_samples: int
     num_prompts: int
@@ -41,32 +41,32 @@ class Work:
     """Bytes of a weight."""
     bucket_bytes: int
     engines_apart: int = 0
-    """Of the engines, so many sample nothing of the step."""
+    """Number of engines that sample nothing for the step."""
 
     @property
     def sequence_tokens(self) -> float:
-        """Mean of prompt and response."""
+        """Return the mean length of prompt plus response, in tokens."""
         return self.prompt_tokens + self.response_tokens
 
     @property
     def typical_tokens(self) -> int:
-        """Length of the sequence in which the mean token stands."""
+        """Return the length of the sequence in which the mean token stands."""
         return max(1, int(UNEVEN * self.sequence_tokens))
 
     @property
     def tokens(self) -> float:
-        """Of all sequences."""
+        """Return the tokens of all sequences."""
         return self.num_samples * self.sequence_tokens
 
     def rank_tokens(self, dp: int) -> float:
-        """Of the busiest of `dp` ranks: its share, and the longest sequence at least in each
-        update."""
+        """Return the tokens of the busiest of `dp` ranks: its share, and at least the longest
+        sequence in each update."""
         return max(self.tokens / dp, self.updates * (self.prompt_tokens + self.longest_response))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSeconds:
-    """Seconds of all updates of a step."""
+    """Holds the seconds of all updates of a step."""
 
     compute: float
     bubble: float
@@ -83,14 +83,15 @@ class TrainSeconds:
 
     @property
     def total(self) -> float:
-        """Nothing overlaps: the trainer runs them one after the other."""
+        """Return the sum: nothing overlaps, since the trainer runs the parts one after the
+        other."""
         between = self.bubble + self.stages + self.tensor + self.experts + self.data
         return self.compute + between + self.optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSeconds:
-    """Seconds of one step's rollout."""
+    """Holds the seconds of one step's rollout."""
 
     prefill: float
     decode: float
@@ -99,7 +100,7 @@ class RolloutSeconds:
 
     @property
     def total(self) -> float:
-        """Together."""
+        """Return the seconds of prefill and decoding together."""
         return self.prefill + self.decode
 
 
@@ -135,14 +136,14 @@ class TimeModel:
         self._head_part, self._logits_part = top / self.flops.matmul, logits / self.flops.matmul
 
     def num_microbatches(self, layout: TrainerLayout, work: Work, cap: int) -> int:
-        """The number of microbatches of one rank in one update."""
+        """Return the number of microbatches of one rank in one update."""
         rows = work.tokens / (work.updates * layout.dp * cap * layout.cp)
         # sequences do not fill rows to the brim
         fewest = math.ceil(rows * 1.05) if rows > 1 else 1
         return max(1, min(fewest, math.ceil(work.num_samples / (work.updates * layout.dp))))
 
     def train(self, layout: TrainerLayout, work: Work, *, cap: int) -> TrainSeconds:
-        """`cap`: tokens of a microbatch on one rank."""
+        """Predict the seconds of training. `cap` is the tokens of a microbatch on one rank."""
         passes = 3 + (layout.recompute == "full") + work.extra_forwards
         count = self.num_microbatches(layout, work, cap)
         compute = self._compute_seconds(layout, work, count=count, passes=passes)
@@ -164,7 +165,7 @@ class TimeModel:
         back: not for the weights' own gradients), so that few tokens at many weights are bound by
         memory; and adds its gradients to float32 ones, as a step of its own. Logits are computed
         again for the gradients (`train.vocab_parallel`); where all else is, that is a pass."""
-        held, microbatches = self.memory.counter.fullest(layout), work.updates * count
+        counts, microbatches = self.memory.counter.fullest(layout), work.updates * count
         ranks = layout.tp * layout.pp * layout.cp
         once = work.rank_tokens(layout.dp) / (ranks * self.device.bf16_flops)
         slowest = self._slowest_stage(layout, head=self._head_part)
@@ -182,14 +183,14 @@ class TimeModel:
         plain = self.flops.forward_mean(work.typical_tokens) - self._routed
         dense = max(
             (even * plain + again) / self.reached.train_share,
-            read * (held.dense.plain + held.wide.plain),
+            read * (counts.dense.plain + counts.wide.plain),
         )
         experts = max(
-            even * self._routed * IMBALANCE / self.reached.expert_share, read * held.experts.plain
+            even * self._routed * IMBALANCE / self.reached.expert_share, read * counts.experts.plain
         )
         added = (
             microbatches
-            * held.total
+            * counts.total
             * (2 * work.size + 8)
             / (self.device.memory_bandwidth * self.reached.decode_share)
         )
@@ -287,11 +288,11 @@ class TimeModel:
 
     def _data_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Reduce-scatter of float32 gradients and all-gather of weights, once an update."""
-        held = self.memory.trained.fullest(layout)
+        counts = self.memory.trained.fullest(layout)
         seconds = 0.0
         for numbers, ranks, stride in (
-            (held.dense.plain + held.wide.plain, layout.dp * layout.cp, layout.tp),
-            (held.experts.plain, layout.expert_dp, layout.ep * layout.etp),
+            (counts.dense.plain + counts.wide.plain, layout.dp * layout.cp, layout.tp),
+            (counts.experts.plain, layout.expert_dp, layout.ep * layout.etp),
         ):
             if ranks > 1 and numbers:
                 link = self.links.ring(ranks, stride=stride)
@@ -301,8 +302,8 @@ class TimeModel:
     def _optimizer_seconds(self, layout: TrainerLayout, work: Work) -> float:
         """Adam reads and writes weights, moments and gradients once; on the host where they are
         there."""
-        held = self.memory.trained.fullest(layout)
-        own = held.dense.plain / (layout.dp * layout.cp) + held.experts.plain / layout.expert_dp
+        counts = self.memory.trained.fullest(layout)
+        own = counts.dense.plain / (layout.dp * layout.cp) + counts.experts.plain / layout.expert_dp
         if layout.offload_optimizer:
             return (
                 work.updates * own * (8 / self.reached.host_bandwidth + 1 / self.reached.host_adam)
@@ -310,10 +311,10 @@ class TimeModel:
         return work.updates * own * 30 / (self.device.memory_bandwidth * self.reached.decode_share)
 
     def rollout(self, layout: EngineLayout, work: Work, *, cache_bytes: int) -> RolloutSeconds:
-        """`cache_bytes`: of one engine rank. Of the engine with the most requests: it decodes as
-        many at once as its cache and its limit hold, a token each per step; a step reads the
-        weights that its tokens need and the caches of all running requests. The last requests run
-        on by themselves."""
+        """Predict the seconds of rollout on the engine with the most requests. `cache_bytes` is the
+        cache of one engine rank. The engine decodes as many requests at once as its cache and its
+        limit allow, one token each per step; a step reads the weights that its tokens need and the
+        caches of all running requests. The last requests finish alone."""
         context = work.prompt_tokens + work.response_tokens / 2
         request_bytes = self.memory.cache_bytes(
             layout, size=work.size, tokens=int(context) + 1, sequences=1
@@ -376,9 +377,9 @@ class TimeModel:
         )
 
     def sync(self, layout: TrainerLayout, work: Work, *, num_receivers: int | None) -> float:
-        """Every trainer rank gathers all that is sent bucket by bucket, and hands it on within
-        its device (None), or rank 0 sends it to `num_receivers` devices of engines; see
-        `weights.base`."""
+        """Predict the seconds of a publication. Every trainer rank gathers the weights bucket by
+        bucket, and hands them over within its device (`num_receivers` None), or rank 0 sends them
+        to `num_receivers` engine devices (see `weights.base`)."""
         model = self.memory.sent.table.num_parameters * work.size
         gather = model / self.links.ring(layout.world_size) if layout.world_size > 1 else 0.0
         link = (
@@ -389,5 +390,6 @@ class TimeModel:
         return gather + model / link + math.ceil(model / work.bucket_bytes) * self.reached.bucket_s
 
     def turns(self, static_bytes: int) -> float:
-        """A sleeping trainer's way to host memory and back."""
+        """Predict the seconds that a sleeping trainer takes to move its state to host memory and
+        back."""
         return 2 * static_bytes / self.reached.host_bandwidth

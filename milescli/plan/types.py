@@ -1,4 +1,4 @@
-"""The decision: what will run where. Plain data; equal inputs give equal bytes."""
+"""The plan: what will run where. Plain data; equal inputs give equal bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ the trainer, experts and attention of the engines, forecast. 3: roles, without o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLayout:
-    """How the model is spread over trainer ranks; Megatron's order tp-cp-ep-dp-pp."""
+    """Describes how the model is spread over trainer ranks, in Megatron's order tp-cp-ep-dp-pp."""
 
     tp: int = 1
     pp: int = 1
@@ -26,9 +26,9 @@ class TrainerLayout:
     dp: int = 1
     sequence_parallel: bool = False
     first_stage_layers: int | None = None
-    """Of the first pipeline stage; None: as many as the others."""
+    """Layers of the first pipeline stage; None: as many as the others."""
     last_stage_layers: int | None = None
-    """The same of the last stage."""
+    """Layers of the last pipeline stage; None: as many as the others."""
     recompute: Literal["none", "full"] = "none"
     """full: only the inputs of layers are kept for the backward pass, which computes the rest
     again."""
@@ -38,29 +38,29 @@ class TrainerLayout:
 
     @property
     def expert_dp(self) -> int:
-        """Ranks of one stage that hold the same experts."""
+        """Return the number of ranks of one stage that hold the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     def dp_rank(self, rank: int) -> int:
-        """Data-parallel rank of a trainer rank."""
+        """Return the data-parallel rank of a trainer rank."""
         return rank // (self.tp * self.cp) % self.dp
 
     @property
     def world_size(self) -> int:
-        """The number of trainer ranks."""
+        """Return the number of trainer ranks."""
         return self.tp * self.pp * self.cp * self.dp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLayout:
-    """The rollout fleet."""
+    """Describes the rollout fleet."""
 
     num: int = 1
     tp: int = 1
     """Devices of one engine."""
     ep: int = 1
-    """Of these tp devices, so many groups share out the experts between them; 1: every device has a
-    slice of every expert."""
+    """Number of groups of the tp devices that share the experts out; 1: every device has a slice of
+    every expert."""
     attention_dp: int = 1
     """Requests are shared out to so many groups of the tp devices, each with its own cache; 1:
     attention is cut by heads over all."""
@@ -70,16 +70,16 @@ class EngineLayout:
     memory_fraction: float = 0.7
     context_length: int = 4096
     cpu_threads: int | None = None
-    """Of each rank on a CPU; None: the plan's."""
+    """Threads of each rank on a CPU; None: the plan's."""
 
 
 NO_ENGINES = EngineLayout(num=0)
-"""Of a run that samples nothing."""
+"""The engines of a run that samples nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One device (or, on a CPU, one share of it) and what runs there."""
+    """Describes one device (or, on a CPU, one share of it) and the ranks that run there."""
 
     node: int
     device: int
@@ -92,7 +92,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """The arithmetic of one step."""
+    """Holds the batch arithmetic of one step."""
 
     prompts_per_step: int
     """Rows, where a run learns from rows."""
@@ -102,20 +102,20 @@ class BatchPlan:
     """prompts_per_step * samples_per_prompt"""
     updates_per_step: int
     max_tokens_per_microbatch: int
-    """On one rank; a lone longer sequence is a microbatch all the same."""
+    """The limit on one rank; a single longer sequence is still a microbatch."""
     max_sequence_tokens: int
     """Longest prompt and response together, or longest row."""
     of_rows: bool = False
-    """It is read from a file; else engines sample it."""
+    """True if the batch is read from a file, False if engines sample it."""
 
     def max_row_tokens(self, cp: int) -> int:
-        """Of a packed row, which `cp` ranks share."""
+        """Return the most tokens of a packed row, which `cp` ranks share."""
         return self.max_tokens_per_microbatch * cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """One model of the run, and where it lives."""
+    """Describes one model of the run, and where it lives."""
 
     name: Literal["policy", "reference", "critic", "draft", "teacher", "reward_model"]
     """policy: what is trained; reference: its weights before RL, frozen; critic: learns what the
@@ -130,7 +130,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """One choice, and why."""
+    """Records one choice and its reason."""
 
     key: str
     value: str
@@ -144,7 +144,7 @@ tests; estimate: from experience or a data sheet; measured: on such a device."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part of a device's memory."""
+    """Holds one part of a device's memory."""
 
     name: str
     size_bytes: int
@@ -160,8 +160,9 @@ needs nothing more."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessMemory:
-    """What one process of a run on a CPU will hold of main memory, or several that belong together.
-    What a process has freed mostly stays with it: a phase includes what was needed before."""
+    """Predicts the main memory of one process of a run on a CPU, or of several that belong
+    together. A process mostly retains what it has freed, so a phase includes what was needed
+    before."""
 
     name: str
     """trainer-rank-0, engine-1 (of all its processes), others (driver, Ray); as logs are called."""
@@ -169,52 +170,52 @@ class ProcessMemory:
     phases: dict[str, int]
     """Phase -> bytes."""
     shared_bytes: int = 0
-    """Of those in `start` and `publish`: weights on their way, which sender and readers map, and
-    which are there once."""
+    """Bytes within `start` and `publish` of weights in transit, which sender and readers map, and
+    which exist once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another layout that was weighed."""
+    """Describes another layout that the search evaluated."""
 
     layout: str
     step_s: float
     train_s: float
     train_bytes: int
-    """Of the fullest device while it trains."""
+    """Memory of the fullest device while it trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What the run will need. Times are estimates by rooflines (`plan.time`); nothing of it was
-    measured on this machine, at most on another with such devices."""
+    """Predicts what the run will need. Times are roofline estimates (`plan.time`), measured at most
+    on other machines with such devices."""
 
     device: str
     memory_bytes: int
-    """Of one device."""
+    """Memory of one device."""
     training: list[Part]
-    """On the fullest device while the trainer works."""
+    """Memory of the fullest device while the trainer works."""
     rollout: list[Part]
-    """The same while engines generate."""
+    """Memory of the fullest device while the engines generate."""
     publishing_bytes: int
-    """The same while trainer and engines both hold weights; 0 where they have devices of their
-    own."""
+    """Memory of the fullest device while trainer and engines both hold weights; 0 if they have
+    devices of their own."""
     host_bytes: int
-    """Of one node's main memory."""
+    """Main memory of one node."""
     host_memory_bytes: int
     cache_tokens: int
-    """That one engine can hold."""
+    """Tokens that one engine can hold."""
     rollout_s: float
     train_s: float
     sync_s: float
-    """Publishing, and the turns that colocated phases take."""
+    """Seconds of a publication, including the turns of colocated phases."""
     step_s: float
     train_parts_s: dict[str, float]
     """compute, bubble, tensor, experts, data, optimizer"""
     tokens_per_s: float
-    """Trained tokens, over the whole step."""
+    """Trained tokens per second over the whole step."""
     gpu_hours: float
-    """To the end of the recipe."""
+    """GPU-hours to the end of the recipe."""
     assumptions: list[str] = field(default_factory=list)
     """What the figures rest on."""
     alternatives: list[Alternative] = field(default_factory=list)
@@ -223,7 +224,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that the runtime needs to know beside the recipe."""
+    """Holds everything that the runtime needs to know beside the recipe."""
 
     device_kind: Literal["cuda", "rocm", "cpu"]
     collective: Literal["nccl", "gloo"]
@@ -244,7 +245,7 @@ class Plan:
     steps: int
     warmup_steps: int
     engines_apart: int = 0
-    """The last of the engines, which answer evaluations while the others sample."""
+    """Number of the last engines that answer evaluations while the others sample."""
     merges_adapter: bool = False
     """Engines are sent the model with the trained adapter merged in."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])
@@ -253,16 +254,16 @@ class Plan:
     forecast: Forecast | None = None
     """None on a CPU."""
     processes: list[ProcessMemory] = field(default_factory=list)
-    """What each holds of main memory, an estimate; empty where there are devices."""
+    """Main memory of each process, an estimate; empty if there are devices."""
     schema: int = PLAN_SCHEMA
 
     def to_json(self) -> str:
-        """Stable: equal plans give equal bytes."""
+        """Return stable JSON: equal plans give equal bytes."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The inverse of `to_json`."""
+        """Parse the output of `to_json`."""
         raw = json.loads(text)
         raw["trainer"] = TrainerLayout(**raw["trainer"])
         raw["engines"] = EngineLayout(**raw["engines"])
@@ -281,7 +282,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits over everything that runs: reasons and forecasts apart."""
+        """Return 16 hex digits over everything that runs; reasons and forecasts do not count."""
         raw = asdict(self)
         del raw["decisions"], raw["forecast"], raw["processes"]
         return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()[:16]
@@ -289,7 +290,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Log:
-    """The decisions of a plan, filled by `make` and what it calls."""
+    """Collects the decisions of a plan, from `make` and what it calls."""
 
     decisions: list[Decision] = field(default_factory=list)
 

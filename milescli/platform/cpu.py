@@ -17,20 +17,20 @@ _MEMORY_FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """This computer, as far as this process may use it."""
+    """Describes this computer as far as this process may use it."""
 
     cpu_cores: int
     """Physical cores; at least 1."""
     memory_bytes: int
     available_bytes: int
-    """Of `memory_bytes`: what can be had now."""
+    """Part of `memory_bytes` that is available now."""
     shm_bytes: int
     num_numa_nodes: int
 
 
 def read_host(*, root: Path = Path("/"), cpus: Collection[int] | None = None) -> HostFacts:
-    """`root` and `cpus` (logical CPUs that may be used) are for tests; by default this computer and
-    our own affinity."""
+    """Describe this computer and our own CPU affinity. `root` and `cpus` (usable logical CPUs)
+    replace them in tests."""
     usable = set(cpus) if cpus is not None else os.sched_getaffinity(0)
     groups = cgroup_folders(root)
     cores = _physical_cores(root, usable)
@@ -56,8 +56,8 @@ def _physical_cores(root: Path, usable: Collection[int]) -> int:
 
 
 def available_memory(*, root: Path = Path("/")) -> int:
-    """Bytes that can still be had: MemAvailable, or what a cgroup leaves of its limit, page cache
-    not counted; the smaller. 0 where the computer says neither."""
+    """Return the bytes that are still available: the smaller of MemAvailable and what a cgroup's
+    limit leaves, page cache not counted; 0 if the computer reports neither."""
     bounds = [*_memory_left(cgroup_folders(root))]
     if (of_computer := _meminfo(root, "MemAvailable")) is not None:
         bounds.append(of_computer)
@@ -98,8 +98,8 @@ def _numa_nodes(root: Path) -> int:
 
 
 def cgroup_folders(root: Path) -> list[Path]:
-    """Folders of our cgroup and of those around it, version 2 and the cpu and memory trees of
-    version 1."""
+    """Return the folders of our cgroup and its parents, of version 2 and of the cpu and memory
+    trees of version 1."""
     folders: list[Path] = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, name = line.split(":", 2)
@@ -135,7 +135,7 @@ def _memory_limits(groups: list[Path]) -> list[int]:
 
 
 def number_in(path: Path) -> int | None:
-    """The number that a file of a cgroup holds; None where it is not there, or says `max`."""
+    """Return the number in a cgroup's file; None if the file is missing or says `max`."""
     text = _text(path) or ""
     return int(text) if text.isdigit() else None
 

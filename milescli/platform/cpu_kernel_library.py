@@ -1,5 +1,5 @@
-"""Compiles `cpu_kernels.c` for the processor at hand, once: the library stays in the user's cache.
-Without a compiler there is none, and everybody computes by PyTorch's own calls."""
+"""Compiles `cpu_kernels.c` for this processor, once: the library stays in the user's cache. Without
+a compiler there is no library, and PyTorch's own calls are used."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FLAGS = (
 )  # fmt: skip
 ANOTHER_COMPILER = "export CC=gcc   # or another that knows OpenMP"
 COMPILE_TIMEOUT_S = 60.0
-"""It takes a second."""
+"""Bound on compiling, which takes a second."""
 
 
 class NoKernels(Exception):
-    """Says why there are none; `fix` is a command that may mend it."""
+    """Says why there are no kernels; `fix` is a command that may help."""
 
     def __init__(self, why: str, *, fix: str) -> None:
         super().__init__(why)
@@ -36,7 +36,7 @@ class NoKernels(Exception):
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The library, compiled if need be; None where that cannot be done, which the log tells."""
+    """Return the library, compiled if necessary; None, with a log message, if that fails."""
     try:
         return loaded()
     except NoKernels as error:
@@ -45,7 +45,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL:
-    """The same; raises NoKernels where it cannot be done."""
+    """Return the library; raises NoKernels if it cannot be compiled."""
     path = compiled()
     try:
         return ctypes.CDLL(str(path))
@@ -54,7 +54,7 @@ def loaded() -> ctypes.CDLL:
 
 
 def compiled() -> Path:
-    """The library's path. Raises NoKernels where there is no compiler, or it fails."""
+    """Return the library's path. Raises NoKernels if there is no compiler, or it fails."""
     compiler = find_compiler()
     if compiler is None:
         fix = "sudo apt-get install gcc   # or as your system calls it"
@@ -66,9 +66,9 @@ def compiled() -> Path:
 
 
 def find_compiler() -> str | None:
-    """What CC names, or the first of the usual ones on the PATH."""
+    """Return the compiler that CC names, or the first usual one on the PATH."""
     names = (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _key(compiler: str) -> str:
@@ -84,12 +84,12 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    told = {
+    description = {
         line.split(":", 1)[0].strip(): line
         for line in lines
         if line.startswith(("model name", "flags", "Features", "CPU part"))
     }
-    return "\0".join([platform.machine(), platform.processor(), *told.values()])
+    return "\0".join([platform.machine(), platform.processor(), *description.values()])
 
 
 def _folder() -> Path:

@@ -34,12 +34,12 @@ _BLOCK_VALUES = 16_384
 
 
 def are_there() -> bool:
-    """Whether the others may be called. The first call compiles, for a second."""
+    """Return True if the kernels are usable. The first call compiles them, which takes a second."""
     return load() is not None
 
 
 def suit(*tensors: torch.Tensor) -> bool:
-    """Whether these are tensors for them, and they are there."""
+    """Return True if the kernels are usable and support these tensors."""
     plain = all(x.dtype is torch.float32 and x.device.type == "cpu" for x in tensors)
     return plain and are_there()
 
@@ -60,8 +60,8 @@ def rms_norm(
     residual: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(normed, x + residual, or x where there is none), [..., W]: x / sqrt(mean(x^2) + eps) *
-    weight (arXiv 1910.07467). `scales` [rows]: takes what each row was multiplied by."""
+    """Return (normed, x + residual, or x without one), [..., W]: x / sqrt(mean(x^2) + eps) * weight
+    (arXiv 1910.07467). `scales` [rows] receives the factor of each row."""
     assert _is_laid(weight)
     x, stride = _rows(x)
     width = x.shape[-1]
@@ -87,7 +87,7 @@ def rms_norm(
 def rms_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of x [..., W] and of the weight [W]; `scales` as `rms_norm` gave them."""
+    """Return the gradients of x [..., W] and of the weight [W]; `scales` come from `rms_norm`."""
     (grad, grad_stride), (x, stride) = _rows(grad), _rows(x)
     width = x.shape[-1]
     rows, block = x.numel() // width, max(_BLOCK_VALUES // width, 1)
@@ -110,7 +110,7 @@ def rms_norm_backward(
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """[..., 2 F] -> [..., F]: silu(first half) * second half."""
+    """Compute silu(first half) * second half, [..., 2 F] -> [..., F]."""
     x = x.contiguous()
     width = x.shape[-1] // 2
     out = torch.empty((*x.shape[:-1], width))
@@ -121,7 +121,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def swiglu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """The gradient of `swiglu`'s argument, [..., 2 F]."""
+    """Return the gradient of `swiglu`'s argument, [..., 2 F]."""
     grad, x = grad.contiguous(), x.contiguous()
     width, out = grad.shape[-1], torch.empty(x.shape)
     _function("swiglu_backward")(
@@ -143,10 +143,10 @@ def rotate(
     positions: torch.Tensor | None = None,
     back: bool = False,
 ) -> torch.Tensor:
-    """x [T, heads, D]: (a, b) -> (a cos - b sin, b cos + a sin) of the halves of each head
-    (RoFormer, arXiv 2104.09864, eq. 34, halves instead of neighbours). `cosine` and `sine`
-    [rows, D / 2], whose rows are apart alike: that of token t, or `positions[t]`, is for t. `back`:
-    the other way round."""
+    """Rotate x [T, heads, D]: (a, b) -> (a cos - b sin, b cos + a sin) of the halves of each head
+    (RoFormer, arXiv 2104.09864, eq. 34, halves instead of neighbours). `cosine` and `sine` are
+    [rows, D / 2] with the same row stride; row t, or `positions[t]`, applies to token t. `back`
+    inverts the rotation."""
     if x.stride(-1) != 1:
         x = x.contiguous()
     assert len(cosine if positions is None else positions) == len(x)
@@ -184,9 +184,10 @@ def attend_slots(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """One new token of each request over its context: query [B, H, D], caches [slots, K, D] -> [B,
-    H, D]. `table` [requests, positions] int32: slots; `requests` [B] int64: rows of it; `lens` [B]
-    int64: positions in use, `longest` at most. `window`: that many of the last ones, 0 for all."""
+    """Compute attention of one new token per request over its context: query [B, H, D], caches
+    [slots, K, D] -> [B, H, D]. `table` [requests, positions] int32 holds slots; `requests` [B]
+    int64 are its rows; `lens` [B] int64 are the positions in use, at most `longest`. `window`
+    limits them to the last ones; 0 means all."""
     assert _is_laid(keys) and _is_laid(values)
     assert table.dtype is torch.int32 and table.stride(1) == 1
     assert _is_laid(requests, torch.int64) and _is_laid(lens, torch.int64)
@@ -225,8 +226,9 @@ def attend_packed(
     longest: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Causal attention within each sequence: query [S, H, D], key and value [S, K, D] -> [S, H, D],
-    and what the backward pass needs. `starts` [sequences + 1] int32: where each begins, then S."""
+    """Compute causal attention within each sequence: query [S, H, D], key and value [S, K, D] ->
+    [S, H, D], and what the backward pass needs. `starts` [sequences + 1] int32 says where each
+    begins, then S."""
     assert _is_laid(starts, torch.int32) and int(starts[-1]) == len(query)
     (query, *strides), (key, *more), (value, *rest) = map(_heads, (query, key, value))
     tokens, heads, size = query.shape
@@ -264,7 +266,7 @@ def attend_packed_backward(
     longest: int,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value of `attend_packed`, which gave `logs`."""
+    """Return the gradients of query, key and value of `attend_packed`, which returned `logs`."""
     laid = [_heads(x) for x in (grad, query, key, value)]
     (_, tokens), (_, groups, size) = logs.shape, key.shape
     gradients = tuple(torch.empty(x.shape) for x in (query, key, value))

@@ -27,11 +27,11 @@ _LINK = re.compile(r"NV\d+|X|PIX|PXB|PHB|NODE|SYS|C2C")
 
 
 def parse_devices(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from QUERY's lines. Lines that are no device (warnings of the
-    tool), or one that is gone, are passed over."""
+    """Parse devices and driver version from QUERY's lines. Skips warnings of the tool and lost
+    devices."""
     devices, driver = [], ""
     for fields in _rows(text):
-        if _said_of_gone(fields):
+        if _loss_message(fields):
             continue
         index, name, uuid, memory_mib, capability, driver, _ = fields
         memory = (
@@ -46,19 +46,18 @@ def parse_devices(text: str) -> tuple[list[Device], str]:
 
 
 def parse_gone(text: str) -> dict[int, str]:
-    """Index -> what QUERY says of a device that does not answer."""
-    return {int(fields[0]): said for fields in _rows(text) if (said := _said_of_gone(fields))}
+    """Map the index of each device that does not answer to QUERY's message."""
+    return {int(fields[0]): words for fields in _rows(text) if (words := _loss_message(fields))}
 
 
 def parse_cut(text: str) -> set[int]:
-    """Indices of the GPUs that are cut into instances, by QUERY."""
+    """Return the indices of the GPUs that are split into MIG instances, from QUERY."""
     return {int(fields[0]) for fields in _rows(text) if fields[6] == "Enabled"}
 
 
 def parse_instances(listing: str, summary: str, whole: list[Device]) -> list[Device]:
-    """The instances that INSTANCES lists of the devices `whole`, under their index. Memory by
-    SUMMARY; without it, what the profile's name promises (3g.40gb), which is a little more or
-    less."""
+    """Return the instances that INSTANCES lists of the devices `whole`, under their index. Memory
+    comes from SUMMARY, or approximately from the profile's name (3g.40gb)."""
     memory_mib = {
         (int(gpu), int(place)): int(mib) for gpu, place, mib in _INSTANCE_MEMORY.findall(summary)
     }
@@ -89,20 +88,20 @@ def _rows(text: str) -> list[list[str]]:
     ]
 
 
-def _said_of_gone(fields: list[str]) -> str:
+def _loss_message(fields: list[str]) -> str:
     """Of the name, UUID, memory or capability; empty where all is well."""
     return next((field for field in fields[1:5] if _GONE.search(field)), "")
 
 
 def parse_cuda_version(text: str) -> str:
-    """The newest CUDA that the driver bears, or an empty text."""
+    """Return the newest CUDA version that the driver supports, or an empty text."""
     match = _CUDA_VERSION.search(text)
     return match[1] if match else ""
 
 
 def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
-    """The slowest link between any two of the devices `indices`, from TOPOLOGY's matrix; pcie where
-    it cannot be read."""
+    """Return the slowest link between any two of the devices `indices`, from TOPOLOGY's matrix;
+    pcie if it is unreadable."""
     if len(indices) < 2:
         return "none"
     links = parse_links(text)
@@ -111,8 +110,8 @@ def parse_interconnect(text: str, *, indices: list[int]) -> Interconnect:
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
-    """(a, b) with a < b -> NV18, C2C, PIX, PXB, PHB, NODE or SYS, from TOPOLOGY's matrix; where the
-    two halves differ, the slower one."""
+    """Map (a, b) with a < b to NV18, C2C, PIX, PXB, PHB, NODE or SYS, from TOPOLOGY's matrix; if
+    the two halves differ, the slower one counts."""
     rows: dict[int, list[str]] = {}
     for line in _ESCAPES.sub("", text).splitlines():
         cells = line.split()

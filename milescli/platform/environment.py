@@ -21,21 +21,21 @@ it."""
 
 KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
 """Variables of torch's and oneDNN's own caches of kernels, which hold 1,024 each."""
-KERNELS_KEPT = "128"
+NUM_KERNELS = "128"
 """Of a trainer rank on a CPU, in each: more than the kinds of products in a model, forward and
 backward. Rows of other lengths need other kernels: with 1,024 a rank of the quickstart grew by 1.3
 GiB in its 400 warm-up steps."""
 
 
 class SlotView(Protocol):
-    """What must be known of a slot of a plan."""
+    """Declares what this module needs of a plan's slot."""
 
     @property
     def node(self) -> int: ...
 
 
 class PlanView(Protocol):
-    """What must be known of a plan."""
+    """Declares what this module needs of a plan."""
 
     @property
     def device_kind(self) -> Kind: ...
@@ -49,7 +49,7 @@ class PlanView(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One variable, and why it is set."""
+    """Holds one variable and its reason."""
 
     name: str
     value: str
@@ -62,7 +62,7 @@ class Setting:
 def trainer_environment(
     plan: PlanView, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """For one trainer rank of the plan; `devices` and `interfaces` as in `settings`."""
+    """Return the environment of one trainer rank; `devices` and `interfaces` as in `settings`."""
     return {
         setting.name: setting.value for setting in settings(plan, "trainer", devices, interfaces)
     }
@@ -71,7 +71,7 @@ def trainer_environment(
 def engine_environment(
     plan: PlanView, devices: Sequence[str] = (), interfaces: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """For one engine of the plan; `devices` and `interfaces` as in `settings`."""
+    """Return the environment of one engine; `devices` and `interfaces` as in `settings`."""
     return {
         setting.name: setting.value for setting in settings(plan, "engine", devices, interfaces)
     }
@@ -83,12 +83,11 @@ def settings(
     devices: Sequence[str] = (),
     interfaces: Mapping[str, str] | None = None,
 ) -> list[Setting]:
-    """All variables of one role, in a fixed order, no name twice.
+    """Return all variables of one role in a fixed order, without duplicates.
 
-    `devices`: what the actor may see, as `visibility.device_names` gives it; none: Ray decides (it
-    gives an actor the devices of its bundle, in an order of its own). `interfaces`: variable ->
-    network interface of the actor's node, where other nodes must reach it; none: all is on one
-    computer.
+    `devices` are those that the actor may see, from `visibility.device_names`; without any, Ray
+    decides (it gives an actor the devices of its bundle, in its own order). `interfaces` maps
+    variables to the network interface of the actor's node if other nodes must reach it.
     """
     of_vendor = {"cpu": _cpu, "cuda": _cuda, "rocm": _rocm}[plan.device_kind](plan, role)
     chosen = [*_network(interfaces), *of_vendor, *_visibility(plan.device_kind, devices)]
@@ -106,7 +105,7 @@ def _yielded(setting: Setting, environ: Mapping[str, str]) -> Setting:
 
 
 def environment_rows(plan: PlanView) -> list[tuple[str, str, str, str]]:
-    """(for whom, variable, value, why) for people: what is equal for trainer and engine once, then
+    """Return (role, variable, value, reason) for people: first what trainer and engine share, then
     what differs."""
     own = ["(its slot's device)"] if plan.device_kind != "cpu" else []
     several = len({slot.node for slot in plan.slots}) > 1
@@ -183,7 +182,7 @@ def _cpu(plan: PlanView, role: Role) -> list[Setting]:
         reason = "threads wait awake for the next operation, but let others have the core soon"
         chosen.append(Setting(name="GOMP_SPINCOUNT", value=SPIN_COUNT, reason=reason))
         reason = "oneDNN's kernels are made for one length of a row, and few lengths come twice"
-        chosen += [Setting(name=name, value=KERNELS_KEPT, reason=reason) for name in KERNEL_CACHES]
+        chosen += [Setting(name=name, value=NUM_KERNELS, reason=reason) for name in KERNEL_CACHES]
     return chosen
 
 

@@ -1,5 +1,5 @@
-"""What it means where a vendor's tool fails or a device does not answer, and what to do about it.
-Pure; `probe` finds them."""
+"""Explains failures of a vendor's tool and devices that do not answer, with fixes. Pure; `probe`
+finds them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from milescli.platform.visibility import CUDA, HIP, named_devices
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFault:
-    """Devices that are there and cannot be used."""
+    """Describes devices that exist and are not usable."""
 
     kind: Kind
     indices: tuple[int, ...] | None
-    """Of the devices; None: all of this kind; (): which one, the tool does not say."""
+    """Indices of the devices; None: all of this kind; (): the tool does not say which."""
     error: MachineError
 
     def concerns(self, environ: Mapping[str, str]) -> bool:
-        """Whether the visibility variables leave any of them."""
+        """Return True if the visibility variables include any of them."""
         named = named_devices(self.kind, environ)
         if named is None or not named:
             return named is None
@@ -118,7 +118,7 @@ _AMD: tuple[_Meaning, ...] = (
 
 
 def explain(kind: Kind, problem: str) -> MachineError:
-    """`problem`: what the tool said as it failed, with its name before."""
+    """Make the error of a tool that failed. `problem` is its message, prefixed by its name."""
     meanings, look = (
         (_NVIDIA, "nvidia-smi") if kind == "cuda" else (_AMD, "amd-smi static || rocm-smi")
     )
@@ -131,13 +131,13 @@ def explain(kind: Kind, problem: str) -> MachineError:
 
 
 def is_permission(problem: str) -> bool:
-    """Whether AMD's tool only complains of rights, which it takes from groups and the kernel need
-    not."""
+    """Return True if AMD's tool only lacks permissions, which it takes from groups and the kernel
+    may not require."""
     return bool(re.search(_AMD[0][0], problem))
 
 
-def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceFault:
-    """Device `index` is listed and does not answer; `others` do."""
+def lost(kind: Kind, index: int, words: str, *, others: Sequence[int]) -> DeviceFault:
+    """Make the fault of device `index`, which is listed and does not answer; `others` do."""
     look = "sudo dmesg | grep -i xid" if kind == "cuda" else "sudo dmesg | grep -i amdgpu"
     reset = (
         f"sudo nvidia-smi --gpu-reset -i {index}"
@@ -146,14 +146,14 @@ def lost(kind: Kind, index: int, said: str, *, others: Sequence[int]) -> DeviceF
     )
     error = MachineError(
         f"GPU {index} does not answer",
-        why=f"the vendor's tool says `{said}` of it; the driver has lost it, or it needs a reset",
+        why=f"the vendor's tool says `{words}` of it; the driver has lost it, or it needs a reset",
         fix=[f"{look}   # why", f"{reset} || sudo reboot", hide(kind, others)],
     )
     return DeviceFault(kind=kind, indices=(index,), error=error)
 
 
 def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFault:
-    """Device files of AMD's driver that are there and may not be opened, and the devices behind
+    """Make the fault of AMD device files without permission to open them, and of the devices behind
     them."""
     names = ", ".join(map(str, paths[:3])) + (
         f" and {len(paths) - 3} more" if len(paths) > 3 else ""
@@ -172,8 +172,8 @@ def closed(paths: Sequence[Path], indices: tuple[int, ...] | None) -> DeviceFaul
 
 
 def absent(path: Path, *, num_devices: int) -> DeviceFault:
-    """AMD's tool or driver lists devices, and the file through which programs use them is not
-    there."""
+    """Make the fault of devices that AMD's tool or driver lists although the file that programs use
+    is missing."""
     error = MachineError(
         f"{path} is not there",
         why=f"{num_devices} AMD devices are listed, but programs use them through this file; a "
@@ -188,7 +188,7 @@ def absent(path: Path, *, num_devices: int) -> DeviceFault:
 
 
 def hide(kind: Kind, others: Sequence[int] = ()) -> str:
-    """The command by which a run goes on without what is broken."""
+    """Return the command that continues a run without the broken device."""
     variable = CUDA if kind == "cuda" else HIP
     what = "without it" if others else "without GPUs: run on the CPU"
     return f"export {variable}={','.join(map(str, others))}   # {what}"

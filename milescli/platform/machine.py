@@ -1,5 +1,5 @@
-"""What the machine has, as plain data: read from a file, named (`8xH200`) or probed. Nothing is
-detected here (`probe`)."""
+"""Describes a machine as plain data: read from a file, named (`8xH200`) or probed. Detects nothing
+itself (`probe` does)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Interconnect = Literal["nvlink", "xgmi", "pcie", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator."""
+    """Describes one accelerator."""
 
     index: int
-    """As the vendor's tool counts on this node, before any visibility variable."""
+    """Index in the vendor's tool on this node, before any visibility variable."""
     name: str
     """NVIDIA H200"""
     memory_bytes: int
@@ -35,15 +35,14 @@ class Device:
 
 
 def is_instance(device: Device) -> bool:
-    """Whether it is a part of a GPU that is cut up (MIG)."""
+    """Return True if the device is a MIG instance of a GPU."""
     return device.uuid.startswith("MIG-")
 
 
 def is_accelerator(device: Device) -> bool:
-    """False for what the vendors' tools list beside accelerators, and nothing here computes on:
-    AMD's graphics cards and integrated GPUs (only CDNA has matrix units that the kernels of SGLang
-    are written for), NVIDIA's before sm_75 (torch has no code for them). True where the
-    architecture is not known."""
+    """Return False for listed devices on which nothing here runs: AMD's graphics cards and
+    integrated GPUs (only CDNA has the matrix units for SGLang's kernels), and NVIDIA's before sm_75
+    (torch has no code for them). Returns True if the architecture is unknown."""
     if device.arch.startswith("gfx"):
         return device.arch in _CDNA
     number = device.arch.removeprefix("sm_")
@@ -55,10 +54,10 @@ _CDNA = ("gfx908", "gfx90a", "gfx940", "gfx941", "gfx942", "gfx950")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One computer."""
+    """Describes one computer."""
 
     devices: list[Device] = field(default_factory=list)
-    """Those that may be used; empty on a CPU."""
+    """Usable devices; empty on a CPU."""
     cpu_cores: int
     """Physical cores that this process may use: affinity and cgroup limits are taken off."""
     memory_bytes: int
@@ -75,7 +74,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """All nodes; alike in kind."""
+    """Describes all nodes, which are of one kind."""
 
     kind: Kind
     nodes: list[Node]
@@ -83,21 +82,22 @@ class Machine:
     runtime_version: str = ""
     """CUDA or ROCm."""
     visibility: dict[str, str] = field(default_factory=dict)
-    """Those of CUDA_, HIP_ and ROCR_VISIBLE_DEVICES that are set."""
+    """Set variables among CUDA_, HIP_ and ROCR_VISIBLE_DEVICES."""
     notes: list[str] = field(default_factory=list)
-    """What was odd while probing, for people."""
+    """Oddities found while probing, for people."""
 
     def when_idle(self) -> Machine:
-        """As if nothing else ran on it: what holds memory now will have ended."""
+        """Return the machine as if nothing else ran on it, since what holds memory now will have
+        ended."""
         return replace(self, nodes=[replace(node, available_bytes=None) for node in self.nodes])
 
     def to_json(self) -> str:
-        """Stable; `from_text` reads it."""
+        """Return stable JSON, which `from_text` reads."""
         return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_text(cls, text: str, *, origin: str) -> Machine:
-        """From JSON or YAML. Raises RecipeError where it is neither, or a key is unknown or
+        """Parse JSON or YAML. Raises RecipeError if it is neither, or if a key is unknown or
         missing."""
         try:
             raw = yaml.safe_load(text)
@@ -122,7 +122,7 @@ class Machine:
         return machine
 
     def check(self, origin: str) -> None:
-        """Raises RecipeError where the parts contradict each other."""
+        """Raise RecipeError if the parts contradict each other."""
         for part in (
             self,
             *self.nodes,
@@ -163,14 +163,13 @@ def _check_types(part: Machine | Node | Device, origin: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DeviceModel:
-    """A device as its maker sells it."""
+    """Describes a device as its maker sells it."""
 
     kind: Kind
     name: str
-    """As the vendor's tool shows it."""
+    """Name in the vendor's tool."""
     memory_gib: int
-    """As the vendor's tool shows it, rounded down: less than the maker's GB, which `sold_gb`
-    are."""
+    """Memory in the vendor's tool, rounded down: less than the maker's GB in `sold_gb`."""
     sold_gb: int
     arch: str
     interconnect: Interconnect
@@ -224,15 +223,15 @@ device."""
 
 
 def model_of(device: Device) -> str | None:
-    """The name in DEVICE_MODELS of what the vendor's tool calls, for instance, `NVIDIA B300 SXM6
-    AC`; None where it is none of them. Where the name alone fits several (A100), the one whose
-    memory is nearest."""
+    """Return the name in DEVICE_MODELS of a device that the vendor's tool calls, for instance,
+    `NVIDIA B300 SXM6 AC`; None if there is none. If the name fits several (A100), the memory
+    decides."""
     words = re.split(r"[^A-Z0-9]+", device.name.upper().replace("RTX ", "RTX"))
     if _NOT_THESE & set(words):
         return None
     fitting = [name for name in DEVICE_MODELS if name.partition("-")[0] in words]
-    told_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
-    if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in told_gb]:
+    named_gb = {word for word in words if re.fullmatch(r"\d+GB", word)}
+    if exact := [name for name in fitting if f"{DEVICE_MODELS[name].sold_gb}GB" in named_gb]:
         return exact[0]
     return min(
         fitting,
@@ -249,10 +248,10 @@ _SAYS_NOTHING = {"SXM", "SXM4", "SXM5", "SXM6", "OAM", "HGX", "HBM3", "HBM3E", "
 
 
 def parse_machine(text: str) -> Machine:
-    """`8xH200`, `16x8xMI355X` (nodes x devices), `H100`, `8xA100-40GB`, or `cpu`, in any case.
-    Hosts are taken to be as such machines usually are: `64xGB300` are 16 trays of four.
+    """Parse `8xH200`, `16x8xMI355X` (nodes x devices), `H100`, `8xA100-40GB`, or `cpu`, in any
+    case. Hosts are assumed to be typical: `64xGB300` means 16 trays of four.
 
-    Raises MachineError where the name is unknown.
+    Raises MachineError for an unknown name.
     """
     match = _NAMED.fullmatch("".join(text.split()).upper().replace("\N{MULTIPLICATION SIGN}", "X"))
     if match and match["model"] == "CPU" and not match["rest"]:
@@ -327,7 +326,7 @@ def _unknown(text: str, wanted: str, *, count: int) -> MachineError:
 
 
 def read_machine(text: str) -> Machine:
-    """A name as in `parse_machine`, or the path of a .json, .yaml or .yml file."""
+    """Return the machine of a name as in `parse_machine`, or of a .json, .yaml or .yml file."""
     path = Path(text)
     if path.suffix not in (".json", ".yaml", ".yml"):
         return parse_machine(text)

@@ -1,7 +1,6 @@
-"""memory.jsonl beside the logs of an attempt: what the processes of a run on this computer hold and
-have held at most, every ten seconds and at the end of the driver, with the kernel's count of
-processes that it ended for want of memory. Written by the watchdog; standard library only. Read by
-`autopsy` and `insight`."""
+"""Writes memory.jsonl beside the logs of an attempt: current and peak memory of the run's processes
+on this computer, every ten seconds and at the end of the driver, with the kernel's count of OOM
+kills. Written by the watchdog; standard library only. Read by `autopsy` and `insight`."""
 
 from __future__ import annotations
 
@@ -22,7 +21,8 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def oom_kills(*, root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Since the group was made, its subgroups included; None where the system does not say."""
+    """Return the number of OOM kills since the cgroup was created, subgroups included; None if the
+    system does not report it."""
     with suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -54,7 +54,7 @@ FEW_SHARED = 64 * 2**30
 
 @dataclass(slots=True)
 class MemoryRecord:
-    """Of one watchdog."""
+    """Records the memory that one watchdog observes."""
 
     driver: int | None
     """Process id of whoever the watchdog looks after."""
@@ -64,11 +64,11 @@ class MemoryRecord:
     _shared: dict[int, _Shared] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _last: str = ""
-    """As of the last look."""
+    """Line of the last sample."""
     _due: float = 0.0
 
     def look(self, pids: Iterable[int]) -> None:
-        """Note what these processes hold, and the driver; write it when it is due."""
+        """Sample the memory of these processes and the driver; write the record when due."""
         if self.folder is None:
             return
         everyone = [*pids, *([self.driver] if self.driver is not None else [])]
@@ -86,7 +86,7 @@ class MemoryRecord:
             self._write()
 
     def end(self) -> None:
-        """The driver has ended: what was seen last is written, and what the kernel counts now."""
+        """Write the last sample and the kernel's current counts, after the driver ended."""
         if self._last:
             self._write()
             self._last = json.dumps({"time": round(time.time(), 1), "oom_kills": oom_kills()})
@@ -135,11 +135,11 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What was seen of a process when its pages were last looked at."""
+    """Caches how much of a process's memory was shared at its last inspection."""
 
     peak_bytes: int
     others_bytes: int
-    """Of what was resident then: the part of other processes in the pages shared with them."""
+    """Part of other processes in the shared pages that were resident at that inspection."""
 
 
 def _status_bytes(pid: int, file: str, name: str) -> int | None:
@@ -152,7 +152,7 @@ def _status_bytes(pid: int, file: str, name: str) -> int | None:
 
 
 def pids_noted(folder: Path) -> set[int]:
-    """Of processes of the run that are in this folder's record, by whichever watchdog."""
+    """Return the processes of the run in this folder's record, from any watchdog."""
     pids = set[int]()
     with suppress(OSError):
         for line in (folder / FILE).read_text(encoding="utf-8").splitlines():
@@ -162,7 +162,7 @@ def pids_noted(folder: Path) -> set[int]:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Of a process; None where it has ended. Pages that it shares count."""
+    """Return the resident bytes of a process, shared pages included; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -170,19 +170,19 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process ever had in main memory."""
+    """Return the peak resident bytes of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def last_look(folder: Path) -> dict[str, int]:
-    """Process -> bytes it holds, as they were last seen, by name; empty where nothing was. Reads
-    the end of the record alone."""
+    """Map process names to their bytes at the last sample; empty without one. Reads the end of the
+    record alone."""
     looks = (one for one in last_records(folder / FILE) if one.get("resident_bytes"))
     return sizes_by_name(next(looks, {"resident_bytes": {}}))
 
 
 def sizes_by_name(look: Mapping[str, Any], *, of: str = "resident_bytes") -> dict[str, int]:
-    """Process -> bytes, of a line of the record; those of one name count together. `of`:
+    """Map process names to bytes in one line of the record; equal names add up. `of` is
     resident_bytes or peak_bytes."""
     names, sizes = look.get("names", {}), dict[str, int]()
     for pid, size in look.get(of, {}).items():

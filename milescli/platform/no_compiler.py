@@ -18,8 +18,8 @@ _ALONE = (f"{_NAME}._trace_wrapped_higher_order_op",)
 
 
 def compile_nothing() -> None:
-    """torch.compile returns functions as they are, and the compiler is loaded only where somebody
-    wants more of it than to leave a function alone. Idempotent; nothing where it is loaded."""
+    """Make torch.compile return functions unchanged, and load the compiler only for code that needs
+    more of it than disabling. Idempotent; does nothing if the compiler is loaded."""
     import torch
 
     torch.compile = lambda function=None, **options: function or (lambda decorated: decorated)
@@ -34,7 +34,8 @@ def _as_it_is(function: Any = None, *args: Any, **options: Any) -> Any:
 
 
 class _StandIn(ModuleType):
-    """What is said to the compiler and means nothing without it; the rest is the compiler's own."""
+    """Stands in for the compiler's module; implements the calls that mean nothing without it, and
+    loads the compiler for any other."""
 
     disable = allow_in_graph = assume_constant_result = staticmethod(_as_it_is)
     # told by each new process group
@@ -47,7 +48,7 @@ class _StandIn(ModuleType):
 
     @staticmethod
     def graph_break(*args: Any, **options: Any) -> None:
-        """There is no graph."""
+        """Do nothing: there is no graph."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what the import system asks of every module
@@ -63,11 +64,11 @@ def _whole() -> ModuleType:
 
 
 class _Parts(MetaPathFinder, Loader):
-    """Who imports a module of the compiler gets the whole, and the module as that has it: by
-    itself it would import the others, in an order that they do not bear."""
+    """Loads the whole compiler when one of its modules is imported, and returns that module: alone
+    it would import the others in an order that fails."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """None for what is not its concern, or nowhere."""
+        """Return None for other modules."""
         is_part = name.rpartition(".")[0] == _NAME and name not in _ALONE
         if not is_part or not isinstance(sys.modules.get(_NAME), _StandIn):
             return None
@@ -75,11 +76,11 @@ class _Parts(MetaPathFinder, Loader):
         return ModuleSpec(name, self) if name in sys.modules else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The one that is there."""
+        """Return the loaded module."""
         module = sys.modules[spec.name]
         spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was, when the whole was imported."""
+        """Do nothing: the module was executed when the whole was imported."""
         module.__spec__ = module.__spec__.loader_state if module.__spec__ else None

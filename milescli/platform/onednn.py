@@ -15,13 +15,14 @@ FEW_ROWS = 16
 
 @functools.cache
 def is_wider() -> bool:
-    """Whether this processor has vectors of 512 bits; else MKL is as fast, or a little faster."""
+    """Return True if this processor has 512-bit vectors; otherwise MKL is as fast or a little
+    faster."""
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return wide and torch.backends.mkldnn.is_available()
 
 
 def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `product` takes oneDNN for [..., i] and [o, i]."""
+    """Return True if `product` uses oneDNN for [..., i] and [o, i]."""
     is_float = x.dtype is weight.dtype is torch.float32 and x.device.type == "cpu"
     return is_float and x.numel() >= FEW_ROWS * x.shape[-1] and is_wider()
 
@@ -29,16 +30,16 @@ def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[..., i] and [o, i] -> [..., o] as `F.linear`. Knows no gradient."""
+    """Multiply [..., i] and [o, i] -> [..., o] like `F.linear`, without autograd."""
     if not computes(x, weight):
         return F.linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """[T, o] and [T, i] -> grad.T @ x [o, i], the gradient of a layer's weight. By oneDNN it is
-    that of a convolution over an image of one row, T wide, channels innermost, which is the matrix
-    as it lies; of a product oneDNN has none here."""
+    """Return the gradient of a layer's weight, grad.T @ x: [T, o] and [T, i] -> [o, i]. It is
+    computed as the weight gradient of a convolution over an image of one row, T wide, channels
+    innermost, which is the matrix as it lies in memory; oneDNN has none for a matrix product."""
     if not computes(x, grad):
         return grad.t() @ x
     weight = x.new_empty((grad.shape[1], x.shape[1], 1, 1))

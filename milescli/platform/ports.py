@@ -1,4 +1,4 @@
-"""Ports for servers that start seconds after they were chosen."""
+"""Reserves ports for servers that start seconds after the choice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _reserved: deque[socket.socket] = deque(maxlen=256)
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """Distinct ports that nobody listens on, and that this function gave to no other process that
-    lives on this computer. Raises MachineError where there are fewer."""
+    """Return distinct free ports that this function has given to no other live process on this
+    computer. Raises MachineError if there are too few."""
     free: dict[int, socket.socket] = {}
     for port in random.SystemRandom().sample(RANGE, len(RANGE)):
         if len(free) < count and (reservation := _reserve(port, host)) is not None:

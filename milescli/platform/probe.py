@@ -1,5 +1,5 @@
-"""Finds out what this computer has, without torch: asks the vendors' tools, each for a bounded
-time, and the kernel. The one impure file of this room."""
+"""Detects this computer's devices without torch: runs the vendors' tools with time limits, and
+reads the kernel's lists. The one impure file of this room."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOL_FOLDERS = ("/opt/rocm/bin", "/usr/lib/wsl/lib")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """What a vendor's tool said."""
+    """Holds the reply of a vendor's tool."""
 
     text: str
     """Standard output, also of a tool that failed half-way; empty where it could not be had."""
@@ -49,7 +49,7 @@ MayOpen = Callable[[Path], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerators:
-    """All that tools and kernel report, before visibility variables."""
+    """Holds everything that tools and kernel report, before visibility variables apply."""
 
     kind: Kind
     devices: list[Device]
@@ -72,11 +72,12 @@ def probe(
     host: HostFacts | None = None,
     may_open: MayOpen = sysfs.may_open,
 ) -> Machine:
-    """This computer as a Machine of one node, with the devices that the visibility variables leave.
+    """Describe this computer as a Machine of one node, with the devices that the visibility
+    variables leave.
 
-    The arguments are for tests. Raises MachineError where those variables contradict each other or
-    the machine, or leave a device that cannot be used: to run on fewer devices, or on the CPU, must
-    be somebody's decision.
+    The arguments are for tests. Raises MachineError if those variables contradict each other or the
+    machine, or leave a device that is not usable: to run on fewer devices, or on the CPU, must be
+    an explicit decision.
     """
     environ = os.environ if environ is None else environ
     host = host or read_host(root=root)
@@ -109,14 +110,15 @@ def probe(
 
 
 def fault_errors(accelerators: Accelerators, environ: Mapping[str, str]) -> list[MachineError]:
-    """What must be mended, or hidden, before the devices that `environ` leaves can be used."""
+    """Return what must be repaired or hidden before the devices that `environ` leaves are
+    usable."""
     return [fault.error for fault in accelerators.faults if fault.concerns(environ)]
 
 
 def find_accelerators(
     run: RunTool, *, root: Path = Path("/"), may_open: MayOpen = sysfs.may_open
 ) -> Accelerators:
-    """What tools and kernel see, NVIDIA first."""
+    """Return what tools and kernel see, NVIDIA first."""
     nvidia = _find_nvidia(run, root)
     if nvidia.devices or nvidia.faults:
         return nvidia
@@ -125,7 +127,7 @@ def find_accelerators(
 
 
 def run_tool(command: Sequence[str]) -> ToolReply:
-    """Run a tool, bounded. Never raises: a machine without it is as good as any."""
+    """Run a tool with a time limit. Never raises: a machine without the tool is valid."""
     tool = shutil.which(
         command[0], path=os.pathsep.join([os.environ.get("PATH", os.defpath), *TOOL_FOLDERS])
     )
@@ -170,7 +172,7 @@ def _find_nvidia(run: RunTool, root: Path) -> Accelerators:
     devices = [device for device in listed if device not in cut] + parts
     indices = [device.index for device in devices]
     topology = run(cuda.TOPOLOGY).text if len(indices) > 1 else ""
-    broken = [faults.lost("cuda", index, said, others=indices) for index, said in gone.items()]
+    broken = [faults.lost("cuda", index, words, others=indices) for index, words in gone.items()]
     if reply.problem and not broken:
         broken = [DeviceFault(kind="cuda", indices=(), error=faults.explain("cuda", reply.problem))]
     return Accelerators(
@@ -201,8 +203,8 @@ def _nvidia_without_list(reply: ToolReply, root: Path) -> Accelerators:
         )
     devices, gone, driver = sysfs.find_nvidia(root)
     lost_devices = [
-        faults.lost("cuda", index, said, others=[device.index for device in devices])
-        for index, said in gone.items()
+        faults.lost("cuda", index, words, others=[device.index for device in devices])
+        for index, words in gone.items()
     ]
     note = "nvidia-smi is not there: devices are as the driver lists them, links are not known"
     return Accelerators(

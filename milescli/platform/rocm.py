@@ -48,10 +48,10 @@ _MISSING = ("", "N/A", "None")
 
 
 def parse_amd_smi(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from AMD_STATIC; nothing where the text is not what it should be.
+    """Parse devices and driver version from AMD_STATIC; returns nothing for unexpected text.
 
-    ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` where later ones write `version` and
-    `size`, and leave the architecture out.
+    ROCm 6.0 and 6.1 write `driver_version` and `vram_size_mb` instead of `version` and `size`, and
+    omit the architecture.
     """
     devices, driver = [], ""
     for entry in _entries(text):
@@ -74,8 +74,7 @@ def parse_amd_smi(text: str) -> tuple[list[Device], str]:
 
 
 def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
-    """Devices and driver version from ROCM_STATIC; nothing where the text is not what it should
-    be."""
+    """Parse devices and driver version from ROCM_STATIC; returns nothing for unexpected text."""
     raw = _json(text)
     if not isinstance(raw, dict):
         return [], ""
@@ -102,7 +101,7 @@ def parse_rocm_smi(text: str) -> tuple[list[Device], str]:
 
 
 def slowest_link(links: Mapping[tuple[int, int], str], *, indices: list[int]) -> Interconnect:
-    """Of any two of the devices; pcie where one is not known."""
+    """Return the slowest link of any two of the devices; pcie if one is unknown."""
     if len(indices) < 2:
         return "none"
     return (
@@ -113,8 +112,8 @@ def slowest_link(links: Mapping[tuple[int, int], str], *, indices: list[int]) ->
 
 
 def parse_links(text: str) -> dict[tuple[int, int], str]:
-    """(a, b) with a < b -> XGMI or PCIE, from either tool's topology; where the two directions
-    differ, the slower one."""
+    """Map (a, b) with a < b to XGMI or PCIE, from either tool's topology; if the two directions
+    differ, the slower one counts."""
     links: dict[tuple[int, int], str] = {}
     for (a, b), link in (_amd_links(text) or _rocm_links(text)).items():
         pair = (min(a, b), max(a, b))
@@ -172,8 +171,8 @@ def _json(text: str) -> Any:
 
 
 def uuid_of(serial: str) -> str:
-    """0xA1B2 -> GPU-000000000000a1b2, as HIP writes it and its variables take it; empty where it is
-    not known."""
+    """Convert 0xA1B2 to GPU-000000000000a1b2, the form that HIP writes and its variables accept;
+    empty if unknown."""
     try:
         number = int(serial, 16)
     except ValueError:

@@ -24,21 +24,21 @@ buffer, public or private)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmdView:
-    """What the driver amdkfd reports."""
+    """Holds the report of the driver amdkfd."""
 
     devices: list[Device]
-    """Those whose device file is here, in the order in which HIP counts them."""
+    """Devices whose device file is here, in the order in which HIP counts them."""
     files: list[Path]
     """[devices] /dev/dri/renderD128, ..."""
     links: dict[tuple[int, int], str] = field(default_factory=dict)
-    """As `rocm.parse_links`."""
+    """Links as in `rocm.parse_links`."""
     num_absent: int = 0
     """Devices that the driver knows and this container was not given."""
 
 
 def find_amd(root: Path) -> AmdView:
-    """Empty where there is none. Of a device that belongs to another container the kernel lets us
-    read nothing."""
+    """Read AMD's devices; empty without any. The kernel hides devices that belong to another
+    container."""
     nodes = {int(path.name): path for path in (root / KFD).glob("[0-9]*")}
     properties = {number: _numbers(path / "properties") for number, path in nodes.items()}
     every = [number for number in sorted(nodes) if properties[number].get("gfx_target_version", 0)]
@@ -76,14 +76,14 @@ def find_amd(root: Path) -> AmdView:
 
 
 def gfx_name(version: int) -> str:
-    """90402 -> gfx942: two decimal digits each of minor and step, which the name has in
-    hexadecimal."""
+    """Convert 90402 to gfx942: minor and step have two decimal digits each, and are hexadecimal in
+    the name."""
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
 def find_nvidia(root: Path) -> tuple[list[Device], dict[int, str], str]:
-    """Devices whose file is here, in the order of the PCI bus; of those that are gone, what the
-    driver says; the driver's version. Memory and arch are those of the model, where it is known."""
+    """Return the devices with a device file here, in the order of the PCI bus; the driver's
+    messages about lost ones; and its version. Memory and arch are those of the model if known."""
     devices, gone, index = [], {}, 0
     for path in sorted((root / NVIDIA).glob("*/information")):
         facts = dict(_pairs(path))
@@ -106,26 +106,26 @@ def find_nvidia(root: Path) -> tuple[list[Device], dict[int, str], str]:
 
 
 def nvidia_version(root: Path) -> str:
-    """Of the driver that is loaded; empty without one."""
+    """Return the version of the loaded driver; empty without one."""
     words = _text(root / NVIDIA_VERSION).split()
     return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "")
 
 
 def amd_version(root: Path) -> str:
-    """Of the driver amdgpu, where it is not the kernel's own."""
+    """Return the version of the driver amdgpu if it is not the kernel's own."""
     return _text(root / AMD_VERSION).strip()
 
 
 def has_nvidia(root: Path) -> bool:
-    """Whether nvidia-smi has anything to fail at: the driver is loaded, or a GPU is on the bus.
-    Images carry the tool everywhere."""
+    """Return True if nvidia-smi should work: the driver is loaded, or a GPU is on the bus. Images
+    contain the tool everywhere."""
     files = any((root / path).exists() for path in ("dev/nvidiactl", "dev/dxg"))
     return files or bool(nvidia_version(root)) or _on_bus(root, vendor="0x10de")
 
 
 def has_amd(root: Path) -> bool:
-    """The same of AMD's driver. A graphics card is no reason: its driver is loaded on every
-    desktop, and makes this file too."""
+    """Return True if AMD's compute driver is loaded. A graphics card does not count: its driver is
+    loaded on every desktop, and creates this file too."""
     properties = [_numbers(path) for path in (root / KFD).glob("[0-9]*/properties")]
     versions = [
         facts["gfx_target_version"] for facts in properties if facts.get("gfx_target_version", 0)
@@ -148,7 +148,7 @@ def _on_bus(root: Path, *, vendor: str) -> bool:
 
 
 def may_open(path: Path) -> bool:
-    """To compute on the device behind it."""
+    """Return True if this process may open the file to compute on the device."""
     return os.access(path, os.R_OK | os.W_OK)
 
 

@@ -1,5 +1,5 @@
-"""Whether the installed torch is for the devices that a plan uses, by its version alone: torch is
-not imported. Called before a run starts; `miles doctor` asks torch itself."""
+"""Checks by its version alone that the installed torch supports the plan's devices: torch is not
+imported. Called before a run starts; `miles doctor` asks torch itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from milescli.platform.machine import Kind
 
 
 def built_for(version: str) -> Kind:
-    """2.13.0+cpu, 2.13.0+rocm7.0, 2.13.0+cu130; 2.13.0 alone is the CUDA build of PyPI."""
+    """Return the kind of device of a torch version: 2.13.0+cpu, 2.13.0+rocm7.0, 2.13.0+cu130;
+    2.13.0 alone is the CUDA build of PyPI."""
     build = version.partition("+")[2]
     return "cpu" if build.startswith("cpu") else "rocm" if build.startswith("rocm") else "cuda"
 
@@ -20,8 +21,8 @@ def built_for(version: str) -> Kind:
 def require_wheel(
     kind: Kind, *, version_of: Callable[[str], str] = importlib.metadata.version
 ) -> None:
-    """Raises MachineError where trainer ranks and engines on `kind` would find no device. A CPU is
-    served by every build."""
+    """Raise MachineError if trainer ranks and engines on `kind` would find no device. Every build
+    supports a CPU."""
     version = version_of("torch")
     if kind in ("cpu", built_for(version)):
         return

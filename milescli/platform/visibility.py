@@ -14,15 +14,15 @@ _NOTHING = ("", "-1", "NoDevFiles")
 
 
 def set_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the three that are set."""
+    """Return those of the three visibility variables that are set."""
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
 def find_conflicts(
     kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]
 ) -> list[MachineError]:
-    """What is wrong with the variables on a machine that has `devices`, each with the command that
-    mends it."""
+    """Return what is wrong with the variables on a machine with `devices`, each with a command that
+    fixes it."""
     given = set_variables(environ)
     errors = find_contradictions(environ) if kind == "rocm" else []
     variable = _governing(kind, given)
@@ -35,8 +35,7 @@ def find_conflicts(
 def visible_devices(
     kind: Kind, devices: Sequence[Device], environ: Mapping[str, str]
 ) -> list[Device]:
-    """The devices that may be used, in the order that the variable gives. Raises the first
-    conflict."""
+    """Return the usable devices in the order of the variable. Raises the first conflict."""
     conflicts = find_conflicts(kind, devices, environ)
     if conflicts:
         raise conflicts[0]
@@ -47,16 +46,16 @@ def visible_devices(
 
 
 def named_devices(kind: Kind, environ: Mapping[str, str]) -> list[str] | None:
-    """Indices or UUIDs that the variable that counts names; empty where it hides all; None where
-    none is set."""
+    """Return the indices or UUIDs in the variable that counts; empty if it hides all, None if none
+    is set."""
     variable = _governing(kind, set_variables(environ))
     return None if variable is None else _entries(environ[variable])
 
 
 def device_names(kind: Kind, places: Sequence[int], environ: Mapping[str, str]) -> list[str]:
-    """What an actor's variable must say for the devices at `places` among those that are visible
-    here (a plan counts so): with CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. Indices or UUIDs,
-    as the variable has them."""
+    """Return what an actor's variable must say for the devices at `places` among the visible ones
+    (the numbering of a plan): with CUDA_VISIBLE_DEVICES=4,6 here, place 1 is `6`. The names are
+    indices or UUIDs, as in the variable."""
     entries = named_devices(kind, environ)
     assert entries is None or all(place < len(entries) for place in places), (
         f"{entries} has no places {places}"
@@ -71,8 +70,7 @@ def _governing(kind: Kind, given: Mapping[str, str]) -> str | None:
 
 
 def find_contradictions(environ: Mapping[str, str]) -> list[MachineError]:
-    """What is wrong with the variables whatever the devices are, as ROCm, SGLang and Ray read
-    them."""
+    """Return what is wrong with the variables on any machine, as ROCm, SGLang and Ray read them."""
     given = set_variables(environ)
     errors = []
     if ROCR in given:
@@ -121,7 +119,7 @@ def _value_conflicts(variable: str, value: str, devices: Sequence[Device]) -> li
             MachineError(
                 f"{variable}={value} names a device that is not there",
                 why=f"`{unknown[0]}` is none of {every or 'no devices'}; devices named after it "
-                "become invisible without a word",
+                "become invisible silently",
                 fix=f"export {variable}={every}",
             )
         ]

@@ -1,5 +1,6 @@
-"""A request for a profile, and how far it is, as files in the run's directory: `miles profile`
-writes one, the driver of the run takes it between two steps. All are the owner's alone."""
+"""Stores a request for a profile, and its progress, as files in the run's directory: `miles
+profile` writes a request, and the driver takes it between two steps. All files are private to the
+owner."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from milescli.core.errors import MachineError, MilesError
 
 REQUEST, STATE, SUMMARY, CANCELLED = "request.json", "state.json", "summary.json", "cancelled"
 MOST_STEPS = 10
-"""Of one profile: a trace of a step may have a million events."""
+"""Most steps of one profile: a trace of a step may have a million events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What somebody wants to see."""
+    """Describes the profile that a user requests."""
 
     number: int
-    """Of the profile: its folder's name."""
+    """Number of the profile: its folder's name."""
     steps: int
     ranks: list[int] = field(default_factory=list)
     """Trainer ranks that are traced."""
@@ -36,7 +37,7 @@ class Request:
 
 
 class Progress(StrEnum):
-    """How far a profile is."""
+    """Names the progress of a profile."""
 
     BEGUN = "begun"
     """It is being taken."""
@@ -47,7 +48,7 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the driver says of it."""
+    """Holds the driver's report of a profile."""
 
     progress: Progress
     first_step: int
@@ -57,27 +58,27 @@ class State:
     seconds: float = 0.0
     """From the first to the last."""
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By number: `file`, or `error`; `seconds`; `memory`."""
+    """Results by number of the rank: `file`, or `error`; `seconds`; `memory`."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By number: `file`, or `error`."""
+    """Results by number of the engine: `file`, or `error`."""
 
 
 def request_file(run: RunDir) -> Path:
-    """Where a request waits until it is taken."""
+    """Return the file of a pending request."""
     return run.profiles_dir / REQUEST
 
 
 def folder_of(run: RunDir, number: int) -> Path:
-    """Of one profile."""
+    """Return the folder of one profile."""
     return run.profiles_dir / str(number)
 
 
 def ask(run: RunDir, wanted: Request) -> Path:
-    """Leave the request; the folder of the profile, which is made. Raises MilesError where another
-    one waits, MachineError where nothing can be written."""
+    """Write the request and return the folder of the profile, which this creates. Raises MilesError
+    if another request is pending, MachineError if the disk refuses."""
     folder = folder_of(run, wanted.number)
     try:
-        if is_asked(run):
+        if is_pending(run):
             raise FileExistsError
         folder.mkdir(mode=0o700, parents=True)
         written = folder / REQUEST
@@ -93,7 +94,7 @@ def ask(run: RunDir, wanted: Request) -> Path:
         ) from None
     except OSError as error:
         raise MachineError(
-            f"a profile cannot be asked for in {run.shown}",
+            f"a profile cannot be requested in {run.shown}",
             why=f"{type(error).__name__}: {error}",
             fix=f"ls -ld {run.profiles_dir}   # whose is it?",
         ) from error
@@ -113,7 +114,7 @@ def _place(written: Path, target: Path) -> None:
 
 
 def next_number(run: RunDir) -> int:
-    """Of a profile that is not there yet; makes the folder that all are in."""
+    """Return the number of the next profile; creates the parent folder of all profiles."""
     with suppress(OSError):
         run.profiles_dir.mkdir(mode=0o700, exist_ok=True)
     numbers = [int(entry.name) for entry in run.profiles_dir.glob("[0-9]*") if entry.is_dir()]
@@ -121,7 +122,7 @@ def next_number(run: RunDir) -> int:
 
 
 def take_back(run: RunDir, number: int) -> None:
-    """Nobody waits for it any more: it is not begun, or given up after the step that goes on."""
+    """Cancel a request: it is not started, or given up after the current step."""
     with suppress(OSError):
         (folder_of(run, number) / CANCELLED).touch(mode=0o600)
     with suppress(OSError, ValueError):
@@ -129,13 +130,13 @@ def take_back(run: RunDir, number: int) -> None:
             request_file(run).unlink()
 
 
-def is_asked(run: RunDir) -> bool:
-    """Whether a request waits: one look at the disk."""
+def is_pending(run: RunDir) -> bool:
+    """Return True if a request is pending; costs one look at the disk."""
     return os.path.lexists(run.profiles_dir / REQUEST)
 
 
 def take(run: RunDir) -> Request | None:
-    """The request that waits, which is then gone; None where it is none, or not of this user."""
+    """Remove and return the pending request; None if it is invalid or another user's."""
     file = request_file(run)
     try:
         seen = os.lstat(file)
@@ -152,20 +153,21 @@ def take(run: RunDir) -> Request | None:
 
 
 def is_cancelled(run: RunDir, number: int) -> bool:
-    """Whether `take_back` was called."""
+    """Return True if `take_back` was called."""
     return (folder_of(run, number) / CANCELLED).exists()
 
 
 def write_state(run: RunDir, number: int, state: State) -> None:
-    """What `miles profile` waits for. A full disk is not the run's business."""
+    """Write the state for which `miles profile` waits. Ignores a full disk, which must not stop the
+    run."""
     with suppress(OSError):
         write_json(folder_of(run, number) / STATE, asdict(state))
 
 
 def read_state(run: RunDir, number: int) -> State | None:
-    """None: it is not begun."""
+    """Read the state; None if the profile has not started."""
     try:
-        told = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
+        raw = json.loads((folder_of(run, number) / STATE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return State(**{**told, "progress": Progress(told["progress"])})
+    return State(**{**raw, "progress": Progress(raw["progress"])})

@@ -1,4 +1,5 @@
-"""What a profile says, in figures and in words: read off its traces, and kept beside them."""
+"""Summarises a profile in figures and words, from its traces, and stores the summary beside
+them."""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ _BY_FUNCTION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """How a scheduler spent its time."""
+    """Holds how a scheduler spent its time."""
 
     num_samples: int
     shares: dict[str, float]
     """0 to 1 by what it did, the largest first."""
     functions: dict[str, str]
-    """By what it did: the innermost function that was seen most."""
+    """The innermost function that was seen most, by kind of work."""
 
 
 def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
-    """(functions, how often) of each line; torn ones are left out."""
+    """Yield (functions, count) of each line; skips torn lines."""
     for line in text.splitlines():
         stack, _, count = line.rpartition(" ")
         if stack and count.isdigit():
@@ -49,7 +50,7 @@ def read_stacks(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def split(text: str) -> Seen:
-    """Of the loop of a scheduler. Empty where it was not seen."""
+    """Divide the time of a scheduler's loop; returns an empty result if the loop was not seen."""
     counts, leaves = Counter[str](), dict[str, Counter[str]]()
     for stack, count in read_stacks(text):
         places = [place for place, function in enumerate(stack) if LOOP in function]
@@ -67,7 +68,7 @@ def split(text: str) -> Seen:
 
 
 def kind_of(stack: list[str]) -> str:
-    """Of the functions below the scheduler's loop."""
+    """Classify a stack by the functions below the scheduler's loop."""
     for kind, marks in _BY_FUNCTION:
         if any(mark in function for function in stack for mark in marks):
             return kind
@@ -81,7 +82,7 @@ WORDS = {traces.WAITING: "waiting for rollouts and the driver"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one process did: a line of the page."""
+    """Describes what one process did: a line of the page."""
 
     name: str
     """rank 0, engine 0."""
@@ -89,7 +90,7 @@ class Part:
     """0 to 1 by what it did, the largest first."""
     seconds: float = 0.0
     largest: dict[str, str] = field(default_factory=dict)
-    """By what it did: the operation, or the function, that took most of it."""
+    """The operation or function that took most of the time, by kind of work."""
     file: str | None = None
     """In the profile's folder: for chrome://tracing, or https://speedscope.app."""
     error: str | None = None
@@ -102,21 +103,21 @@ class Part:
     """With --memory, of a GPU: what torch wrote, for https://pytorch.org/memory_viz."""
 
     def words(self) -> str:
-        """One line."""
+        """Format the part as one line."""
         if self.error is not None:
             return f"{self.name}: {self.error}"
-        told = []
+        shares = []
         for what, share in self.shares.items():
             if share < LEAST_SHARE:
                 continue
             largest = f" ({self.largest[what]})" if what in self.largest else ""
-            told.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
-        return f"{self.name}: {', '.join(told) or 'nothing was seen'}"
+            shares.append(f"{share:.0%} {WORDS.get(what, what)}{largest}".replace("%", " %"))
+        return f"{self.name}: {', '.join(shares) or 'nothing was seen'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All of a profile: summary.json."""
+    """Holds all of a profile: summary.json."""
 
     folder: str
     first_step: int
@@ -128,17 +129,17 @@ class Summary:
 
     @property
     def errors(self) -> list[str]:
-        """Of what could not be looked at."""
+        """Return the errors of the parts that could not be profiled."""
         return [part.words() for part in self.parts if part.error is not None]
 
     @property
     def warnings(self) -> list[str]:
-        """Those, and of memory that could not be looked at."""
+        """Return the errors, and those of memory snapshots."""
         parts = [part for part in self.parts if part.memory_error is not None]
         return [*self.errors, *(f"memory of {part.name}: {part.memory_error}" for part in parts)]
 
     def require_some(self) -> None:
-        """Raises MilesError where nothing could be looked at."""
+        """Raise MilesError if nothing could be profiled."""
         if self.parts and len(self.errors) == len(self.parts):
             raise MilesError(
                 "the profile shows nothing",
@@ -147,7 +148,7 @@ class Summary:
             )
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Format the summary for people."""
         steps = f"step {self.first_step}"
         if self.last_step > self.first_step:
             steps = f"steps {self.first_step} to {self.last_step}"
@@ -157,21 +158,21 @@ class Summary:
                 lines.append(part.words())
                 lines += [f"  {_tensor(row)}" for row in part.tensors]
         if self.resident_bytes:
-            held = self.resident_bytes.items()
+            sizes = self.resident_bytes.items()
             lines.append(
-                "resident: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in held)
+                "resident: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes)
             )
         files = [name for part in self.parts for name in (part.file, part.snapshot) if name]
         return [*lines, f"in {self.folder}: {', '.join(files) or 'nothing'}"]
 
 
 def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
-    """Read what was written, and keep what it says as summary.json."""
+    """Read the profile's files, and write the result to summary.json."""
     folder = folder_of(run, wanted.number)
     ranks = sorted(state.ranks.items(), key=lambda item: int(item[0]))
     engines = sorted(state.engines.items(), key=lambda item: int(item[0]))
-    parts = [_rank(folder, number, told) for number, told in ranks]
-    parts += [_engine(folder, number, told) for number, told in engines]
+    parts = [_rank(folder, number, reply) for number, reply in ranks]
+    parts += [_engine(folder, number, reply) for number, reply in engines]
     resident = last_look(run.path / "logs" / "latest") if wanted.memory else {}
     summary = Summary(
         folder=str(folder),
@@ -185,16 +186,16 @@ def summarise(run: RunDir, wanted: Request, state: State) -> Summary:
     return summary
 
 
-def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
+def _rank(folder: Path, number: str, reply: dict[str, Any]) -> Part:
     name = f"rank {number}"
-    if "file" not in told:
-        return Part(name=name, error=str(told.get("error")))
+    if "file" not in reply:
+        return Part(name=name, error=str(reply.get("error")))
     try:
-        events = traces.read_trace(folder / told["file"])
+        events = traces.read_trace(folder / reply["file"])
     except (OSError, ValueError, KeyError) as error:
         return Part(name=name, error=f"its trace cannot be read: {type(error).__name__}: {error}")
-    traced = traces.split(events, seconds=float(told["seconds"]))
-    memory = told.get("memory", {})
+    traced = traces.split(events, seconds=float(reply["seconds"]))
+    memory = reply.get("memory", {})
     return Part(
         name=name,
         shares={kind: own.seconds / traced.seconds for kind, own in traced.kinds.items()},
@@ -204,24 +205,24 @@ def _rank(folder: Path, number: str, told: dict[str, Any]) -> Part:
             for kind, own in traced.kinds.items()
             if own.operations and not own.largest[0].startswith(traces.OURS)
         },
-        file=told["file"],
+        file=reply["file"],
         tensors=memory.get("tensors", []),
         memory_error=memory.get("error"),
         snapshot=memory.get("snapshot"),
     )
 
 
-def _engine(folder: Path, number: str, told: dict[str, Any]) -> Part:
+def _engine(folder: Path, number: str, reply: dict[str, Any]) -> Part:
     name = f"engine {number}"
-    if "file" not in told:
-        return Part(name=name, error=str(told.get("error")))
+    if "file" not in reply:
+        return Part(name=name, error=str(reply.get("error")))
     try:
-        seen = split((folder / told["file"]).read_text(encoding="utf-8", errors="replace"))
+        seen = split((folder / reply["file"]).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         return Part(name=name, error=f"its record cannot be read: {error}")
     if not seen.num_samples:
-        return Part(name=name, error="py-spy saw nothing of its scheduler", file=told["file"])
-    return Part(name=name, shares=seen.shares, largest=seen.functions, file=told["file"])
+        return Part(name=name, error="py-spy saw nothing of its scheduler", file=reply["file"])
+    return Part(name=name, shares=seen.shares, largest=seen.functions, file=reply["file"])
 
 
 def _tensor(row: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""A trace that torch's profiler wrote of a trainer rank -> seconds by what was done. Pure; reads
-the JSON of Chrome's trace viewer."""
+"""Reads a trace of a trainer rank by torch's profiler into seconds by kind of work. Pure; reads the
+JSON of Chrome's trace viewer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OF_OPTIMIZER = ("optimizer.", "multi_tensor", "fused_adam", "adamw")
 
 @dataclass(slots=True)
 class Kind:
-    """One kind of work."""
+    """Holds the time of one kind of work."""
 
     seconds: float = 0.0
     operations: dict[str, float] = field(default_factory=dict)
@@ -36,24 +36,25 @@ class Kind:
 
     @property
     def largest(self) -> tuple[str, float]:
-        """The operation that took longest."""
+        """Return the operation that took longest, and its seconds."""
         return max(self.operations.items(), key=lambda item: item[1], default=("", 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
-    """Where the time of a rank went."""
+    """Holds where the time of a rank went."""
 
     seconds: float
     """From the beginning of the trace to its end."""
     kinds: dict[str, Kind]
-    """By what was done, the longest first; together as long as the trace."""
+    """Times by kind of work, the longest first; they sum to the trace."""
     is_device: bool
-    """Of a GPU's kernels; else of the operations of the rank's process."""
+    """True for a GPU's kernels; else the operations of the rank's process are shown."""
 
 
 def read_trace(file: Path) -> list[dict[str, Any]]:
-    """Its events that take time. Raises OSError or ValueError where it is none."""
+    """Return the events of a trace that take time. Raises OSError or ValueError if the file is not
+    a trace."""
     try:
         with gzip.open(file, "rt", encoding="utf-8", errors="replace") as text:
             events = json.load(text)["traceEvents"]
@@ -63,8 +64,8 @@ def read_trace(file: Path) -> list[dict[str, Any]]:
 
 
 def split(events: Sequence[Mapping[str, Any]], *, seconds: float) -> Traced:
-    """`seconds`: of the whole trace. What is left of it is waiting: for rollouts, for the driver,
-    on a GPU for the rank's process, too."""
+    """Divide a trace of `seconds` by kind of work. The rest is waiting: for rollouts, for the
+    driver, and on a GPU for the rank's process."""
     device = [event for event in events if event.get("cat") in DEVICE_KINDS]
     kinds = _of_device(device) if device else _of_process(events)
     busy = _union(device) if device else sum(kind.seconds for kind in kinds.values())
@@ -120,7 +121,7 @@ def _self_times(events: Sequence[Mapping[str, Any]]) -> Iterable[tuple[list[str]
 
 
 def kind_of(names: Sequence[str]) -> str:
-    """Of an operation, by its own name and by those that it is within, the outermost first."""
+    """Classify an operation by its own name and its enclosing ones, outermost first."""
     for name in reversed([name.lower() for name in names]):
         if name.startswith(_OF_COLLECTIVES) or any(part in name for part in _THAT_WAIT):
             return COLLECTIVES

@@ -1,4 +1,4 @@
-"""Asks a run that goes on for a profile, and waits for it: the part of `miles profile` before there
+"""Requests a profile of a running run, and waits for it: the part of `miles profile` before there
 is anything to show."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MORE_STEPS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a run gets on, as its events say."""
+    """Holds the pace of a run, from its events."""
 
     step: int | None
     """Done last; None: none is yet."""
@@ -41,19 +41,19 @@ class Pace:
 
     @property
     def bound_s(self) -> float:
-        """How long nothing may be heard of it."""
+        """Return the longest plausible silence of the run, in seconds."""
         return max(LEAST_BOUND_S, STEPS_OF_SILENCE * self.step_s)
 
-    def told(self) -> str:
-        """For people."""
+    def described(self) -> str:
+        """Format the pace for people."""
         if self.step is None:
             return f"it has not done a step yet, and last spoke {self.silent_s:.0f} s ago"
         last = f"step {self.step}, which took {format_duration(self.step_s)}"
         return f"it last did {last}, and spoke {self.silent_s:.0f} s ago"
 
 
-def require_running(run: RunDir, *, asked_for: str) -> None:
-    """Raises MilesError where no driver works on it."""
+def require_running(run: RunDir, *, command: str) -> None:
+    """Raise MilesError if no driver works on the run."""
     if (state := state_of(run)) == "running":
         return
     events = list(run.events())
@@ -63,23 +63,23 @@ def require_running(run: RunDir, *, asked_for: str) -> None:
     raise MilesError(
         f"run `{run.name}` is not running",
         why=f"a profile is taken of steps that are done; its state: {state}",
-        fix=[f"miles resume {run.shown}{further}", f"{asked_for}   # meanwhile"],
+        fix=[f"miles resume {run.shown}{further}", f"{command}   # meanwhile"],
     )
 
 
 def plan_of(run: RunDir) -> Plan:
-    """What it runs by."""
+    """Read the run's plan."""
     return Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
 
 
 def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> None:
-    """Raises RecipeError where the run has no such rank or engine."""
+    """Raise RecipeError if the run has no such rank or engine."""
     counts = (
         ("trainer rank", "--ranks", ranks, plan.trainer.world_size),
         ("engine", "--engines", engines, plan.engines.num),
     )
-    for what, option, asked, count in counts:
-        if wrong := [number for number in asked if not 0 <= number < count]:
+    for what, option, numbers, count in counts:
+        if wrong := [number for number in numbers if not 0 <= number < count]:
             there = f"0 to {count - 1}" if count else "none"
             raise RecipeError(
                 f"run `{run.name}` has no {what} {wrong[0]}",
@@ -89,9 +89,9 @@ def check(run: RunDir, plan: Plan, *, ranks: list[int], engines: list[int]) -> N
 
 
 def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
-    """Ask, and wait until it is done. Whatever ends the wait before takes the request back. Raises
-    MilesError where the run ends in the middle, or another request waits; WaitTimeout where nothing
-    is heard of it."""
+    """Request a profile and wait until it is done; an interrupted wait cancels the request. Raises
+    MilesError if the run ends meanwhile or another request is pending, WaitTimeout after a long
+    silence of the run."""
     files.ask(run, wanted)
     try:
         return _wait(run, wanted, tell=tell)
@@ -101,8 +101,8 @@ def profiled(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> St
 
 
 def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State:
-    began, told, at_first = time.monotonic(), None, pace(run)
-    tell(f"asked {run.name} for {wanted.steps} steps; {at_first.told()}")
+    began, shown, at_first = time.monotonic(), None, pace(run)
+    tell(f"asked {run.name} for {wanted.steps} steps; {at_first.described()}")
     while True:
         is_alive = is_locked(run)  # looked at first: what a driver wrote last is there by then
         state = files.read_state(run, wanted.number)
@@ -115,9 +115,9 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
                 fix=[f"miles why {run.shown}", f"miles resume {run.shown}"],
             )
         now = pace(run)
-        if state is not None and told is None:
-            told = f"profiling from step {state.first_step} on"
-            tell(told)
+        if state is not None and shown is None:
+            shown = f"profiling from step {state.first_step} on"
+            tell(shown)
         due = (at_first.step or 0) if state is None else state.first_step + wanted.steps
         if not run.adapters_dir.exists() and (now.step or 0) > due + SPARE_STEPS:
             raise _passed_over(run, now.step or 0)
@@ -126,7 +126,7 @@ def _wait(run: RunDir, wanted: Request, *, tell: Callable[[str], None]) -> State
             raise WaitTimeout(
                 f"waited {silent_s:.0f} s for the driver of `{run.name}` to "
                 f"{'end' if state else 'begin'} profile {wanted.number}",
-                why=f"{now.told()}; the bound is {now.bound_s:.0f} s without a word of it",
+                why=f"{now.described()}; the bound is {now.bound_s:.0f} s without an event",
                 fix=[f"tail {run.events_file}", f"ls {run.path / 'logs' / 'latest'}"],
             )
         time.sleep(POLL_S)
@@ -146,7 +146,7 @@ def _passed_over(run: RunDir, step: int) -> MilesError:
 
 
 def pace(run: RunDir) -> Pace:
-    """Of the end of its events alone: a long run has many."""
+    """Compute the pace from the end of the run's events alone, since a long run has many."""
     step, step_s, silent_s = None, 0.0, 0.0
     with suppress(OSError):
         silent_s = max(time.time() - run.events_file.stat().st_mtime, 0.0)

@@ -164,17 +164,17 @@ class Role(Section):
 
     @property
     def is_trained(self) -> bool:
-        """Whether anything that it says is trained on."""
+        """Return True if any of its turns is trained on."""
         return self.trained and self.is_policy
 
     @property
     def is_policy(self) -> bool:
-        """Whether the policy that is trained plays it."""
+        """Return True if the trained policy plays it."""
         return self.endpoint is None and self.policy is None
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """Its own rewards by name; none where it shares the episode's."""
+        """Return the weights of its own rewards by name; empty if it shares the episode's."""
         own = self.reward
         return {own: 1.0} if isinstance(own, str) else own or {}
 
@@ -194,7 +194,7 @@ class UserSettings(Section):
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of the agent, and of who and what plays with it."""
+    """Yield the rules for the agent, and for the roles, tools and environments that it uses."""
     rollout, agent = recipe.rollout, recipe.rollout.agent
     yield Rule(
         agent == _ENVIRONMENT and rollout.environment.name is None,
@@ -231,7 +231,8 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def doubts(recipe: Recipe) -> list[str]:
-    """What is legal and probably not meant; the first that applies."""
+    """Return warnings about legal settings that are probably not intended; the first that
+    applies."""
     rollout, agent = recipe.rollout, recipe.rollout.agent
     if (rollout.tools or rollout.mcp) and agent in _CALLS_NONE:
         key = "tools" if rollout.tools else "mcp"

@@ -14,7 +14,7 @@ Setting = str | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """A row."""
+    """Describes one algorithm: a row of the table."""
 
     about: str
     """In a line."""
@@ -281,8 +281,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def settings_of(name: str) -> dict[str, Setting]:
-    """All keys that the row sets, those of its bases included. Raises RecipeError where there is no
-    such row."""
+    """Return all keys that the row sets, including those of its bases. Raises RecipeError for an
+    unknown row."""
     row = ALGORITHMS.get(name)
     if row is None:
         guess = nearest(name.replace("-", "_").replace(".", "_"), ALGORITHMS)
@@ -295,8 +295,8 @@ def settings_of(name: str) -> dict[str, Setting]:
 
 
 def with_algorithm(table: Table) -> Table:
-    """The layer, on top of the row that its `train.algorithm` names. Raises RecipeError where there
-    is no such row."""
+    """Apply the layer on top of the row that its `train.algorithm` names. Raises RecipeError for an
+    unknown row."""
     entry = table.get(ALGORITHM_KEY)
     if entry is None or entry.value is None:
         return table

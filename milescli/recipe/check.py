@@ -24,8 +24,8 @@ from milescli.recipe.section import Rule, refuse
 
 
 def check(recipe: Recipe, origins: Mapping[str, object]) -> list[str]:
-    """Warnings: what is legal and probably not meant. Raises RecipeError; its message takes from
-    `origins` who set what."""
+    """Return warnings about legal settings that are probably not intended. Raises RecipeError,
+    whose message names who set what, from `origins`."""
     refuse(rules(recipe, origins))
     optimizer = recipe.train.optimizer
     is_eval_trained = recipe.data.eval is not None and recipe.data.eval == recipe.data.prompts
@@ -43,7 +43,7 @@ def check(recipe: Recipe, origins: Mapping[str, object]) -> list[str]:
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
-    """Every rule, in the order in which they are applied."""
+    """Yield every rule in the order in which it applies."""
     yield from model.rules(recipe, origins)
     yield from data.rules(recipe)
     yield from rollout.rules(recipe)
@@ -64,7 +64,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
 
 
 def open_keys(recipe: Recipe) -> list[str]:
-    """A warning for each API key that would go over the network for all to read."""
+    """Return a warning for each API key that would be sent over the network in clear text."""
     settings, server = recipe.rollout, recipe.train.distill.server
     asked: list[tuple[str | None, str, HasKey]] = [
         (settings.judge.url, "rollout.judge", settings.judge),

@@ -34,7 +34,7 @@ class MixSource(Section):
 
     @property
     def called(self) -> str:
-        """Its name in records."""
+        """Return its name in records."""
         return self.name or (self.path if isinstance(self.path, str) else ", ".join(self.path))
 
 
@@ -95,7 +95,7 @@ class Data(Section):
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Whether each stage has data to work on, and names its files rightly."""
+    """Yield the rules that each stage has data, with correctly named files."""
     data, warmup, evaluation = recipe.data, recipe.warmup, recipe.eval
     needs_prompts = not recipe.learns_from_rows and recipe.train.objective not in OF_ROWS
     yield Rule(
@@ -160,7 +160,7 @@ def _mix_rules(data: Data) -> Iterator[Rule]:
 
 
 def row_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of runs that learn from rows of a file instead of what engines sample."""
+    """Yield the rules for runs that learn from rows of a file instead of samples."""
     data, train, objective = recipe.data, recipe.train, recipe.train.objective
     key = "prompts" if data.prompts is not None else "mix"
     yield Rule(

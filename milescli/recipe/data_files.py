@@ -34,7 +34,7 @@ class HubData:
     """None: the only one, or `train`."""
 
     def spelled(self) -> str:
-        """As a recipe writes it."""
+        """Return the spelling in a recipe."""
         revision = f"@{self.revision}" if self.revision else ""
         tail = (
             f":{self.subset}:{self.split or 'train'}"
@@ -47,13 +47,13 @@ class HubData:
 
 
 def is_hub(value: str) -> bool:
-    """Whether a value of `data.*` means the hub."""
+    """Return True if a value of `data.*` refers to the hub."""
     return value.startswith(HUB_PREFIX)
 
 
 def parse_hub(value: str, *, key: str) -> HubData:
-    """`hf:openai/gsm8k:main:train`; one part behind the name is the split. `key`: the recipe's key,
-    for RecipeError."""
+    """Parse `hf:openai/gsm8k:main:train`; a single part after the name is the split. `key` is the
+    recipe's key, for RecipeError."""
     match = _SPELLING.fullmatch(value)
     if match is None:
         raise RecipeError(
@@ -90,23 +90,23 @@ class DataFile:
 
     @property
     def rows(self) -> str:
-        """`[0:1000]`; empty where all are meant."""
+        """Return `[0:1000]`; empty if all rows are meant."""
         if not self.start and self.stop is None:
             return ""
         return f"[{self.start}:{'' if self.stop is None else self.stop}]"
 
     def spelled(self) -> str:
-        """As a recipe writes it."""
+        """Return the spelling in a recipe."""
         return self.name + self.rows
 
 
 def names_in(value: str | list[str] | None) -> list[str]:
-    """What a key of `data` that takes one or several names."""
+    """Return the names in a key of `data` that takes one or several."""
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
 def files_of(data: Data, field: DataField) -> list[DataFile]:
-    """All that one key names, in order; with the prompts those of a mix."""
+    """Return all files that one key names, in order; for prompts, also those of a mix."""
     mixed = [source.path for source in data.mix or [] if field == "prompts"]
     return [
         parse_data_file(name, key=f"data.{field}")
@@ -116,7 +116,7 @@ def files_of(data: Data, field: DataField) -> list[DataFile]:
 
 
 def parse_data_file(text: str, *, key: str) -> DataFile:
-    """`train.jsonl[0:1000]`. `key`: the recipe's key, for RecipeError."""
+    """Parse `train.jsonl[0:1000]`. `key` is the recipe's key, for RecipeError."""
     match = _SLICE.fullmatch(text)
     if match is None:
         return DataFile(name=text)
@@ -134,7 +134,7 @@ def parse_data_file(text: str, *, key: str) -> DataFile:
 
 
 def check_names(value: str | list[str] | None, *, key: str) -> None:
-    """Raises RecipeError where a name cannot be meant."""
+    """Raise RecipeError if a name is invalid."""
     if value is not None and not all(name.strip() for name in names_in(value) or [""]):
         raise RecipeError(
             f"`{key}` names no file",

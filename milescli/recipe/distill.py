@@ -35,7 +35,7 @@ class Teacher(Section):
 
     @property
     def called(self) -> str:
-        """For people."""
+        """Return the name for people."""
         return self.path or self.url or "without path and url"
 
 
@@ -68,12 +68,12 @@ class Distill(Section):
 
     @property
     def is_served(self) -> bool:
-        """Whether teachers are asked by HTTP; else the trainer's ranks hold them."""
+        """Return True if teachers are queried over HTTP; else the trainer's ranks hold them."""
         return any(teacher.url is not None for teacher in self.teachers)
 
 
 def teachers_by_source(settings: Distill) -> dict[str | None, int]:
-    """Entry of `data.mix` -> number of its teacher; empty where one teaches all."""
+    """Map each entry of `data.mix` to the number of its teacher; empty if one teaches all."""
     return {
         source: number
         for number, teacher in enumerate(settings.teachers)
@@ -82,7 +82,7 @@ def teachers_by_source(settings: Distill) -> dict[str | None, int]:
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of teachers, what each of them teaches, and what is learned beside them."""
+    """Yield the rules for teachers, what each teaches, and what else is learned."""
     rollout, teachers, weight = recipe.rollout, recipe.teachers, recipe.train.distill.reward_weight
     yield Rule(
         recipe.train.objective == "distillation" and not teachers,
@@ -207,20 +207,20 @@ REWARD_MODEL = "reward_model"
 
 
 def untaught(recipe: Recipe) -> Recipe:
-    """Without its teachers."""
+    """Return the recipe without its teachers."""
     return recipe.model_copy(
         update={"train": recipe.train.model_copy(update={"distill": Distill()})}
     )
 
 
 def unscored(recipe: Recipe) -> Recipe:
-    """Without any reward."""
+    """Return the recipe without any reward."""
     return _with_rewards(recipe, lambda reward: NO_REWARD)
 
 
 def policy_alone(recipe: Recipe) -> Recipe:
-    """The same data, read for the policy: without teachers, critic and reward model; other rewards
-    stay, and so what they ask of a label."""
+    """Return the same data as the policy reads it: without teachers, critic and reward model; other
+    rewards and their requirements on labels stay."""
     objective = recipe.train.objective
     changes = {
         "credit": "sample",

@@ -50,7 +50,7 @@ class Evaluation(Section):
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
-    """Of engines that sample nothing to learn from."""
+    """Yield the rules for engines that sample nothing to learn from."""
     if not recipe.engines_apart:
         return
     is_own, num = recipe.eval.engines == "own", recipe.engines.num

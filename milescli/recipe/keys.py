@@ -55,7 +55,7 @@ class RecipeKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionInfo:
-    """A part of the recipe that holds keys."""
+    """Describes a part of the recipe that holds keys."""
 
     name: str
     doc: str
@@ -65,18 +65,18 @@ class SectionInfo:
 
 @cache
 def keys() -> dict[str, RecipeKey]:
-    """Every key by its dotted name, in the order of the schema."""
+    """Return every key by its dotted name, in the order of the schema."""
     return {item.name: item for item in _walk(Recipe, "") if isinstance(item, RecipeKey)}
 
 
 @cache
 def sections() -> dict[str, SectionInfo]:
-    """Every section by its dotted name."""
+    """Return every section by its dotted name."""
     return {item.name: item for item in _walk(Recipe, "") if isinstance(item, SectionInfo)}
 
 
 def nearest_key(name: str, *, within: tuple[str, ...] = ()) -> str | None:
-    """The key or section that `name` was probably meant to be; `within` limits the search to some
+    """Return the key or section that `name` probably means; `within` limits the search to some
     sections."""
     known = [key for key in (*keys(), *sections()) if not within or key.split(".")[0] in within]
     if name in known:
@@ -236,7 +236,7 @@ def _number(bounds: tuple[object, ...]) -> str:
 
 
 def doc_of(section: type[Section], name: str) -> str:
-    """Of a key or section within this one; empty where nothing is said."""
+    """Return the documentation of a key or section within this one; empty if there is none."""
     for origin in section.__mro__:
         if text := _docs(origin.__module__).get((origin.__qualname__, name)):
             return text

@@ -31,7 +31,7 @@ class SettingsLayer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Who said so."""
+    """Says which layer and place set a value."""
 
     layer: SettingsLayer
     where: str = ""
@@ -45,7 +45,7 @@ class Origin:
 
     @classmethod
     def parse(cls, text: str) -> Origin:
-        """The inverse of `str`."""
+        """Parse the output of `str`."""
         if text.startswith("--"):
             return cls(layer=SettingsLayer.SET, where=text)
         layer, _, where = text.partition(" ")
@@ -88,13 +88,13 @@ OLD: Mapping[str, RecipeKey] = {
 
 @cache
 def readable() -> Mapping[str, RecipeKey]:
-    """Every key that a layer may set."""
+    """Return every key that a layer may set."""
     return {**keys(), **OLD}
 
 
 def translated(table: Table) -> Table:
-    """The layer without old names. Raises RecipeError where it has one beside the new one, or
-    something that the old one never took."""
+    """Return the layer with new names in place of old ones. Raises RecipeError if it has both, or a
+    value that the old key never accepted."""
     old = {name: table[name] for name in OLD if name in table}
     if not old:
         return table
@@ -128,7 +128,7 @@ ALGORITHM_KEY = "train.algorithm"
 
 
 def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, ...] = ()) -> Table:
-    """A recipe or a user file. `only` limits the sections, for files that may not hold
+    """Read a recipe or a user file. `only` limits the sections, for files that may not hold
     hyperparameters."""
     root = reader.read(text, source=source)
     if not isinstance(root.value, dict):
@@ -148,7 +148,7 @@ def from_yaml(text: str, *, source: str, layer: SettingsLayer, only: tuple[str, 
 
 
 def from_env(environ: Mapping[str, str]) -> Table:
-    """`MILES_MACHINE__GPUS=2`. An empty variable counts as not set."""
+    """Read the environment: `MILES_MACHINE__GPUS=2`. An empty variable counts as unset."""
     table: Table = {}
     for variable, text in sorted(environ.items()):
         name = _key_of_variable(variable)
@@ -180,8 +180,8 @@ def from_env(environ: Mapping[str, str]) -> Table:
 
 
 def from_ray_environment(environ: Mapping[str, str]) -> Table:
-    """RAY_ADDRESS names the cluster where nobody else does, as for Ray's own tools; `local` is
-    their word for none."""
+    """Read RAY_ADDRESS, which names the cluster if nothing else does, as for Ray's own tools;
+    `local` means none."""
     text = environ.get(RAY_VARIABLE, "")
     if text in ("", "local"):
         return {}
@@ -193,8 +193,7 @@ def from_ray_environment(environ: Mapping[str, str]) -> Table:
 
 
 def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
-    """`--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which are short names for
-    it."""
+    """Read `--set key=value` and flags (`{"machine.gpus": "--gpus 4"}`), which abbreviate it."""
     table: Table = {}
     for name, option in flags.items():
         _add_override(table, name, option.partition(" ")[2], option=option)
@@ -212,8 +211,8 @@ def from_command_line(sets: Iterable[str], flags: Mapping[str, str]) -> Table:
 
 
 def merge(layers: Iterable[Table]) -> Table:
-    """One table; later layers win. Setting a section to null takes away what lower layers said
-    inside it; an algorithm takes away what another one set."""
+    """Merge the layers; later ones win. Setting a section to null removes what lower layers set
+    inside it; an algorithm removes what another one set."""
     merged: Table = {}
     for table in layers:
         if ALGORITHM_KEY in table:
@@ -360,7 +359,7 @@ def _refuse_dotted(name: str, node: YamlNode, *, where: str) -> None:
 
 
 def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> RecipeError:  # type: ignore[no-untyped-def]
-    """The refusal of a key that does not exist. `fix` makes the advice from the nearest key."""
+    """Return the error for an unknown key. `fix` makes the advice from the nearest key."""
     guess = nearest_key(name, within=within)
     if guess and guess.rpartition(".")[0] == name:
         guess = None
@@ -374,7 +373,7 @@ def unknown_key(name: str, *, where: str, fix, within: tuple[str, ...] = ()) -> 
 
 
 def example(key: RecipeKey) -> str:
-    """A value that the key takes, for advice."""
+    """Return a valid value of the key, for advice."""
     if key.choices:
         return key.choices[0]
     if key.is_list:
@@ -429,7 +428,7 @@ def _short(text: str, limit: int = 60) -> str:
 
 
 def read_text(path: Path, *, what: str) -> str:
-    """A text file. Raises RecipeError where it cannot be read."""
+    """Read a text file. Raises RecipeError if it is unreadable."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

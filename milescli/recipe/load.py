@@ -33,7 +33,7 @@ long."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRecipe:
-    """A recipe that was checked, and where each of its values came from."""
+    """Holds a checked recipe and the origin of each value."""
 
     recipe: Recipe
     origins: dict[str, Origin]
@@ -56,8 +56,8 @@ def load(
 ) -> LoadedRecipe:
     """Read a template by name, or a .yaml file, under the layers above it.
 
-    `sets`: texts of `--set`. `flags`: options that are short for one, `{"machine.gpus": "--gpus
-    4"}`; `further`: what else the command line says. Raises RecipeError, before anything heavy is
+    `sets` are texts of `--set`. `flags` are options that abbreviate one, `{"machine.gpus": "--gpus
+    4"}`; `further` is the rest of the command line. Raises RecipeError, before anything heavy is
     imported.
     """
     path = find_recipe(recipe, cwd=cwd)
@@ -85,8 +85,8 @@ def load_model(
     cwd: Path,
     home: Path,
 ) -> LoadedRecipe:
-    """The recipe of a model that is only asked: defaults, under the layers above them. `prompts`:
-    what it is asked, for `data.prompts`. Raises as `load`."""
+    """Return the recipe of a model that is only queried: defaults, under the layers above them.
+    `prompts` becomes `data.prompts`. Raises as `load`."""
     values: dict[str, object] = {
         "name": "evaluation",
         "model.path": model,
@@ -126,8 +126,8 @@ def override(
     only: tuple[str, ...],
     environ: Mapping[str, str] | None = None,
 ) -> LoadedRecipe:
-    """The same recipe with some values changed: what `miles resume` does. `only`: keys or sections
-    that may change. `environ`: where RAY_ADDRESS named the cluster before, it is asked again."""
+    """Return the recipe with some values changed, as `miles resume` does. `only` lists keys or
+    sections that may change. `environ` is read again if RAY_ADDRESS named the cluster before."""
     changes = layers.from_command_line(sets, flags or {})
     for name, entry in changes.items():
         if not any(name == part or name.startswith(f"{part}.") for part in only):
@@ -148,8 +148,8 @@ def override(
 
 
 def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
-    """Where runs live when no recipe is at hand: `run.dir` of the environment, the user files, or
-    the default."""
+    """Return the folder of runs when there is no recipe: `run.dir` of the environment, the user
+    files, or the default."""
     tables = [
         *_user_files(environ=environ, cwd=cwd, home=home, but_not=None),
         layers.from_env(environ),
@@ -159,7 +159,7 @@ def runs_dir(*, environ: Mapping[str, str], cwd: Path, home: Path) -> Path:
 
 
 def build(table: Table, *, source: str) -> LoadedRecipe:
-    """Table -> checked recipe with origins. Raises RecipeError."""
+    """Make a checked recipe with origins of a table. Raises RecipeError."""
     nested: dict[str, object] = {}
     for name, entry in table.items():
         *parents, last = name.split(".")
@@ -181,7 +181,7 @@ def build(table: Table, *, source: str) -> LoadedRecipe:
 
 
 def value_at(recipe: Recipe, name: str) -> object:
-    """The value of a dotted key; None inside a section that is null."""
+    """Return the value of a dotted key; None inside a section that is null."""
     place: object = recipe
     for part in name.split("."):
         place = getattr(place, part, None) if place is not None else None
@@ -189,7 +189,7 @@ def value_at(recipe: Recipe, name: str) -> object:
 
 
 def values_of(recipe: Recipe) -> dict[str, object]:
-    """Every key by its dotted name, as JSON holds it. Recipes name variables, and hold no
+    """Return every key by its dotted name as JSON values. Recipes name variables, and hold no
     secrets."""
     return {name: plain(value_at(recipe, name)) for name in keys()}
 
@@ -236,7 +236,7 @@ def _shown(path: Path, cwd: Path, home: Path) -> str:
 
 
 def table_of(loaded: LoadedRecipe) -> Table:
-    """Every value that it holds, and who said so."""
+    """Return every value with its origin."""
     table: Table = {}
     for name, origin in loaded.origins.items():
         parent = name.rpartition(".")[0]
@@ -252,7 +252,7 @@ def table_of(loaded: LoadedRecipe) -> Table:
 
 
 def explain(error: ValidationError, table: Table) -> RecipeError:
-    """The first refusal in full, the others by name."""
+    """Return the first error in full, and the names of the others."""
     places = [item["loc"] for item in error.errors(include_url=False)]
     names = list(dict.fromkeys(_key_of(place) for place in places))
     entry, key = table[names[0]], keys()[names[0]]
@@ -318,7 +318,7 @@ def _better_value(key: RecipeKey, entry: KeyValue) -> str:
 
 
 def refuse_two_lengths(loaded: LoadedRecipe) -> None:
-    """Raises RecipeError where a recipe that begins sets steps and epochs."""
+    """Raise RecipeError if a new run's recipe sets both steps and epochs."""
     origin = loaded.origins["train.steps"]
     epochs = loaded.recipe.train.epochs
     if epochs is not None and origin.layer is not SettingsLayer.DEFAULT:
@@ -331,8 +331,8 @@ def refuse_two_lengths(loaded: LoadedRecipe) -> None:
 
 
 def with_steps(loaded: LoadedRecipe, num_rows: int) -> LoadedRecipe:
-    """`train.steps` set by `train.epochs`, where that is set; a resumed run has its steps. Raises
-    RecipeError where the steps do not go with the rest."""
+    """Set `train.steps` from `train.epochs`, if given; a resumed run has its steps. Raises
+    RecipeError if the steps contradict the rest."""
     train = loaded.recipe.train
     if train.epochs is None:
         return loaded

@@ -39,12 +39,12 @@ class Lora(Section):
 
     @property
     def is_on(self) -> bool:
-        """An adapter is trained."""
+        """Return True if an adapter is trained."""
         return self.rank is not None
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of runs that train an adapter, or begin with one."""
+    """Yield the rules for runs that train an adapter, or start with one."""
     lora, adapter, layout = recipe.train.lora, recipe.model.adapter, recipe.parallel
     yield Rule(
         adapter is not None and not lora.is_on,
@@ -99,7 +99,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def doubts(recipe: Recipe) -> list[str]:
-    """What is probably not meant."""
+    """Return warnings about settings that are probably not intended."""
     if not recipe.train.lora.is_on or recipe.model.scratch is None:
         return []
     return [

@@ -50,8 +50,9 @@ class MachineSettings(Section):
 
     @property
     def request_timeout_s(self) -> float:
-        """Bound on one request to an engine within a step. It ends, and the engine is asked whether
-        it lives, before the wait for the step ends: so the error names who hangs."""
+        """Return the bound on one request to an engine within a step. The request ends, and the
+        engine's health is checked, before the wait for the step ends: so the error names who
+        hangs."""
         return max(self.step_timeout_s - 30.0, 0.5 * self.step_timeout_s)
 
 
@@ -176,8 +177,8 @@ class RunSettings(Section):
 
 
 def metrics_address(settings: RunSettings) -> tuple[str, int] | None:
-    """(host, port) to listen at; None: nothing listens. A port alone is of this machine alone.
-    Raises RecipeError."""
+    """Return (host, port) to listen at, or None. A port alone is local to this machine. Raises
+    RecipeError."""
     text = settings.metrics_address
     if text is None:
         return None
@@ -215,7 +216,7 @@ def _is_address(address: str) -> bool:
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
-    """Of the names and addresses of a run."""
+    """Yield the rules for the names and addresses of a run."""
     for key, name in (("name", recipe.name), ("run.name", recipe.run.name)):
         yield Rule(
             name is not None and not _is_folder_name(name),
@@ -242,7 +243,7 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
 
 
 def tracker_rules(settings: RunSettings) -> Iterator[Rule]:
-    """Of what watches a run."""
+    """Yield the rules for a run's trackers."""
     yield Rule(
         not settings.project.strip(),
         "`run.project` is empty",

@@ -70,7 +70,7 @@ class Model(Section):
 
 
 def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
-    """Which model, and whether one can be made as `scratch` says."""
+    """Yield the rules for the choice of the model, and for `scratch`."""
     model = recipe.model
     yield Rule(
         model.path is None and model.scratch is None,

@@ -22,7 +22,7 @@ NULL_TEXTS = ("", "~", "null", "Null", "NULL")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
+    """Loads YAML 1.2 scalars: `1e-6` is a number, `no` and `12:30` are text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
@@ -35,7 +35,7 @@ _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": Fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YamlNode:
-    """A piece of YAML with its place."""
+    """Holds a piece of YAML with its place."""
 
     value: object
     """A scalar, a list of scalars, or a `dict[str, YamlNode]`."""
@@ -49,7 +49,7 @@ class YamlNode:
 
 
 def read(text: str, *, source: str) -> YamlNode:
-    """The one document in `text`. `source` is how errors name it (`quickstart.yaml`). Raises
+    """Parse the one document in `text`. `source` is its name in errors (`quickstart.yaml`). Raises
     RecipeError with file:line."""
     try:
         _refuse_tricks(text, source=source)
@@ -175,8 +175,8 @@ def _comment(node: yaml.Node, lines: list[str]) -> str:
 
 
 def typed_value(node: YamlNode, key: RecipeKey) -> object:
-    """What the key's type makes of the node: text keys keep the user's spelling, lists hold
-    texts, or mappings whose keys are typed alike, as do mappings of names."""
+    """Convert the node to the key's type: text keys keep the user's spelling; lists hold texts, or
+    mappings whose keys are typed likewise, as do mappings of names."""
     if isinstance(node.value, list) and key.items:
         return [_typed_item(item, key.items) for item in node.value]
     if isinstance(node.value, dict) and key.items:
@@ -194,7 +194,7 @@ def typed_value(node: YamlNode, key: RecipeKey) -> object:
 
 
 def as_written(node: YamlNode) -> object:
-    """The values that the text has by itself, whatever key they are of."""
+    """Return the values of the text, regardless of their key."""
     if isinstance(node.value, dict):
         return {name: as_written(child) for name, child in node.value.items()}
     if isinstance(node.value, list):

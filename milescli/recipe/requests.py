@@ -40,7 +40,7 @@ class HasKey(Protocol):
 
 
 def check_url(url: str, *, key: str, section: str, example: str) -> None:
-    """Raises RecipeError for what no request can go to, and for a secret, which would be written to
+    """Raise RecipeError for an invalid address, and for a secret in it, which would be written to
     disk. `key` holds the address; `section` has an `api_key_env`."""
     try:
         parts = urlsplit(url)
@@ -64,7 +64,7 @@ def check_url(url: str, *, key: str, section: str, example: str) -> None:
 
 
 def open_key(url: str | None, section: str, settings: HasKey) -> str | None:
-    """A warning where the key of `section` would go over the network for all to read."""
+    """Return a warning if the API key of `section` would be sent over the network in clear text."""
     parts = urlsplit(url or "")
     host = parts.hostname or ""
     is_here = host in _HERE or re.fullmatch(r"127(\.\d+){3}", host)

@@ -24,7 +24,7 @@ _HEADER = (
 
 
 def resolved_yaml(loaded: LoadedRecipe) -> str:
-    """One line a key: `  steps: 40  # set --set train.steps=40`."""
+    """Write one line per key: `  steps: 40  # set --set train.steps=40`."""
     lines, open_sections = [_HEADER.format(source="PATH").rstrip()], [""]
     for name, origin in loaded.origins.items():
         parent, _, last = name.rpartition(".")
@@ -45,8 +45,8 @@ def resolved_yaml(loaded: LoadedRecipe) -> str:
 
 
 def load_resolved(path: Path) -> LoadedRecipe:
-    """A run's `recipe.yaml`, with the origins in its comments. Raises CheckpointError where the
-    file is gone or spoilt."""
+    """Read a run's `recipe.yaml`, with the origins in its comments. Raises CheckpointError if the
+    file is missing or damaged."""
     try:
         text = layers.read_text(path, what="the run's recipe")
         table = layers.from_yaml(text, source=str(path), layer=SettingsLayer.RECIPE)

@@ -127,7 +127,8 @@ class RemoteSettings(Requests):
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of the rewards' weights, and of the settings of those that the recipe names."""
+    """Yield the rules for the rewards' weights, and for the settings of those that the recipe
+    names."""
     rollout, weights = recipe.rollout, recipe.rollout.reward_weights
     yield Rule(
         not weights,

@@ -159,17 +159,17 @@ class Rollout(Section):
 
     @property
     def is_scored_by_agent(self) -> bool:
-        """Whether the episodes of the built-in agent say their own reward."""
+        """Return True if episodes of the built-in agent provide their own reward."""
         return self.plays_environment or self.agent in FOREIGN
 
     @property
     def plays_environment(self) -> bool:
-        """Whether the agent plays in `environment`."""
+        """Return True if the agent plays in `environment`."""
         return self.agent == "environment"
 
     @property
     def role_turns(self) -> list[str]:
-        """Who speaks in an episode of several roles, turn by turn."""
+        """Return the speakers of an episode of several roles, turn by turn."""
         turns = list(self.roles) * self.rounds
         while self.final_role in turns and turns[-1] != self.final_role:
             turns.pop()
@@ -177,26 +177,26 @@ class Rollout(Section):
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """`reward`, by name; none where the environment says it."""
+        """Return the weights of `reward` by name; empty if the environment provides it."""
         if self.is_scored_by_agent:
             return {"none": 1.0}
         return {self.reward: 1.0} if isinstance(self.reward, str) else self.reward
 
     @property
     def policies(self) -> list[str]:
-        """Models that play roles, each on an engine of its own."""
+        """Return the models that play roles, each on its own engine."""
         played = [role.policy for role in self.roles.values() if role.policy is not None]
         return list(dict.fromkeys(played)) if self.agent == "multi_agent" else []
 
     @property
     def reward_names(self) -> list[str]:
-        """All that are asked, roles' own included."""
+        """Return the names of all rewards, including roles' own."""
         own = [name for role in self.roles.values() for name in role.reward_weights]
         return [*self.reward_weights, *own]
 
     @property
     def reward_name(self) -> str:
-        """`reward` in words: `math`, or `math + 0.1 x format`."""
+        """Format `reward`: `math`, or `math + 0.1 x format`."""
         if self.is_scored_by_agent:
             if self.agent in FOREIGN:
                 return f"of an environment of {self.agent}"
@@ -208,13 +208,13 @@ class Rollout(Section):
 
     @property
     def length_bounds(self) -> tuple[int, int]:
-        """`length` resolved: where its penalty begins, and where it is whole."""
+        """Return `length` resolved: the lengths at which its penalty starts, and is complete."""
         limit = self.length.limit_tokens or self.max_response_tokens
         return self.length.target_tokens or max(1, self.max_response_tokens // 2), limit
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of how responses are sampled, and of their number."""
+    """Yield the rules for sampling responses, and for their number."""
     rollout, updates = recipe.rollout, recipe.train.updates_per_step
     prompts = rollout.prompts_per_step
     yield Rule(
@@ -242,7 +242,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def order_rules(rollout: Rollout) -> Iterator[Rule]:
-    """Of rollout that runs while the trainer works."""
+    """Yield the rules for rollout that runs while the trainer works."""
     if rollout.order != "done":
         return
     yield Rule(
@@ -262,7 +262,7 @@ def order_rules(rollout: Rollout) -> Iterator[Rule]:
 
 
 def order_doubts(rollout: Rollout) -> list[str]:
-    """What has no effect, as nothing runs while the trainer works."""
+    """Return warnings about settings without effect, when nothing runs while the trainer works."""
     doubts = list[str]()
     if rollout.on_update != "continue" and rollout.max_staleness == 0:
         doubts.append(

@@ -82,101 +82,102 @@ class Recipe(Section):
 
     @property
     def learns_from_rows(self) -> bool:
-        """Whether the rows of `data.train` are what is learned from; else it is what engines
-        sample."""
+        """Return True if the run learns from the rows of `data.train`, False if it learns from
+        samples."""
         return self.data.train is not None
 
     @property
     def has_engines(self) -> bool:
-        """Whether anything is sampled: to learn from, or to evaluate on."""
+        """Return True if anything is sampled, to learn from or to evaluate."""
         return not self.learns_from_rows or self.data.eval is not None
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest sequence that is trained on."""
+        """Return the tokens of the longest sequence that is trained on."""
         if self.learns_from_rows:
             return self.data.max_row_tokens + self.trains_scores
         return self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
     def trains_scores(self) -> bool:
-        """Whether the model gives a score instead of a next token."""
+        """Return True if the model gives a score instead of a next token."""
         return self.train.objective in OF_SCORES
 
     @property
     def has_mtp(self) -> bool:
-        """Whether the model's MTP layer guesses or learns."""
+        """Return True if the model's MTP layer speculates or is trained."""
         return self.rollout.speculative.kind == "mtp" or self.train.mtp.is_on
 
     @property
     def has_critic(self) -> bool:
-        """Whether a critic is trained beside the policy."""
+        """Return True if a critic is trained too."""
         return self.train.credit == "gae" and not self.learns_from_rows
 
     @property
     def teachers(self) -> list[Teacher]:
-        """Those of `train.distill`."""
+        """Return the teachers of `train.distill`."""
         return self.train.distill.teachers
 
     @property
     def held_teachers(self) -> list[Teacher]:
-        """Those that the trainer's ranks hold."""
+        """Return the teachers that the trainer's ranks hold."""
         return [teacher for teacher in self.teachers if teacher.url is None]
 
     @property
     def caches_teacher(self) -> bool:
-        """Whether what teachers say of the rows is computed once and kept."""
+        """Return True if the teachers' log-probs of the rows are computed once and stored."""
         return self.train.objective == "distillation" and self.train.distill.cache
 
     @property
     def asks_reward_model(self) -> bool:
-        """Whether the reward `reward_model` scores what is sampled."""
+        """Return True if the reward `reward_model` scores samples."""
         rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         return "reward_model" in rewards
 
     @property
     def runs_code(self) -> bool:
-        """Whether code of the model is run on this machine."""
+        """Return True if code of the model runs on this machine."""
         rewards = [*self.rollout.reward_names, *(each.reward for each in self.data.mix or [])]
         asked = "code" in rewards or "python" in self.rollout.tools
         return asked and not self.rollout.code.url
 
     @property
     def engines_apart(self) -> int:
-        """Of the plan's engines, so many sample nothing to learn from: see `plan.placement`."""
+        """Return how many of the plan's engines sample nothing to learn from (`plan.placement`)."""
         return int(self.eval.engines == "own") + len(self.rollout.policies)
 
     @property
     def sequences_per_row(self) -> int:
-        """2: a chosen and a rejected response."""
+        """Return the sequences per row: 2 for a chosen and a rejected response."""
         return 2 if self.train.objective in OF_PAIRS else 1
 
     @property
     def sequences_per_step(self) -> int:
-        """Sequences that a step trains on."""
+        """Return the number of sequences that a step trains on."""
         if self.learns_from_rows:
             return self.train.batch_size * self.sequences_per_row
         return self.rollout.prompts_per_step * self.rollout.samples_per_prompt
 
     @property
     def old_logprobs(self) -> Literal["trainer", "engine"]:
-        """Who says what the old policy was, `train.old_logprobs: auto` resolved: stale samples came
-        from older weights, and only the engine knows their log-probs."""
+        """Return which side computes the old policy's log-probs, with `train.old_logprobs: auto`
+        resolved: stale samples came from older weights, and only the engine knows their
+        log-probs."""
         if self.train.old_logprobs != "auto":
             return self.train.old_logprobs
         return "engine" if self.rollout.max_staleness else "trainer"
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the weights before RL are kept, `train.reference` resolved."""
+        """Return True if the weights before RL are kept, with `train.reference` resolved."""
         if self.train.reference is not None:
             return self.train.reference
         return self.train.kl_coef > 0 or (self._compares and not self.caches_reference)
 
     @property
     def caches_reference(self) -> bool:
-        """Whether log-probs of the rows by the weights at the start are computed once and kept, so
-        that these weights need not be."""
+        """Return True if log-probs of the rows under the initial weights are computed once and
+        stored, so that these weights need not be kept."""
         settings = self.train.preference
         return self._compares and settings.reference == "cached" and settings.loss != "kto"
 
@@ -189,6 +190,7 @@ class Recipe(Section):
         )
 
     def reference_step(self, step: int) -> int:
-        """After which step the weights were what the reference is after `step`."""
+        """Return the step after which the weights became the reference that is used after
+        `step`."""
         every = self.train.reference_every
         return step // every * every if every else 0

@@ -28,8 +28,8 @@ class Section(BaseModel):
 
 
 def plain(value: object) -> object:
-    """A value of a recipe as JSON holds it: sections in a list or a mapping are mappings, without
-    what is null."""
+    """Convert a value of a recipe to JSON values: sections in a list or a mapping become mappings,
+    without null values."""
     if isinstance(value, Section):
         return value.model_dump(exclude_none=True)
     if isinstance(value, dict):
@@ -50,12 +50,12 @@ class Rule:
 
 
 def refuse(rules: Iterable[Rule]) -> None:
-    """Raises RecipeError by the first broken rule; those behind it are not looked at."""
+    """Raise RecipeError for the first broken rule; later ones are not evaluated."""
     for rule in rules:
         if rule.broken:
             raise RecipeError(rule.what, why=rule.why, fix=rule.fix)
 
 
 def divisor_below(number: int, bound: int) -> int:
-    """The largest divisor of `number` that is at most `bound`."""
+    """Return the largest divisor of `number` that is at most `bound`."""
     return next(each for each in range(min(number, bound), 0, -1) if number % each == 0)

@@ -36,7 +36,7 @@ _LONGEST_NAME = 64
 
 
 def from_file(path: Path, *, option: str) -> dict[str, object]:
-    """What one adapter says of itself. Raises RecipeError. `option`: as the user typed it."""
+    """Read what one adapter's file sets. Raises RecipeError. `option` is the option as typed."""
     node = read(layers.read_text(path, what=f"`{option}`:"), source=str(path))
     said = as_written(node)
     if not isinstance(said, dict):
@@ -49,7 +49,7 @@ def from_file(path: Path, *, option: str) -> dict[str, object]:
 
 
 def from_options(options: Sequence[str]) -> Table:
-    """`--adapter NAME=FILE`, as often as there are adapters. Raises RecipeError."""
+    """Parse `--adapter NAME=FILE`, given once per adapter. Raises RecipeError."""
     adapters: dict[str, object] = {}
     for option in options:
         name, equals, file = option.partition("=")
@@ -68,13 +68,13 @@ def from_options(options: Sequence[str]) -> Table:
 
 
 def to_options(where: str) -> list[list[str]]:
-    """The words that were typed, by the origin of `adapters`."""
+    """Return the words that were typed, from the origin of `adapters`."""
     return [["--adapter", option] for option in where.removeprefix(_OPTION).split(f" {_OPTION}")]
 
 
 def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, LoadedRecipe]:
-    """The recipe of each adapter, by its name: as if it were trained alone. Empty: the recipe has
-    no `adapters`. `steps`: of all, whatever they say themselves. Raises RecipeError."""
+    """Return the recipe of each adapter by its name, as if it were trained alone; empty without
+    `adapters`. `steps` replaces the steps of all. Raises RecipeError."""
     adapters = loaded.recipe.adapters
     if adapters:
         _check_all(loaded.recipe)
@@ -82,8 +82,8 @@ def each_of(loaded: LoadedRecipe, *, steps: int | None = None) -> dict[str, Load
 
 
 def planned(loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe] | None = None) -> LoadedRecipe:
-    """What the machine must have room for; the recipe itself where it has no `adapters`. `each`: as
-    `each_of` gives them."""
+    """Return the recipe for which the machine must have room; the recipe itself without `adapters`.
+    `each` comes from `each_of`."""
     each = each if each is not None else each_of(loaded)
     recipes = {name: one.recipe for name, one in each.items()}
     return replace(loaded, recipe=_widest(loaded.recipe, recipes)) if recipes else loaded

@@ -50,7 +50,7 @@ class Mtp(Section):
 
     @property
     def is_on(self) -> bool:
-        """The layer is trained."""
+        """Return True if the layer is trained."""
         return bool(self.loss_weight)
 
 
@@ -63,7 +63,7 @@ class Draft(Section):
 
     @property
     def is_on(self) -> bool:
-        """It is trained."""
+        """Return True if the draft model is trained."""
         return self.lr is not None
 
 
@@ -73,7 +73,7 @@ _NO_DRAFT = "--set train.draft.lr=null"
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of `rollout.speculative`."""
+    """Yield the rules for `rollout.speculative`."""
     settings, kind = recipe.rollout.speculative, recipe.rollout.speculative.kind
     yield from _kind_rules(settings)
     if kind == "none":
@@ -146,7 +146,7 @@ def _kind_rules(settings: SpeculativeSettings) -> Iterator[Rule]:
 
 
 def mtp_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of `train.mtp`."""
+    """Yield the rules for `train.mtp`."""
     mtp, weights = recipe.train.mtp, recipe.weights
     yield Rule(
         mtp.trains_trunk and not mtp.is_on,
@@ -185,7 +185,7 @@ def mtp_rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def draft_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of `train.draft`."""
+    """Yield the rules for `train.draft`."""
     kind, weights = recipe.rollout.speculative.kind, recipe.weights
     if not recipe.train.draft.is_on:
         return

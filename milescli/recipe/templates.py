@@ -25,27 +25,28 @@ config.json."""
 
 
 def templates_dir() -> Path:
-    """The wheel carries them inside the package, the source tree beside it."""
+    """Return the folder of templates: inside the package in a wheel, beside it in the source
+    tree."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
 
 
 def template_names() -> list[str]:
-    """Names as `--recipe` takes them."""
+    """Return the names that `--recipe` accepts."""
     return sorted(path.stem for path in templates_dir().glob("*.yaml"))
 
 
 def shipped_shape(model: str) -> dict[str, object] | None:
-    """The fields of a published config.json that ModelFacts are made of, for a name on the hub;
-    None for a model that no recipe names."""
+    """Return the fields of a published config.json from which ModelFacts are made, for a name on
+    the hub; None for a model that no recipe names."""
     shapes = json.loads((templates_dir() / SHAPES_FILE).read_text(encoding="utf-8"))
     return shapes["models"].get(model)
 
 
 def find_recipe(recipe: str, *, cwd: Path) -> Path:
-    """The file of a template, or of a path (it has a slash or ends in .yaml). Raises RecipeError
-    with the nearest name."""
+    """Return the file of a template, or of a path (with a slash or ending in .yaml). Raises
+    RecipeError with the nearest name."""
     if "/" in recipe or recipe.endswith(SUFFIXES):
         path = Path(recipe).expanduser()
         path = path if path.is_absolute() else cwd / path
@@ -84,7 +85,7 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
 
 
 def describe(name: str) -> str:
-    """The `description:` of a template, without reading the whole recipe."""
+    """Return the `description:` of a template, without reading the whole recipe."""
     for line in (templates_dir() / f"{name}.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("description:"):
             return line.removeprefix("description:").strip().strip('"')

@@ -284,7 +284,7 @@ divergence."""
 
 
 def rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of the optimizer."""
+    """Yield the rules for the optimizer."""
     train, optimizer, scratch = recipe.train, recipe.train.optimizer, recipe.model.scratch
     yield Rule(
         optimizer.warmup_steps >= train.steps,
@@ -319,7 +319,7 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
 
 
 def algorithm_rules(recipe: Recipe) -> Iterator[Rule]:
-    """Of the pieces of an algorithm that make no sense together."""
+    """Yield the rules against pieces of an algorithm that make no sense together."""
     yield from _group_rules(recipe)
     yield from _surrogate_rules(recipe.train)
     yield from _model_rules(recipe)
@@ -495,7 +495,7 @@ def _interval_rule(broken: bool, key: str, low: float, high: float) -> Rule:
 
 
 def algorithm_doubts(recipe: Recipe) -> list[str]:
-    """What is legal and probably not meant."""
+    """Return warnings about legal settings that are probably not intended."""
     train, stale = recipe.train, recipe.rollout.max_staleness > 0
     doubts = {
         "`train.kl_estimator=k1` in the loss has a gradient whose expectation is zero: it adds "

@@ -103,9 +103,9 @@ class ReplyParser(Protocol):
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
-        """`text`: a response with its special tokens, but for the end-of-sequence token; `tools`:
-        JSON schemas of what may be called; `prompt_end`: what stands before the response, of
-        which the end counts: a template may have opened its reasoning."""
+        """Parse `text`, a response with its special tokens except the end-of-sequence token.
+        `tools` are JSON schemas of what may be called. `prompt_end` is the text before the
+        response, whose end matters: a template may have opened the reasoning."""
         ...
 
 
@@ -168,7 +168,7 @@ class Session(Protocol):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """So far, in order."""
+        """Return the turns so far, in order."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class Session(Protocol):
 
     @property
     def api_key(self) -> str:
-        """What opens it there."""
+        """Return the key of the session at its URL."""
         ...
 
 
@@ -232,11 +232,11 @@ class Doors(Protocol):
     """Serves sessions by HTTP."""
 
     def open(self, session: Session) -> Door:
-        """It is served from here on."""
+        """Serve the session from now on."""
         ...
 
     def close(self, door: Door) -> None:
-        """It is no more."""
+        """Stop serving the session."""
         ...
 
 
@@ -251,20 +251,20 @@ class RolloutEngine(Protocol):
         ...
 
     async def remove_dead(self) -> bool:
-        """Look whether each engine lives; whether one did not, and was removed. Raises WorkerDied
-        where nobody replaces it."""
+        """Check the health of each engine. Returns True if a dead one was removed; raises
+        WorkerDied if nobody replaces it."""
         ...
 
     async def admit(self, engine: EngineAddress, version: WeightVersion) -> None:
-        """A new engine that holds `version` already is asked from now on."""
+        """Add a new engine that already holds `version`."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one response. Many calls run at once; the fleet batches them. Its spans say which
         weights made which tokens; what becomes of it at a pause, see `pause`."""
 
     async def score(self, token_ids: list[int]) -> array[float]:
-        """[len(token_ids) - 1] log-prob of each token after the first, given those before it, at
-        temperature 1."""
+        """Return [len(token_ids) - 1] the log-prob of each token after the first, given those
+        before it, at temperature 1."""
 
     async def pause(self) -> PublishStats:
         """Stop sampling. What is in flight is continued by `generate` after `resume`, begun anew,
@@ -272,15 +272,15 @@ class RolloutEngine(Protocol):
         ...
 
     async def resume(self, version: WeightVersion) -> None:
-        """Go on after `pause`: the engines hold `version` from here on, and their prefix caches are
-        empty. The one place where both are said. Idempotent."""
+        """Continue after `pause`: the engines hold `version` from here on, and their prefix caches
+        are empty. The only call that announces both. Idempotent."""
 
     async def sleep(self) -> None:
         """Give the device memory of weights and KV cache to the trainer. The caller has no request
         in flight."""
 
     async def sleep_weights(self) -> None:
-        """After `wake_weights`: give that memory to the trainer once more."""
+        """Release the memory of `wake_weights` to the trainer again."""
 
     async def wake_weights(self) -> None:
         """Take back the memory of the weights, whose content is undefined until the next
@@ -344,7 +344,7 @@ class PromptSource(Protocol):
         ...
 
     def seek(self, position: int) -> None:
-        """Go to a position that was saved."""
+        """Go to a saved position."""
         ...
 
     def __len__(self) -> int:

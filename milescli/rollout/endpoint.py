@@ -24,7 +24,7 @@ _FOR_A_WHILE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 class _TryAgain(Exception):
-    """It failed for a while; says how."""
+    """Reports a temporary failure, and how it failed."""
 
     def __init__(self, told: str, after_s: float | None = None) -> None:
         super().__init__(told)
@@ -158,7 +158,7 @@ class Endpoint:
 
 
 def base_url(url: str) -> str:
-    """An OpenAI-compatible endpoint up to its version, whatever of it was given."""
+    """Return an OpenAI-compatible endpoint up to its version, however much of it was given."""
     return url.rstrip("/").removesuffix(CHAT_PATH)
 
 

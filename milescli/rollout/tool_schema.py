@@ -17,11 +17,9 @@ _ARGUMENT = re.compile(r"^\s+(\w+)(?: \(.*?\))?:\s*(.*)$")
 
 
 def schema_of(tool: Any, *, name: str) -> Mapping[str, Any]:
-    """In OpenAI's form. The first paragraph of the docstring says what the tool does, its section
-    `Args:` what each parameter is. `name`: as the model calls it.
-
-    Raises RecipeError where a parameter has no type that JSON knows.
-    """
+    """Return the schema in OpenAI's form. The first paragraph of the docstring says what the tool
+    does, its section `Args:` what each parameter is. `name` is what the model calls it. Raises
+    RecipeError if a parameter's type has no JSON equivalent."""
     call = tool.__call__ if inspect.isclass(tool) else tool
     about = inspect.getdoc(tool) or inspect.getdoc(call) or ""
     described = _described(inspect.getdoc(call) or about)

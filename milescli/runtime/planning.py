@@ -17,7 +17,7 @@ from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.choices import guesses
 from milescli.plan.make import make_plan
-from milescli.plan.roles import AskedModels
+from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
 from milescli.recipe.load import LoadedRecipe
@@ -72,8 +72,8 @@ def _made(
     """Make the plan with all models of the run."""
     require_policies(recipe, facts)
     draft = require_draft(recipe)
-    asked = AskedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
-    plan = make_plan(recipe, machine, facts, asked)
+    queried = QueriedModels(teachers=teacher_facts(recipe), reward=reward_facts(recipe))
+    plan = make_plan(recipe, machine, facts, queried)
     if recipe.train.draft.is_on and draft is not None:
         require_learning_draft(plan, draft)
     has_adapter = recipe.train.lora.is_on and not (serves_merged or plan.merges_adapter)

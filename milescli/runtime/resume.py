@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.checkpoint.base import CheckpointManifest
-from milescli.checkpoint.base_mark import require_base
 from milescli.checkpoint.run_dir import RunDir, open_run
 from milescli.checkpoint.store import StoredCheckpoint
+from milescli.checkpoint.weight_files import require_base
 from milescli.cluster.node_loss import nodes_that_are_left
 from milescli.console.output import Output
 from milescli.conversion.base import store_of

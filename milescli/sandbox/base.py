@@ -1,5 +1,5 @@
-"""What a sandbox is: limits, what came of a run, and the protocol that every kind of it keeps.
-Nothing is run here; called by rewards, agents and the kinds themselves."""
+"""Defines a sandbox: limits, the result of a run, and the protocol of every kind. Runs nothing;
+called by rewards, agents and the kinds themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MIB = 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one run, or of a whole session; over all processes of it."""
+    """Limits one run or a whole session, over all its processes."""
 
     wall_s: float = 10.0
     """From the first instruction to the end of the last process."""
@@ -35,7 +35,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What came of a run, or of a cell of a session."""
+    """Reports the result of a run, or of a cell of a session."""
 
     stdout: str
     stderr: str
@@ -51,23 +51,24 @@ class Ran:
 
 
 class Session(Protocol):
-    """A Python interpreter whose variables live from cell to cell. An async context manager."""
+    """Runs cells in a Python interpreter whose variables persist. An async context manager."""
 
     @property
     def is_open(self) -> bool:
-        """False once it was closed, or a limit ended it: its variables are gone."""
+        """Return False after it was closed, or a limit ended it: its variables are gone."""
         ...
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
     ) -> Ran:
-        """As a REPL does: what the last expression gives is printed, where it is not None. One that
-        takes longer than `wall_s` is interrupted, and the session goes on where Python gets to hear
-        of it. Cells of one session run one at a time. Raises MilesError where it is not open."""
+        """Run a cell like a REPL: the value of a last expression is printed if it is not None. A
+        cell longer than `wall_s` is interrupted, and the session continues if Python can handle the
+        interrupt. Cells of one session run one at a time. Raises MilesError if the session is not
+        open."""
         ...
 
     async def close(self) -> None:
-        """End it, with all its processes. Idempotent."""
+        """End the session with all its processes. Idempotent."""
         ...
 
     async def __aenter__(self) -> Session: ...
@@ -81,11 +82,11 @@ class Session(Protocol):
 
 
 class Sandbox(Protocol):
-    """Where code runs. Safe to use from any event loop and thread."""
+    """Runs code in isolation. Safe to use from any event loop and thread."""
 
     @property
     def kind(self) -> str:
-        """`bubblewrap`, `landlock` or `remote`."""
+        """Return `bubblewrap`, `landlock` or `remote`."""
         ...
 
     async def run(
@@ -96,9 +97,9 @@ class Sandbox(Protocol):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),  # frozen
     ) -> Ran:
-        """`code` as a program of Python, in a folder with `files` (name below it -> content).
-        Whatever it does is told by `Ran`; raises MilesError only where the sandbox itself fails.
-        A caller that is cancelled ends the run."""
+        """Run `code` as a Python program in a folder with `files` (name -> content). `Ran` reports
+        whatever the program does; raises MilesError only if the sandbox itself fails. Cancelling
+        the caller ends the run."""
         ...
 
     async def open(
@@ -107,9 +108,9 @@ class Sandbox(Protocol):
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),  # frozen
     ) -> Session:
-        """A session; `limits` are of all of it. Raises MilesError where there is none to be had."""
+        """Open a session; `limits` apply to all of it. Raises MilesError if none is available."""
         ...
 
     def close(self) -> None:
-        """End everything that runs in it. Idempotent; a later run begins anew."""
+        """End everything that runs in it. Idempotent; a later run starts a new one."""
         ...

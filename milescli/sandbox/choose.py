@@ -1,5 +1,5 @@
-"""Which sandbox this machine has, by trying: bubblewrap, else Landlock, else none, with the reason.
-Called by who runs code of a model, and by `miles doctor`."""
+"""Chooses the sandbox that works on this machine by trying: bubblewrap, else Landlock, else none,
+with the reason. Called by code that runs a model's code, and by `miles doctor`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SYS_PTRACE = 19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A sandbox, and why this one."""
+    """Holds a sandbox, and the reason for it."""
 
     sandbox: Sandbox
     reason: str
@@ -38,9 +38,9 @@ class Choice:
 
 
 def choose(*, packages: str | None = None) -> Choice:
-    """The best that works here, tried once for each process. `packages`: see LocalSandbox; `own`:
-    of the environment that runs this. Not to be called in an event loop. Raises MachineError where
-    code of a model cannot be contained."""
+    """Return the best sandbox that works here, tested once per process. `packages` is as in
+    LocalSandbox; `own` means those of the environment that runs this. Not to be called in an event
+    loop. Raises MachineError if none can contain a model's code."""
     folder = sysconfig.get_path("purelib") if packages == OWN_PACKAGES else packages
     if folder and not Path(folder).expanduser().is_dir():
         raise MachineError(
@@ -56,7 +56,7 @@ def choose(*, packages: str | None = None) -> Choice:
 
 
 def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
-    """How each local kind is made here, the best first; not tried."""
+    """Map each local kind to its constructor, best first, without testing it."""
     bwrap = shutil.which("bwrap") or ""
     return {
         "bubblewrap": lambda packages: LocalSandbox("bubblewrap", bwrap=bwrap, packages=packages),
@@ -65,7 +65,7 @@ def kinds() -> dict[str, Callable[[str | None], LocalSandbox]]:
 
 
 def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
-    """Why a kind does not work here; it is tried."""
+    """Test a kind, and return why it does not work here."""
     if fault := _lacks(kind):
         return fault
     sandbox = kinds()[kind](packages)
@@ -76,7 +76,7 @@ def fault_of(kind: str, *, packages: str | None = None) -> MilesError | None:
 
 
 def sees_processes() -> bool:
-    """Whether this process may look into those of other users, as root mostly may."""
+    """Return True if this process may inspect those of other users, as root usually may."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> _SYS_PTRACE & 1)
@@ -96,16 +96,16 @@ def _choose(packages: str | None) -> Choice:
             sandbox.close()
         if fault is None:
             assert sandbox is not None, kind
-            found = [f"{name}: {_told(error)}" for name, error in faults.items()]
+            others = [f"{name}: {_sentence(error)}" for name, error in faults.items()]
             fixes = tuple(fix for error in faults.values() for fix in error.fixes)
             whose = "another user for each run" if os.geteuid() == 0 else "our own user"
             return Choice(
-                sandbox=sandbox, reason="; ".join([f"{kind} works, {whose}", *found]), fixes=fixes
+                sandbox=sandbox, reason="; ".join([f"{kind} works, {whose}", *others]), fixes=fixes
             )
         faults[kind] = fault
     raise MachineError(
         "code of the model cannot be contained on this machine",
-        why="; ".join(f"{name}: {_told(error)}" for name, error in faults.items()),
+        why="; ".join(f"{name}: {_sentence(error)}" for name, error in faults.items()),
         fix=[
             *dict.fromkeys(fix for error in faults.values() for fix in error.fixes),
             "--set rollout.code.url=http://HOST:8080   # a server of sandbox-fusion",
@@ -113,7 +113,7 @@ def _choose(packages: str | None) -> Choice:
     )
 
 
-def _told(error: MilesError) -> str:
+def _sentence(error: MilesError) -> str:
     return f"{error.what} ({error.why})"
 
 
@@ -136,8 +136,8 @@ def _lacks(kind: str) -> MilesError | None:
             "bubblewrap is not installed", why="no `bwrap` in PATH", fix=_as_root(_INSTALL)
         )
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        told = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
-        if "--disable-userns" in told.stdout + told.stderr:
+        help_text = subprocess.run([bwrap, "--help"], capture_output=True, text=True, timeout=20.0)
+        if "--disable-userns" in help_text.stdout + help_text.stderr:
             return None if os.geteuid() != 0 or sees_processes() else _blind()
     return MachineError(
         "bubblewrap is too old",

@@ -1,6 +1,5 @@
-"""One run in its jail, from start to end: its output is read, what it takes is looked at many times
-a second, and all of it is ended at the first limit. Blocks its thread; called by the
-supervisor."""
+"""Controls one run in its jail from start to end: reads its output, samples its usage many times a
+second, and ends all of it at the first limit. Blocks its thread; called by the supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.sandbox.inside import BEGUN, DONE, GO, TIMED_OUT
+from milescli.sandbox.inside import DONE, GO, STARTED, TIMED_OUT
 from milescli.sandbox.jail import FOLDER_INSIDE, Jail, remove
 from milescli.sandbox.processes import (
     children_of,
@@ -37,12 +36,12 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 class NotStarted(Exception):
-    """The jail itself failed; says how."""
+    """Reports that the jail itself failed, and how."""
 
 
 @dataclass(slots=True)
 class Printed:
-    """Output up to a bound."""
+    """Collects output up to a limit."""
 
     most: int
     pieces: dict[str, list[bytes]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
@@ -50,14 +49,14 @@ class Printed:
     is_over: bool = False
 
     def add(self, stream: str, piece: bytes) -> None:
-        """What is beyond the bound is thrown away."""
-        kept = piece[: self.most - self.size]
-        self.pieces[stream].append(kept)
-        self.size += len(kept)
-        self.is_over = self.is_over or len(kept) < len(piece)
+        """Append a piece; output beyond the limit is discarded."""
+        accepted = piece[: self.most - self.size]
+        self.pieces[stream].append(accepted)
+        self.size += len(accepted)
+        self.is_over = self.is_over or len(accepted) < len(piece)
 
-    def told(self) -> dict[str, Any]:
-        """As a reply has it."""
+    def as_reply(self) -> dict[str, Any]:
+        """Return the output as part of a reply."""
         texts = {name: b"".join(pieces) for name, pieces in self.pieces.items()}
         return {
             **{name: text.decode("utf-8", "replace") for name, text in texts.items()},
@@ -66,11 +65,11 @@ class Printed:
 
 
 class Contained:
-    """Processes behind one wall. `stop` may be called by another thread."""
+    """Controls the processes of one jail. Another thread may call `stop`."""
 
-    def __init__(self, jail: Jail, asked: dict[str, Any], *, slot: int) -> None:
-        """Starts it. Raises NotStarted, OSError."""
-        self.limits = asked["limits"]
+    def __init__(self, jail: Jail, request: dict[str, Any], *, slot: int) -> None:
+        """Start the jail. Raises NotStarted, OSError."""
+        self.limits = request["limits"]
         self._jail, self._uid = jail, jail.uid_of(slot)
         self._folder = f"{jail.folder}/{slot}" if jail.kind == "landlock" else ""
         self._wake, self._stopped = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), False
@@ -80,7 +79,7 @@ class Contained:
         self._pump: list[bytes] = []
         self.printed = Printed(self.limits["output_bytes"])
         try:
-            self._start(asked, slot)
+            self._start(request, slot)
             self._await_begin()
             if jail.kind == "bubblewrap":  # with its first process all of the namespace dies
                 (pid,) = children_of(self.process.pid)
@@ -91,8 +90,8 @@ class Contained:
             raise
 
     def follow(self, *, deadline: float, is_cell: bool = False) -> dict[str, Any]:
-        """Until it ends, a limit is reached, or, of a cell, until it is done; then a reply with
-        what was `printed`. All but a cell that is done should be ended."""
+        """Wait until it ends, reaches a limit or, with `is_cell`, finishes a cell; then return a
+        reply with what was `printed`. Unless a cell finished, the caller should end it."""
         printed, began = self.printed, time.monotonic()
         ended, why, exit_code = "", "", None
         looked = 0.0
@@ -118,7 +117,7 @@ class Contained:
                 looked = now
                 ended, why = self._over()
         return {
-            **printed.told(),
+            **printed.as_reply(),
             "ended": ended,
             "why": why,
             "exit_code": exit_code,
@@ -126,8 +125,8 @@ class Contained:
         }
 
     def idle(self, *, deadline: float) -> str:
-        """Between two cells: empty as soon as there is something to do, or why it must end. What is
-        printed meanwhile belongs to the next cell."""
+        """Wait between two cells: returns an empty text when there is work, else the reason to end.
+        Output that is printed meanwhile belongs to the next cell."""
         self.printed = Printed(self.limits["output_bytes"])
         looked = 0.0
         while True:
@@ -145,7 +144,7 @@ class Contained:
                     return why
 
     def send(self, cell: str, *, wall_s: float) -> None:
-        """A cell of a session. Raises OSError where it is gone."""
+        """Send a cell to a session. Raises OSError if it is gone."""
         text = cell.encode("utf-8", "surrogatepass")
         bound_ms = max(1, min(int(wall_s * 1000), 2**31))
         head = len(text).to_bytes(8, "little") + bound_ms.to_bytes(4, "little")
@@ -154,17 +153,17 @@ class Contained:
         self._push()
 
     def stop(self) -> None:
-        """End it soon; from any thread."""
+        """Make it end soon; from any thread."""
         self._stopped = True
         self.wake()
 
     def wake(self) -> None:
-        """Let `idle` return; from any thread."""
+        """Make `idle` return; from any thread."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def end(self) -> None:
-        """At once, with all processes and files. Idempotent."""
+        """End it at once, with all processes and files. Idempotent."""
         if self._wake == -1:
             return
         process = getattr(self, "process", None)
@@ -206,7 +205,7 @@ class Contained:
         process.wait()
         self._drain(_DRAIN_S)
 
-    def _start(self, asked: dict[str, Any], slot: int) -> None:
+    def _start(self, request: dict[str, Any], slot: int) -> None:
         if self._folder:
             remove(self._folder)
             os.mkdir(self._folder, 0o700)
@@ -216,9 +215,9 @@ class Contained:
             own, theirs = _pair()
             self.control = own
             leash, self._leash = os.pipe() if self._jail.kind == "landlock" else (-1, -1)
-            job = _sealed(self._jail.job(asked, slot=slot, folder=self._folder, control=theirs))
-            rules = _sealed(asked["filter"])
-            stdin = _sealed(asked["stdin"].encode("utf-8", "surrogatepass"))
+            job = _sealed(self._jail.job(request, slot=slot, folder=self._folder, control=theirs))
+            rules = _sealed(request["filter"])
+            stdin = _sealed(request["stdin"].encode("utf-8", "surrogatepass"))
             inherited = [fd for fd in (theirs, leash, job, rules) if fd != -1]
             for descriptor in (*inherited, stdin):
                 closing.callback(os.close, descriptor)
@@ -248,11 +247,11 @@ class Contained:
 
     def _await_begin(self) -> None:
         deadline = time.monotonic() + _START_S
-        while (happened := self._happened(LOOK_S)) != BEGUN:
+        while (happened := self._happened(LOOK_S)) != STARTED:
             if happened == "exited" or self._stopped or time.monotonic() > deadline:
                 self._drain(LOOK_S)
-                told = self.printed.told()["stderr"].strip()
-                raise NotStarted(told[-2000:] or "it said nothing")
+                stderr = self.printed.as_reply()["stderr"].strip()
+                raise NotStarted(stderr[-2000:] or "it said nothing")
 
     def _happened(self, timeout_s: float) -> str | bytes:
         """`exited`; what came on the control; or nothing. Output is taken in."""
@@ -360,7 +359,7 @@ class Contained:
 
 
 def measure(folder: str, *, most: int) -> tuple[int, int]:
-    """Bytes on disk and number of what is in a folder; stops counting after `most`. Follows no
+    """Return (bytes on disk, number of files) of a folder; stops counting after `most`. Follows no
     link."""
     size_bytes = num_files = 0
     folders = [folder]

@@ -13,7 +13,7 @@ import os
 import resource
 import sys
 
-BEGUN, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
+STARTED, GO, DONE, RAISED, TIMED_OUT = b"b", b"g", b"d", b"r", b"t"
 MAX_FILES_OPEN = 128
 _ROOM = 256 * 1024**2
 """Of address space beyond the memory: for the interpreter and its libraries."""
@@ -22,7 +22,7 @@ _SYNTAX_TREE = 0x400
 
 
 def main(job):
-    """Never returns where the program exits."""
+    """Run the job. Never returns if the program exits."""
     _bound(job["limits"], job["max_tasks"])
     for name, content in job["files"].items():
         if folder := os.path.dirname(name):
@@ -35,7 +35,7 @@ def main(job):
     scope = sys.modules["__main__"].__dict__
     scope.clear()
     scope.update(__name__="__main__", __builtins__=sys.modules["builtins"])
-    os.write(job["control"], BEGUN)
+    os.write(job["control"], STARTED)
     os.read(job["control"], len(GO))
     if job["code"] is None:
         _serve(job["control"], scope)

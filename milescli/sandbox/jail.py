@@ -49,12 +49,12 @@ _TOOLS = {"PATH": "/usr/bin:/bin"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jail:
-    """What all runs of one supervisor have in common."""
+    """Builds the commands of one supervisor's runs, and holds what they share."""
 
     kind: str
     """`bubblewrap` or `landlock`."""
     bwrap: str
-    """Its path; empty for Landlock."""
+    """Path of bubblewrap; empty for Landlock."""
     prefix: str
     """Folder of Python, as another user can reach it."""
     python: str
@@ -64,16 +64,17 @@ class Jail:
     root: str
     """Folder that holds our own package, for the warden."""
     folder: str
-    """Of this supervisor."""
+    """Folder of this supervisor."""
 
     def uid_of(self, slot: int) -> int | None:
-        """Of its own where we are root: root's processes are not counted by the kernel."""
+        """Return the run's own user id if we are root, because the kernel does not count root's
+        processes."""
         if os.geteuid() != 0:
             return None
         return _FIRST_UID + NUM_SLOTS * (os.getpid() % _NUM_GROUPS) + slot
 
     def command(self, job_fd: int, *, leash: int, filter_fd: int, file_bytes: int) -> list[str]:
-        """That starts the run; the descriptors are inherited."""
+        """Return the command that starts a run; it inherits the descriptors."""
         if self.kind == "landlock":
             boot, python = _WARD.format(self.root), f"{self.prefix}/{self.python}"
             return [python, *_OPTIONS, "-c", boot, str(job_fd), str(leash)]
@@ -103,18 +104,19 @@ class Jail:
         command += ["--remount-ro", "/", "--chdir", FOLDER_INSIDE]
         return [*command, python, *_OPTIONS, "-c", _BOOT.format(job_fd)]
 
-    def job(self, asked: Mapping[str, Any], *, slot: int, folder: str, control: int) -> bytes:
-        """What is sent inside. `asked`: code (None: a session), files, limits."""
+    def job(self, request: Mapping[str, Any], *, slot: int, folder: str, control: int) -> bytes:
+        """Encode the job that is sent inside. `request` has code (None: a session), files and
+        limits."""
         is_landlock, uid = self.kind == "landlock", self.uid_of(slot)
-        num_processes = asked["limits"]["num_processes"]
+        num_processes = request["limits"]["num_processes"]
         others = 0 if is_landlock else 1  # bubblewrap's own
         if is_landlock and uid is None:
             others = tasks_of_user(os.getuid()) + _ROOM_FOR_OURS
         packages = self.packages if is_landlock or not self.packages else PACKAGES_INSIDE
         job = {
-            "code": asked["code"],
-            "files": asked["files"],
-            "limits": asked["limits"],
+            "code": request["code"],
+            "files": request["files"],
+            "limits": request["limits"],
             "max_tasks": num_processes + others,
             "packages": [packages] if packages else [],
             "control": control,
@@ -132,7 +134,7 @@ class Jail:
         return marshal.dumps((_inside(), job))
 
     def environment(self, folder: str) -> dict[str, str]:
-        """All that the code finds in it."""
+        """Return the complete environment of the code."""
         home = folder if self.kind == "landlock" else FOLDER_INSIDE
         python = self.prefix if self.kind == "landlock" else PYTHON_INSIDE
         return {
@@ -148,7 +150,7 @@ class Jail:
 
 
 def filter_for(uid: int | None) -> bytes:
-    """What seccomp must hold under Landlock that Landlock, by its version, does not."""
+    """Return the seccomp filter that denies what this version of Landlock does not."""
     kernel, more = landlock.version(), []
     if kernel < landlock.TRUNCATE_SINCE:
         more.append(seccomp.TRUNCATE)
@@ -160,8 +162,8 @@ def filter_for(uid: int | None) -> bytes:
 
 
 def reachable(path: str, *, folder: str, name: str, may_mount: bool) -> str:
-    """`path` as any user can read it: itself, or bound to `folder`/`name` where one above it is
-    closed, as /root is. Raises PermissionError with those folders where we may not."""
+    """Return `path` in a form that any user can read: itself, or bound to `folder`/`name` if a
+    parent is closed, as /root is. Raises PermissionError with those parents if we may not mount."""
     closed = closed_folders(path) if os.geteuid() == 0 else []
     if not closed:
         return path
@@ -177,8 +179,8 @@ def reachable(path: str, *, folder: str, name: str, may_mount: bool) -> str:
 
 
 def clear(folder: str) -> None:
-    """The folder of a supervisor: of its runs all that they left; what is bound there is let go of,
-    and never entered."""
+    """Remove the leftovers of runs from a supervisor's folder; bind mounts there are unmounted and
+    never entered."""
     libc = ctypes.CDLL(None, use_errno=True)
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
@@ -191,7 +193,7 @@ def clear(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """What a run has left, however deep, whatever its permissions; follows no link."""
+    """Remove what a run has left, at any depth and with any permissions; follows no link."""
     try:
         shutil.rmtree(folder)
     except (OSError, RecursionError):
@@ -203,8 +205,8 @@ def remove(folder: str) -> None:
 
 
 def own_mounts() -> bool:
-    """From here on, mounts of this process are seen by none but what it starts. False where we may
-    not."""
+    """Move this process to its own mount namespace, so that only its children see its mounts.
+    Returns False if that is not permitted."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NAMESPACE) != 0:
         return False
@@ -212,7 +214,7 @@ def own_mounts() -> bool:
 
 
 def closed_folders(path: str) -> list[str]:
-    """Those from the root to `path` that others may not enter."""
+    """Return the folders from the root to `path` that others may not enter."""
     whole = Path(path).resolve()
     folders = [*reversed(whole.parents), whole]
     return [str(folder) for folder in folders if not folder.stat().st_mode & 0o001]

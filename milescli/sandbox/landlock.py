@@ -22,21 +22,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Of the kernel's Landlock; 0 where it has none, or has it switched off."""
+    """Return the version of the kernel's Landlock; 0 if it has none, or has it disabled."""
     return max(0, _libc.syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_ASK_VERSION)))
 
 
 def restrict(*, read: list[str], devices: list[str], write: str) -> None:
-    """From here on, with all processes to come: folders `read` can be read and run, `devices` read
-    and written, `write` all of it, and nothing else. Raises OSError."""
+    """Restrict this process and its future children: folders in `read` can be read and executed,
+    `devices` read and written, `write` fully used, and nothing else. Raises OSError."""
     kernel = version()
     known = min(kernel, len(_RIGHTS) - 1)
     rights = (1 << _RIGHTS[known]) - 1
     network = 0b11 if kernel >= _NETWORK_SINCE else 0  # to bind and to connect TCP
     scopes = 0b11 if kernel >= _SCOPES_SINCE else 0  # abstract sockets and signals
     fields = (rights, network, scopes)[: 3 if scopes else 2 if network else 1]
-    asked = struct.pack(f"<{len(fields)}Q", *fields)
-    rules = _call(_CREATE, asked, ctypes.c_size_t(len(asked)), ctypes.c_uint32(0))
+    attributes = struct.pack(f"<{len(fields)}Q", *fields)
+    rules = _call(_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     try:
         for path in read:
             _allow(rules, path, _READ_FOLDER)
@@ -50,13 +50,13 @@ def restrict(*, read: list[str], devices: list[str], write: str) -> None:
 
 
 def no_new_privileges() -> None:
-    """What seccomp and Landlock want of who has no rights."""
+    """Set no_new_privs, which seccomp and Landlock require of unprivileged processes."""
     if _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no_new_privs")
 
 
 def set_filter(program: bytes) -> None:
-    """A seccomp filter, see `seccomp.program`. Raises OSError."""
+    """Install a seccomp filter made by `seccomp.program`. Raises OSError."""
     no_new_privileges()
     lines = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("@HP", len(program) // 8, ctypes.addressof(lines))

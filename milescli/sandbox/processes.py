@@ -1,5 +1,5 @@
-"""What a run's processes take, of /proc: which there are, their memory, their time. Reads, ends
-nothing; called by the supervisor and the warden."""
+"""Reads a run's processes from /proc: which there are, their memory, their time. Ends nothing;
+called by the supervisor and the warden."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def children_of(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Return the children of all threads of a process."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         return [
@@ -21,7 +21,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Below `pid`, itself not among them; zombies too."""
+    """Return the processes below `pid`, without itself; zombies too."""
     below = children_of(pid)
     for child in below:  # grows meanwhile
         below += children_of(child)
@@ -29,24 +29,25 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def memory_of(pids: list[int], *, limit_bytes: int) -> int:
-    """Bytes that they hold together. Shared pages count once, which takes long to find out and is
-    asked only where the quick sum is over the limit."""
+    """Return the bytes that the processes hold together. Shared pages count once, which is slow to
+    compute and done only if the quick sum exceeds the limit."""
     resident = sum(_resident(pid) for pid in pids)
     return resident if resident <= limit_bytes else sum(_share(pid) for pid in pids)
 
 
 def cpu_s_of(pids: list[int]) -> float:
-    """User and system time, with that of children that have ended and were waited for."""
+    """Return user plus system seconds, including those of ended children that were waited for."""
     return sum(sum(map(int, fields[11:15])) for fields in _stats(pids)) / _TICKS
 
 
 def num_tasks_of(pids: list[int]) -> int:
-    """Processes and threads."""
+    """Return the number of processes and threads."""
     return sum(int(fields[17]) for fields in _stats(pids))
 
 
 def tasks_of_user(uid: int) -> int:
-    """Of the whole machine; what the kernel counts against RLIMIT_NPROC."""
+    """Return the number of a user's tasks on the whole machine, which the kernel compares with
+    RLIMIT_NPROC."""
     count = 0
     for name in os.listdir("/proc"):
         try:
@@ -59,13 +60,13 @@ def tasks_of_user(uid: int) -> int:
 
 def _stats(pids: list[int]) -> list[list[str]]:
     """The fields of /proc/PID/stat behind the name, from its state on."""
-    found = []
+    rows = []
     for pid in pids:
         try:
-            found.append(_text(f"{pid}/stat").rpartition(")")[2].split())
+            rows.append(_text(f"{pid}/stat").rpartition(")")[2].split())
         except OSError:
             continue
-    return found
+    return rows
 
 
 def _resident(pid: int) -> int:

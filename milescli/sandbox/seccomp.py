@@ -140,12 +140,12 @@ _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 
 
 def supported() -> bool:
-    """Whether there is a table of this machine's calls."""
+    """Return True if there is a table of this machine's system calls."""
     return os.uname().machine in _ARCH
 
 
 def program(*more: dict[str, tuple[int, int]]) -> bytes:
-    """The filter for this machine; `more`: tables of further calls that are denied."""
+    """Return the filter for this machine; `more` are tables of further calls to deny."""
     architecture, column = _ARCH[os.uname().machine]
     denied = [numbers[column] for table in (_DENIED, *more) for numbers in table.values()]
     lines = [

@@ -25,7 +25,7 @@ SIGNAL_BASE = 128
 
 
 def main() -> None:
-    """Ends with the child's exit code."""
+    """Run the child, and exit with its exit code."""
     job_fd, leash = int(sys.argv[1]), int(sys.argv[2])
     code, job = marshal.loads(os.pread(job_fd, os.fstat(job_fd).st_size, 0))
     os.close(job_fd)

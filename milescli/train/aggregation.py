@@ -13,16 +13,16 @@ from milescli.recipe.train import Train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossShare:
-    """Of one sample."""
+    """Holds the weight of one sample in the loss."""
 
     token_weight: float
-    """Of each of its trained tokens."""
+    """Weight of each of its trained tokens."""
     count: float
-    """What it adds to the divisor of its update."""
+    """Its contribution to the divisor of its update."""
 
 
 class Aggregation(Protocol):
-    """A plug-in of `train.aggregation`."""
+    """Defines a plug-in of `train.aggregation`."""
 
     def __call__(self, *, num_tokens: int, settings: Train) -> LossShare:
         """`num_tokens`: trained tokens of one sample, over all its trajectories; at least 1."""
@@ -30,7 +30,7 @@ class Aggregation(Protocol):
 
 
 def share_of(aggregation: Aggregation, *, num_tokens: int, settings: Train) -> LossShare:
-    """What the aggregation says of one sample. Raises RecipeError where that is no LossShare."""
+    """Return the aggregation's share of one sample. Raises RecipeError if it is not a LossShare."""
     share = aggregation(num_tokens=num_tokens, settings=settings)
     if not isinstance(share, LossShare):
         name = name_of(aggregation)

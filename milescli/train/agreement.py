@@ -3,7 +3,7 @@ called by the start check (`runtime.truth`), the proof of conversions and the do
 
 There is no fixed bound: what rounding does to a log-prob differs by three orders of magnitude from
 model to model and from float32 to bfloat16. So the trainer scores the tokens a second time with its
-layers' outputs rounded otherwise (`backends.megatron.rounding`). How far its own log-probs move is
+layers' outputs rounded otherwise (`backends.megatron.step.rounding`). How far its own log-probs move is
 the *floor*, and an engine that is right moves about as far: 0.8 to 1.3 times the floor on real
 models in float32 and bfloat16 (docs/how-it-works.md). Faults of a kind that is planted in tests
 (rotary base, norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
@@ -34,10 +34,10 @@ FAR = math.log(2)
 
 
 class Agreement(StrEnum):
-    """What a check found."""
+    """Names the outcome of a check."""
 
     EQUAL = "equal"
-    """As close as the trainer is to itself, rounded otherwise."""
+    """They differ no more than the trainer does from itself under another rounding."""
     EXPLAINED = "explained"
     """Further apart than that, as other kernels or the routing of experts may explain."""
     WRONG = "wrong"
@@ -46,11 +46,11 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """How far two sets of log-probs of the same tokens lie apart, in nats a token."""
+    """Measures how far two sets of log-probs of the same tokens differ, in nats per token."""
 
     num_tokens: int
     median: float
-    """Of the absolute difference."""
+    """Median of the absolute difference."""
     tenth: float
     """A tenth of the tokens differ by at least this."""
     mean: float
@@ -66,7 +66,8 @@ class Gap:
 
     @classmethod
     def of(cls, first: np.ndarray, second: np.ndarray) -> Gap:
-        """Both [tokens] log-probs. Nothing is finite where one of them is not."""
+        """Compute the gap of two arrays [tokens] of log-probs. If a log-prob is not finite, neither
+        are the figures."""
         gap = np.asarray(first, np.float64) - np.asarray(second, np.float64)
         apart = np.abs(gap)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -85,7 +86,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """A check and its figures."""
+    """Holds a check's outcome and its figures."""
 
     agreement: Agreement
     gap: Gap
@@ -100,7 +101,7 @@ class Judgement:
 
     @property
     def text(self) -> str:
-        """The figures, for people."""
+        """Return the figures as people read them."""
         return (
             f"log-probs of {self.gap.num_tokens} tokens differ by {self.gap.mean:.2e} on average "
             f"and {self.gap.max:.2e} at most; rounding alone moves them by {self.floor.mean:.2e} "
@@ -111,10 +112,10 @@ class Judgement:
 def judge(
     engine: np.ndarray, trainer: np.ndarray, rounded: np.ndarray, *, has_experts: bool
 ) -> Judgement:
-    """All [tokens] log-probs of the same tokens, sampled by the engine: its own, the trainer's, and
-    the trainer's when it is rounded otherwise. NaN anywhere is wrong.
+    """Judge the log-probs of the same sampled tokens, [tokens] each: the engine's own, the
+    trainer's, and the trainer's under another rounding. NaN anywhere is a failure.
 
-    With few tokens the figures are uncertain, and allow more: the bounds grow by 4 / sqrt(tokens).
+    With few tokens the figures are uncertain, so the bounds grow by 4 / sqrt(tokens).
     """
     gap, floor = Gap.of(engine, trainer), Gap.of(rounded, trainer)
     allowance = 1 + 4 / math.sqrt(gap.num_tokens)

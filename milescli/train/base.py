@@ -191,7 +191,7 @@ class Adapting(Protocol):
 
 
 def adapts(objective: object) -> TypeGuard[Adapting]:
-    """Whether it is `Adapting`, also where it is called in another process."""
+    """Return True if the objective is `Adapting`, even if it runs in another process."""
     return hasattr(objective, "observe") and hasattr(objective, "restore")
 
 
@@ -291,7 +291,7 @@ def sequence_of(
     share: float,
     group: int,
 ) -> TrainSequence:
-    """All of `TrainSequence`, with the trajectory's tokens, mask and expert choices."""
+    """Build a `TrainSequence` from the trajectory's tokens, mask and expert choices."""
     return TrainSequence(
         token_ids=np.frombuffer(trajectory.token_ids, np.int32),
         loss_mask=np.frombuffer(trajectory.loss_mask, np.bool_),

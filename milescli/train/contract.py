@@ -1,6 +1,6 @@
-"""What pieces of an algorithm must bear, as tests that authors of plug-ins can run:
-`check_surrogate(fn)`, `check_advantage(fn)`, ... Each raises RecipeError with what is wrong. Not
-used by a run."""
+"""Tests the contracts of an algorithm's pieces; plug-in authors can run them:
+`check_surrogate(fn)`, `check_advantage(fn)`, ... Each raises RecipeError with what is wrong. A run
+does not use them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from milescli.train.surrogates import Surrogate
 def packed(
     sequences: Sequence[TrainSequence], *, extra: Mapping[str, torch.Tensor] | None = None
 ) -> PackedTokens:
-    """All tokens of a step, sequences end to end, as `Objective.complete` sees them. `extra`:
+    """Pack all tokens of a step end to end, as `Objective.complete` sees them. `extra` holds
     streams that ranks compute, [S]."""
     lengths = [len(sequence.token_ids) for sequence in sequences]
     divisor = sum(sequence.share for sequence in sequences if sequence.loss_mask.any())
@@ -70,8 +70,9 @@ def as_microbatch(
     are_scores: bool = False,
     candidates: torch.Tensor | None = None,
 ) -> PackedTokens:
-    """The same tokens as a loss sees them, after `complete`; `only`: of these sequences. `logprobs`
-    [S], of all tokens; or scores. `candidates` [S, k]: log-probs of those."""
+    """Return the same tokens as a loss sees them after `complete`; `only` selects sequences.
+    `logprobs` [S] are those of all tokens, or scores. `candidates` [S, k] are the log-probs of the
+    teacher's candidates."""
     chosen = range(tokens.num_sequences) if only is None else only
     at = torch.isin(tokens.places.sequence, torch.tensor(list(chosen)))
     number = torch.full((tokens.num_sequences,), -1)
@@ -104,18 +105,19 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "chats": example_chats,
     "pairs": example_pairs,
 }
-"""By what an objective takes."""
+"""Examples by what an objective takes."""
 _CLOSE = 1e-4
 """Relative: float32 sums in another order differ by less."""
 
 
 def check_advantage(estimator: AdvantageEstimator) -> AdvantageRows:
-    """Its advantages of the examples; a finite number for each sample, or for each token."""
+    """Return the estimator's advantages of the examples; require a finite number for each sample or
+    token."""
     return estimate(estimator, example_groups(), settings=_SETTINGS)
 
 
 def check_schedule(schedule: Schedule) -> list[float]:
-    """Its learning rates over ten steps; numbers, 0 or more."""
+    """Return the schedule's learning rates over ten steps; require numbers of 0 or more."""
     rates = [schedule(progress=step / 9, settings=_SETTINGS.optimizer) for step in range(10)]
     for rate in rates:
         if not (isinstance(rate, int | float) and np.isfinite(rate) and rate >= 0):
@@ -124,8 +126,8 @@ def check_schedule(schedule: Schedule) -> list[float]:
 
 
 def check_rule(rule: UpdateRule) -> None:
-    """Three steps of a few weights, which must stay finite, move, and be the same for each part of
-    a weight as for the whole."""
+    """Run three steps on a few weights; require that they stay finite, move, and are the same for
+    each part of a weight as for the whole."""
     rng = torch.Generator().manual_seed(0)
     start, grads = torch.randn(6, generator=rng), torch.randn(3, 6, generator=rng)
 
@@ -157,14 +159,14 @@ def check_rule(rule: UpdateRule) -> None:
 
 
 def check_before_log_probs(hook: Callable[..., Any]) -> None:
-    """Call it as a rank would, with a small model."""
+    """Call the hook as a rank does, with a small model."""
     with torch.no_grad():
         for stream in (Stream.OLD, Stream.REFERENCE):
             hook(model=torch.nn.Linear(4, 4), stream=str(stream))
 
 
 def check_aggregation(aggregation: Aggregation) -> None:
-    """What it says of samples of any length."""
+    """Require a LossShare for samples of any length."""
     for num_tokens in (1, 2, 1000, 1_000_000):
         share = share_of(aggregation, num_tokens=num_tokens, settings=_SETTINGS)
         if not (share.count > 0 and np.isfinite([share.count, share.token_weight]).all()):
@@ -172,7 +174,7 @@ def check_aggregation(aggregation: Aggregation) -> None:
 
 
 def check_credit(credit: Credit) -> None:
-    """Its advantages of tokens; a finite number for each position."""
+    """Require a finite advantage for each position."""
     tokens = _step(Policy(recipe=_recipe()))
     given = tokens[Stream.ADVANTAGE]
     made = credit(advantages=given, penalty=0.1 * given.abs(), tokens=tokens, settings=_SETTINGS)
@@ -180,7 +182,7 @@ def check_credit(credit: Credit) -> None:
 
 
 def check_correction(correction: CorrectionFn) -> None:
-    """Its weights; a finite number, 0 or more, for each position."""
+    """Require a finite weight of 0 or more for each position."""
     tokens = _step(Policy(recipe=_recipe()))
     made = corrected(
         correction,
@@ -194,12 +196,14 @@ def check_correction(correction: CorrectionFn) -> None:
 
 
 def check_surrogate(surrogate: Surrogate) -> None:
-    """Its loss and gradient of the examples; finite, and the same however they are packed."""
+    """Require that loss and gradient of the examples are finite, and independent of how they are
+    packed."""
     _check_loss(surrogate, Policy(recipe=_recipe(), surrogate=surrogate))
 
 
 def check_objective(factory: Callable[..., Objective[Any]]) -> None:
-    """The same of a whole objective."""
+    """Require that loss and gradient of a whole objective are finite, and independent of how the
+    examples are packed."""
     _check_loss(factory, factory(recipe=_recipe()))
 
 
@@ -217,7 +221,7 @@ def _check_loss(piece: object, objective: Objective[Any]) -> None:
                 logprobs,
                 only=part,
                 are_scores=are_scores,
-                candidates=_beside(logprobs) if Stream.CANDIDATES in objective.needs else None,
+                candidates=_candidates(logprobs) if Stream.CANDIDATES in objective.needs else None,
             )
             loss = objective.loss(cut).loss
             _require_positions(piece, loss, cut)
@@ -262,14 +266,14 @@ def _step(objective: Objective[Any]) -> PackedTokens:
     }
     if Stream.CANDIDATES in objective.needs:
         extra[Stream.CANDIDATES] = torch.zeros((count, 2), dtype=torch.int32)
-        extra[Stream.TEACHER] = _beside(extra[Stream.TEACHER])
+        extra[Stream.TEACHER] = _candidates(extra[Stream.TEACHER])
     tokens = packed(sequences, extra=extra)
     objective.complete(tokens)
     return tokens
 
 
-def _beside(logprobs: torch.Tensor) -> torch.Tensor:
-    """[S, 2] of two other tokens, which move with those of the targets."""
+def _candidates(logprobs: torch.Tensor) -> torch.Tensor:
+    """Return [S, 2] log-probs of two other tokens, which move with those of the targets."""
     return torch.stack([logprobs - 1.0, logprobs - 2.0], dim=1)
 
 

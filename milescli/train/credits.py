@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class Credit(Protocol):
-    """A plug-in of `train.credit`. An attribute `needs` (a frozenset of `Stream`) names what the
-    ranks must compute before it."""
+    """Defines a plug-in of `train.credit`. An attribute `needs` (a frozenset of `Stream`) names
+    what the ranks must compute first."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ gae.needs = frozenset({Stream.VALUES})  # type: ignore[attr-defined]
 
 
 class TrainedRows:
-    """The trained tokens of each sequence side by side, without what stands between them. N:
+    """Holds the trained tokens of each sequence side by side, without the tokens between them. N:
     sequences; K: trained tokens of the longest."""
 
     def __init__(self, tokens: PackedTokens) -> None:
@@ -81,7 +81,7 @@ class TrainedRows:
         self._width = max(int(self._counts.max()), 1) if len(self._counts) else 1
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
-        """[S] -> [N, K] float64, 0 beyond the last trained token."""
+        """Gather [S] -> [N, K] float64, 0 beyond the last trained token."""
         import torch
 
         whole = self._tokens.whole_sequences(values).double()
@@ -90,8 +90,8 @@ class TrainedRows:
         return rows.scatter(1, places, torch.where(self._mask, whole, 0.0))[:, :-1]
 
     def gains(self, advantages: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
-        """[N, K] what each trained token brings; a sequence's sum to its advantage less its
-        penalties."""
+        """Return [N, K] the reward at each trained token; a sequence's rewards sum to its advantage
+        less its penalties."""
         gains, whole = self.take(-penalty), self.take(advantages)
         if Stream.TURN_REWARD in self._tokens:
             rewards = self.take(self._tokens[Stream.TURN_REWARD])
@@ -101,14 +101,14 @@ class TrainedRows:
 
     @property
     def is_last(self) -> torch.Tensor:
-        """[N, K] True at the last trained token of each sequence."""
+        """Return [N, K], True at the last trained token of each sequence."""
         import torch
 
         columns = torch.arange(self._width, device=self._counts.device)
         return columns == (self._counts - 1)[:, None]
 
     def give_back(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, K] -> [S] float32, 0 off the mask."""
+        """Scatter [N, K] -> [S] float32, 0 off the mask."""
         import torch
 
         whole = rows.gather(1, self._places.clamp(min=0))
@@ -121,7 +121,7 @@ numbers."""
 
 
 def discounted_sum(values: torch.Tensor, factor: float) -> torch.Tensor:
-    """[N, K] -> [N, K] y_t = x_t + factor y_(t + 1), block by block from the end."""
+    """Compute y_t = x_t + factor y_(t + 1), [N, K] -> [N, K], block by block from the end."""
     import torch
 
     width = values.shape[1]

@@ -1,7 +1,6 @@
-"""What an optimizer does to one weight, and the learning rate of a step. `train.optimizer.rule` and
-`train.optimizer.schedule` name a rule and a schedule: built in here, an entry point, or an import
-path. A rule sees flat parts of weights, each rank its own, so that it must work element by
-element."""
+"""Loads update rules, which change one weight, and learning-rate schedules. `train.optimizer.rule`
+and `train.optimizer.schedule` name them: built in here, an entry point, or an import path. A rule
+sees flat parts of weights, different on each rank, so it must work element by element."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ ADAMW = "adamw"
 
 
 class UpdateRule(Protocol):
-    """A plug-in of `train.optimizer.rule`. Called on ranks, for each part of a weight at each
-    step."""
+    """Defines a plug-in of `train.optimizer.rule`. Ranks call it at each step, for each part of a
+    weight."""
 
     def __call__(
         self,
@@ -50,7 +49,7 @@ start is kept there since runs of 400 steps are on record, and are to be repeate
 
 
 class Schedule(Protocol):
-    """A plug-in of `train.optimizer.schedule`."""
+    """Defines a plug-in of `train.optimizer.schedule`."""
 
     def __call__(self, *, progress: float, settings: Optimizer) -> float:
         """The learning rate. `progress`: 0.0 at the first step after the warm-up, 1.0 at the
@@ -59,10 +58,10 @@ class Schedule(Protocol):
 
 
 def lr_at(optimizer: Optimizer, step: int, total_steps: int) -> float:
-    """Learning rate of step `step` (the first is 0) of `total_steps`.
+    """Return the learning rate of step `step` (the first is 0) of `total_steps`.
 
-    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then it is what
-    the schedule says. Raises RecipeError where that is no rate.
+    During `warmup_steps` it rises linearly and reaches `lr` on the last of them; then the schedule
+    decides. Raises RecipeError if the schedule returns no valid rate.
     """
     if step < optimizer.warmup_steps:
         return optimizer.lr * (step + 1) / optimizer.warmup_steps
@@ -95,11 +94,12 @@ def cosine(*, progress: float, settings: Optimizer) -> float:
 
 
 def warmup_lr_at(warmup: Warmup, step: int) -> float:
-    """Learning rate of supervised step `step` (the first is 0): up over the first tenth, then `lr`,
-    and over the last third straight down to a tenth of it, so that RL begins from a settled model.
+    """Return the learning rate of supervised step `step` (the first is 0): it rises over the first
+    tenth, stays at `lr`, and falls linearly to a tenth over the last third, so that RL begins from
+    a settled model.
 
     A step takes the rate of its end, so that the last one of two or more is at a tenth. In a fall
-    of `LONG_FALL_STEPS` or more it takes that of its start, and the last one is 1 % above at most.
+    of `LONG_FALL_STEPS` or more it takes that of its start, and the last one is at most 1 % above.
     """
     rise, fall = max(1, warmup.steps // 10), max(1, warmup.steps // 3)
     if step < rise:

@@ -1,6 +1,6 @@
-"""Tokens as an objective sees them: flat, and right under any layout. What packing, context
-parallelism and data parallelism do to sequences is hidden here. Built by trainer ranks; pure but
-for the collectives of the two groups that it is given."""
+"""Presents tokens to an objective: flat, and correct under any layout. Hides what packing, context
+parallelism and data parallelism do to sequences. Built by trainer ranks; pure except for the
+collectives of the two given groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from milescli.train.streams import LOGPROBS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where the positions of this rank stand. S: positions, padding included; N: sequences."""
+    """Says which sequence and index each position of this rank belongs to. S: positions, padding
+    included; N: sequences."""
 
     sequence: torch.Tensor
     """[S] int64, 0 .. N - 1; N at padding."""
@@ -60,7 +61,7 @@ class PackedTokens:
     """[S] of a model that gives a score instead of a next token, with gradient: what it says when
     it has read the tokens before. In `loss` alone, and `logprobs` is None then."""
     new_streams: MutableMapping[str, torch.Tensor] = field(default_factory=dict)
-    """What `complete` has set."""
+    """Streams that `complete` has set."""
 
     def __getitem__(self, stream: str) -> torch.Tensor:
         """[S] float32, or [S, k]. Off the mask a log-prob is the policy's own, detached, so that a
@@ -83,12 +84,12 @@ class PackedTokens:
 
     @property
     def is_in_loss(self) -> bool:
-        """Whether this is one microbatch of `Objective.loss`."""
+        """Return True if this is one microbatch of `Objective.loss`."""
         return self.logprobs is not None or self.scores is not None
 
     @property
     def num_sequences(self) -> int:
-        """N, the number of sequences."""
+        """Return N, the number of sequences."""
         return len(self.places.lengths)
 
     def sum_by_sequence(self, values: torch.Tensor) -> torch.Tensor:
@@ -152,8 +153,8 @@ def _as_numbers(values: torch.Tensor) -> torch.Tensor:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """All-reduce whose gradient is all-reduced too: the loss is the sum of what the ranks make of
-    the sum, and each of them depends on every rank's part."""
+    """Sums over ranks, and all-reduces the gradient too: each rank's share of the loss depends on
+    the sum, and so on every rank's part."""
 
     @staticmethod
     def forward(ctx, values: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

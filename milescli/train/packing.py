@@ -18,10 +18,12 @@ DIFFERENCED = 512
 
 
 def share_out(lengths: Sequence[int], *, num_ranks: int, cap: int) -> list[Bins]:
-    """[num_ranks][microbatches] every index once, equally many microbatches on each rank.
+    """Distribute every index once over [num_ranks][microbatches], with equally many microbatches on
+    each rank.
 
-    A microbatch holds at most `cap`, or one longer length alone. There are never more microbatches
-    than first-fit-decreasing makes, rounded up to a multiple of the ranks; ranks get like sums.
+    A microbatch holds at most `cap`, or one longer sequence alone. There are never more
+    microbatches than first-fit-decreasing makes, rounded up to a multiple of the ranks; the ranks
+    get similar sums.
     """
     by_rank = even_split(lengths, num_ranks)
     least = max(-(-sum(min(length, cap) for length in lengths) // (cap * num_ranks)), 1)
@@ -64,8 +66,8 @@ def _deal(lengths: Sequence[int], full: Bins, *, num_ranks: int, num_bins: int) 
 
 
 def first_fit(lengths: Sequence[int], cap: int) -> Bins:
-    """First-fit-decreasing: the longest first, each into the first bin that has room. At most 11/9
-    of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is alone."""
+    """Pack by first-fit-decreasing: the longest first, each into the first bin with room. Uses at
+    most 11/9 of the fewest bins, plus 6/9 (G. Dósa, 2007). A length beyond `cap` is alone."""
     bins: Bins = []
     room = np.zeros(max(len(lengths), 1), np.int64)
     for index in _longest_first(lengths):
@@ -82,7 +84,7 @@ def first_fit(lengths: Sequence[int], cap: int) -> Bins:
 
 
 def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
-    """The longest first, each into the emptiest bin (LPT: R. Graham, 1969)."""
+    """Put the longest first, each into the emptiest bin (LPT: R. Graham, 1969)."""
     bins: Bins = [[] for _ in range(num_bins)]
     loads = [(0, number) for number in range(num_bins)]
     for index in _longest_first(lengths):
@@ -93,10 +95,9 @@ def longest_first(lengths: Sequence[int], num_bins: int) -> Bins:
 
 
 def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
-    """`num_bins` bins of like sums: the largest differencing method (N. Karmarkar and R. Karp,
-    1982). Of very many lengths, all but the shortest `DIFFERENCED` are shared out longest first
-    before: the shortest are enough to even out what that leaves.
-    """
+    """Return `num_bins` bins of similar sums by the largest differencing method (N. Karmarkar and
+    R. Karp, 1982). With very many lengths, all but the shortest `DIFFERENCED` are distributed
+    longest first; the shortest suffice to even out the rest."""
     order = _longest_first(lengths)
     before = order[: max(len(order) - DIFFERENCED, 0)]
     loads = [(0, number, ()) for number in range(num_bins)]
@@ -112,8 +113,8 @@ def even_split(lengths: Sequence[int], num_bins: int) -> Bins:
 
 
 def even_deal(lengths: Sequence[int], num_bins: int) -> Bins:
-    """As `even_split`, with counts that differ by at most one: the balanced form of the method (W.
-    Michiels et al., 2003), in which neighbours in length make rows of `num_bins`."""
+    """Return bins like `even_split`, with counts that differ by at most one: the balanced form of
+    the method (W. Michiels et al., 2003), in which neighbours in length make rows of `num_bins`."""
     order, rows = _longest_first(lengths), [[(0, ())] * num_bins]
     for start in range(0, len(order), num_bins):
         part = order[start : start + num_bins]
@@ -174,9 +175,9 @@ def pack(
     temperature: float = 1.0,
     asked: Collection[int] = (),
 ) -> TrainBatch:
-    """Every sequence once. `objective`: the name that ranks load it by; `updates`: how many
-    optimizer updates share the groups out, fewer where there are fewer groups; `asked`: sequences
-    whose log-probs a step tells."""
+    """Pack every sequence once. `objective` is the name by which ranks load it; `updates` is the
+    number of optimizer updates, less if there are fewer groups; `asked` are the sequences whose
+    log-probs a step returns."""
     assert sequences, "a step needs at least one sequence"
     parts = [
         _spread(members, sequences, dp=dp, cap=max_tokens_per_microbatch)

@@ -1,4 +1,4 @@
-"""What a piece of the user's gives for each position, held against how many there are."""
+"""Checks that a user's piece returns one value per position."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 def require_each(
     piece: object, values: torch.Tensor | None, made: object, *, kind: str, of: str, count: int
 ) -> None:
-    """Whether `values` are `count` numbers, one for each position; None: what the piece `made` is
-    of another type. Raises RecipeError; `of`: what the values are, in words: "a loss"."""
+    """Require `count` numbers in `values`, one per position; None means that `made`, the result of
+    the piece, has the wrong type. Raises RecipeError; `of` says what the values are, such as "a
+    loss"."""
     if values is not None and values.shape == (count,):
         return
     gave = f"a {type(made).__name__}" if values is None else f"{of} of shape {list(values.shape)}"

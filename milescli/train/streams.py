@@ -1,4 +1,4 @@
-"""Values per token that travel beside the tokens, by name."""
+"""Names the values per token that accompany the tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Stream(StrEnum):
-    """Streams that miles knows by name; an objective of yours may make others, under any string.
-    Each is a value per token that travels beside the tokens, float32, or a row of such values. Off
-    the loss mask it means nothing."""
+    """Names the streams that miles knows; an objective of yours may make others under any string. A
+    stream has one float32 value, or a row of values, per token. Off the loss mask it means
+    nothing."""
 
     ADVANTAGE = "advantage"
     ENGINE = "engine"
@@ -18,9 +18,9 @@ class Stream(StrEnum):
     REFERENCE = "reference"
     """Log-prob by the frozen reference."""
     VALUES = "values"
-    """What a critic expects from here on, before the first update of the step."""
+    """The critic's estimate of the return from here on, before the first update of the step."""
     RETURNS = "returns"
-    """What a critic should have expected."""
+    """The critic's target."""
     TURN_REWARD = "turn_reward"
     """At the last token of a turn what that turn was worth by itself, else 0; only where some turn
     has such a reward."""
@@ -31,7 +31,7 @@ class Stream(StrEnum):
     TRUNCATION = "truncation"
     """Bound of trainer / engine, which a token's loss is weighted by; the same for all tokens."""
     CORRECTION = "correction"
-    """What `train.correction` weighs a token's loss by."""
+    """The weight of a token's loss by `train.correction`."""
     CANDIDATES = "candidates"
     """int32 [k] token ids at each position, likeliest first: the teacher's. Where they are, a loss
     is given the policy's log-probs of them (`PackedTokens.candidates`)."""

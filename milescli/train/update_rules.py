@@ -1,4 +1,4 @@
-"""The built-in rules of `train.optimizer.rule`, see `optimizers`."""
+"""Implements the built-in rules of `train.optimizer.rule`, whose protocol is in `optimizers`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from milescli.platform import onednn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabShard:
-    """Which part of the vocabulary this rank's rows of the output layer are."""
+    """Says which part of the vocabulary this rank's rows of the output layer cover."""
 
     start: int = 0
     """Token id of row 0."""
@@ -29,8 +29,8 @@ class VocabShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """An output layer, and what it is given. Its logits are hidden @ weight.T in the dtype of both,
-    then cap * tanh(logits / cap) in float32 where they are capped."""
+    """Holds an output layer and its input. The logits are hidden @ weight.T in the dtype of both,
+    then cap * tanh(logits / cap) in float32 if they are capped."""
 
     hidden: torch.Tensor
     """[T, hidden_size], equal on all ranks of the shard's group."""
@@ -40,7 +40,7 @@ class Head:
     cap: float | None = None
 
     def logits(self) -> torch.Tensor:
-        """[T, size] float32, this rank's columns, at once; without gradient."""
+        """Return all of this rank's columns at once, [T, size] float32, without gradient."""
         with torch.no_grad():
             return _logits(self.hidden, self.weight[: self.shard.size], self.cap)
 
@@ -48,13 +48,13 @@ class Head:
 def target_logprobs(
     head: Head, targets: torch.Tensor, *, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log softmax(logits / temperature)[target], as `targets`, and the entropy of that distribution
-    [T], float32, equal on all ranks.
+    """Return log softmax(logits / temperature)[target], shaped like `targets`, and the entropy of
+    that distribution [T], float32, equal on all ranks.
 
-    `targets` [T] or [T, n] int64 token ids. Differentiable in both results; the gradient of
-    `head.hidden` is that by this rank's rows alone, to be summed over the group. With x = logits /
-    temperature, p = softmax(x): logprob = x_target - logsumexp(x); d logprob / dx_j = [j = target]
-    - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k x_k).
+    `targets` [T] or [T, n] int64 are token ids. Both results are differentiable; the gradient of
+    `head.hidden` covers this rank's rows alone, and must be summed over the group. With x = logits
+    / temperature, p = softmax(x): logprob = x_target - logsumexp(x); d logprob / dx_j = [j =
+    target] - p_j; d entropy / dx_j = -p_j (x_j - sum_k p_k x_k).
     """
     assert head.hidden.dim() == 2 and targets.shape[:1] == head.hidden.shape[:1], (
         head.hidden.shape,
@@ -70,9 +70,9 @@ def target_logprobs(
 def top_logprobs(
     head: Head, *, count: int, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids int64, log-probs float32) [T, count] of the likeliest tokens under softmax(logits /
-    temperature), likeliest first, equal on all ranks; of equals, any. `count` is at most the
-    vocabulary's size."""
+    """Return (ids int64, log-probs float32), [T, count] each, of the likeliest tokens under
+    softmax(logits / temperature), likeliest first and equal on all ranks; ties are broken
+    arbitrarily. `count` is at most the vocabulary's size."""
     shard, shape = head.shard, (len(head.hidden), count)
     best = head.hidden.new_full(shape, -torch.inf, dtype=torch.float32)
     ids = torch.zeros(shape, dtype=torch.int64, device=best.device)
@@ -90,7 +90,7 @@ def top_logprobs(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """How logits become a distribution."""
+    """Describes how logits become a distribution."""
 
     shard: VocabShard
     cap: float | None

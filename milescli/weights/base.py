@@ -1,5 +1,5 @@
-"""Trainer -> engines: the contract of a weight channel. Runs inside trainer ranks; knows no
-vendor."""
+"""Defines the contract of a weight channel from trainer to engines. Runs inside trainer ranks;
+knows no vendor."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ trainer's device."""
 
 
 class WeightChannel(Protocol):
-    """One way of sending. Every trainer rank holds one and calls every method together with the
-    others (collective)."""
+    """Sends weights to engines in one way. Every trainer rank has one, and calls every method
+    together with the others (collective)."""
 
     def open(self, engines: list[EngineAddress]) -> None:
-        """Connect; called once, and again after an engine was replaced."""
+        """Connect to the engines; called once, and again after an engine was replaced."""
 
     def send(self, buckets: Iterator[Bucket]) -> None:
-        """Consume all buckets (each rank is given the same ones) and make every engine hold them.
-        Returns when the engines have taken them; the caller has paused them, and tells them
-        afterwards which version that was. Raises WaitTimeout or WorkerDied with the engine's
-        name."""
+        """Consume all buckets (every rank gets the same ones) and load them into every engine.
+        Returns when the engines have them. The caller has paused the engines, and tells them the
+        version afterwards. Raises WaitTimeout or WorkerDied with the engine's name."""
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
-        """Compare what the engines hold with these tensors, bit for bit. Raises MismatchError that
+        """Compare the engines' weights with these tensors bit for bit. Raises MismatchError that
         names the first weight that differs."""
 
     def close(self) -> None:
-        """Give groups and shared memory back."""
+        """Release groups and shared memory."""
 
 
 class DraftChannel(WeightChannel, Protocol):
-    """One that reaches the draft models of engines, too."""
+    """Sends weights to the engines' draft models too."""
 
     def send_draft(self, buckets: Iterator[Bucket]) -> None:
-        """As `send`, for the draft model that guesses in every engine."""
+        """Send like `send`, to the draft model of every engine."""

@@ -12,7 +12,7 @@ from milescli.weights.base import Bucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """Where one tensor lies in a flat bucket."""
+    """Locates one tensor in a flat bucket."""
 
     name: str
     shape: torch.Size
@@ -24,7 +24,7 @@ class Slice:
 
 
 def layout(bucket: Bucket) -> list[Slice]:
-    """The tensors one after the other, without gaps."""
+    """Return the slices of the tensors, one after the other without gaps."""
     slices: list[Slice] = []
     start = 0
     for name, tensor in bucket:

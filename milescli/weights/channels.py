@@ -8,7 +8,7 @@ _METHODS = ("open", "send", "verify", "close")
 
 
 def check_channel(channel: type) -> None:
-    """Whether it has what ranks call. That weights arrive is shown by `weights.verify=true`. Raises
+    """Require the methods that ranks call. `weights.verify=true` shows that weights arrive. Raises
     RecipeError."""
     lacking = [name for name in _METHODS if not callable(getattr(channel, name, None))]
     if lacking:

@@ -1,5 +1,5 @@
-"""How a tensor of the model becomes what engines are sent. `weights.format` names a way: built in
-here, an entry point, or an import path. Runs inside trainer ranks."""
+"""Converts tensors of the model to the format that engines receive. `weights.format` names one:
+built in here, an entry point, or an import path. Runs inside trainer ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HF = "hf"
 
 
 class WeightFormat(Protocol):
-    """A plug-in of `weights.format`."""
+    """Defines a plug-in of `weights.format`."""
 
     def __call__(self, *, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
         """What the engines' own loader is given in place of one complete tensor: other names,
@@ -28,12 +28,12 @@ class WeightFormat(Protocol):
 
 
 def hf(*, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
-    """As a Hugging Face folder has it."""
+    """Yield the tensor as a Hugging Face folder stores it."""
     return [(name, tensor)]
 
 
 def formatted(buckets: Iterator[Bucket], to_format: WeightFormat) -> Iterator[Bucket]:
-    """Each bucket, its tensors as the format has them. Raises RecipeError."""
+    """Yield each bucket with its tensors in the format. Raises RecipeError."""
     for bucket in buckets:
         yield [pair for name, tensor in bucket for pair in pairs_of(to_format, name, tensor)]
 
@@ -41,7 +41,8 @@ def formatted(buckets: Iterator[Bucket], to_format: WeightFormat) -> Iterator[Bu
 def pairs_of(
     to_format: WeightFormat, name: str, tensor: torch.Tensor
 ) -> list[tuple[str, torch.Tensor]]:
-    """What the format makes of one tensor. Raises RecipeError where that is none."""
+    """Return (name, tensor) pairs for one tensor. Raises RecipeError if the format returns anything
+    else."""
     import torch
 
     made = list(to_format(name=name, tensor=tensor))
@@ -57,7 +58,7 @@ def pairs_of(
 
 
 def check_format(to_format: WeightFormat) -> list[tuple[str, torch.Tensor]]:
-    """What it makes of a matrix and of a gain; pairs of name and tensor. Raises RecipeError."""
+    """Return the format's (name, tensor) pairs for a matrix and a gain. Raises RecipeError."""
     import torch
 
     matrix, gain = torch.arange(128.0).view(8, 16).bfloat16(), torch.ones(16).bfloat16()

@@ -1,4 +1,4 @@
-"""Whose memory an engine can open: what the tensor channel must know of a plan. Pure."""
+"""Says which trainer ranks share memory with an engine, for the tensor channel. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from milescli.plan.types import Slot
 
 
 def sharing_ranks(slots: Sequence[Slot], engine: int, *, on_cpu: bool) -> list[int]:
-    """[tp] trainer rank for each rank of the engine: that of its own device; on a CPU the first on
-    its node, so that each node holds one copy of a bucket. Empty where an engine rank finds none:
-    its weights must come through a group."""
+    """Return [tp] the trainer rank for each rank of the engine: the one on its own device; on a CPU
+    the first on its node, so that each node holds one copy of a bucket. Returns an empty list if an
+    engine rank has none: its weights must come through a group."""
     shards = sorted(
         (slot for slot in slots if slot.engine == engine), key=lambda slot: slot.engine_rank or 0
     )

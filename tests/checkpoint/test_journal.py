@@ -115,7 +115,7 @@ def test_files_of_nobody_are_not_thrown_away(tmp_path: Path) -> None:
     part_path.mkdir()
     (part_path / "thesis.txt").write_text("years of work")
     with (
-        pytest.raises(CheckpointError, match="cannot be begun"),
+        pytest.raises(CheckpointError, match="cannot be started"),
         PartFolder(tmp_path / "out", fingerprint="a"),
     ):
         pass

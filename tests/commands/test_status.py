@@ -12,7 +12,7 @@ import pytest
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import lock
-from milescli.commands import show_status
+from milescli.commands.show import status as show_status
 from milescli.core.events import to_record
 from tests.commands.conftest import Miles
 from tests.commands.test_runs import make_run

@@ -11,7 +11,7 @@ import pytest
 from milescli.core.errors import FitError
 from milescli.core.units import GIB
 from milescli.plan.make import make_plan
-from milescli.plan.static_memory import HELD, copies_bytes
+from milescli.plan.static_memory import STATE_COPIES, copies_bytes
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
@@ -32,8 +32,8 @@ def _reasons(plan: Plan) -> dict[str, str]:
 
 
 def test_they_are_three_times_weights_and_optimizer_of_each_model_and_its_reference() -> None:
-    assert copies_bytes((10, 99, 30), has_critic=False, reference=0) == HELD * 40
-    assert copies_bytes((10, 99, 30), has_critic=True, reference=10) == HELD * 90
+    assert copies_bytes((10, 99, 30), has_critic=False, reference=0) == STATE_COPIES * 40
+    assert copies_bytes((10, 99, 30), has_critic=True, reference=10) == STATE_COPIES * 90
 
 
 @pytest.mark.parametrize(("on", "sets"), [("1xH100", ["machine.gpus=0"]), ("8xH100", [])])

@@ -11,7 +11,7 @@ from milescli.core.errors import FitError
 from milescli.models import parse_facts, scratch
 from milescli.models.facts import Layer, ModelFacts
 from milescli.plan.make import make_plan
-from milescli.plan.roles import AskedModels
+from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.model import ScratchModel
@@ -47,7 +47,7 @@ def _plan(*teachers: ModelFacts, machine: str = "8xH200", **sections: dict[str, 
     train = {"distill": {"teachers": [{"path": name, "sources": [name]} for name in names]}}
     data = {"mix": [{"path": name} for name in names] or [{"path": "x"}]}
     recipe = make_recipe(machine, **{"train": train, "data": data, **sections})
-    return make_plan(recipe, parse_machine(machine), SMALL, AskedModels(teachers=teachers))
+    return make_plan(recipe, parse_machine(machine), SMALL, QueriedModels(teachers=teachers))
 
 
 def test_a_teacher_takes_main_memory_and_time_and_is_shown() -> None:
@@ -94,5 +94,5 @@ def test_on_a_cpu_it_stands_in_main_memory() -> None:
         update={"train": recipe.train.model_validate({"distill": {"teachers": [{"path": "t"}]}})}
     )
     alone = make_plan(recipe, roomy, SMALL)
-    with_teacher = make_plan(taught, roomy, SMALL, AskedModels(teachers=[SMALL]))
+    with_teacher = make_plan(taught, roomy, SMALL, QueriedModels(teachers=[SMALL]))
     assert memory(with_teacher) > memory(alone) + 6

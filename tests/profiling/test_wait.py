@@ -54,7 +54,7 @@ def _answer(run: RunDir, progress: Progress) -> threading.Thread:
 
 
 def test_the_state_that_the_driver_writes_is_waited_for(running: RunDir) -> None:
-    wait.require_running(running, asked_for="miles profile x")
+    wait.require_running(running, command="miles profile x")
     told = list[str]()
     driver = _answer(running, Progress.DONE)
     state = wait.profiled(running, _wanted(running), tell=told.append)
@@ -77,7 +77,7 @@ def test_a_driver_that_is_gone_is_an_error_and_the_request_is_taken_back(tmp_pat
     with pytest.raises(MilesError, match="ended before") as ended:
         wait.profiled(run, wanted, tell=lambda text: None)
     assert "driver is gone" in ended.value.why
-    assert not files.is_asked(run) and files.is_cancelled(run, wanted.number)
+    assert not files.is_pending(run) and files.is_cancelled(run, wanted.number)
 
 
 def test_a_driver_that_says_nothing_is_named_with_the_bound(
@@ -90,7 +90,7 @@ def test_a_driver_that_says_nothing_is_named_with_the_bound(
     with pytest.raises(WaitTimeout, match="for the driver of") as silent:
         wait.profiled(running, _wanted(running), tell=lambda text: None)
     assert "it last did step 2" in silent.value.why and "bound is" in silent.value.why
-    assert not files.is_asked(running)
+    assert not files.is_pending(running)
 
 
 def test_a_driver_that_goes_on_without_heeding_the_request_is_an_error(running: RunDir) -> None:
@@ -101,19 +101,19 @@ def test_a_driver_that_goes_on_without_heeding_the_request_is_an_error(running: 
 
     with pytest.raises(MilesError, match="takes no profile") as refused:
         wait.profiled(running, _wanted(running), tell=steps_are_done)
-    assert refused.value.exit_code == 1 and not files.is_asked(running)
+    assert refused.value.exit_code == 1 and not files.is_pending(running)
 
 
 def test_ctrl_c_takes_the_request_back(running: RunDir) -> None:
     wanted = _wanted(running)
 
     def interrupted(text: str) -> None:
-        assert files.is_asked(running)
+        assert files.is_pending(running)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         wait.profiled(running, wanted, tell=interrupted)
-    assert not files.is_asked(running) and files.is_cancelled(running, wanted.number)
+    assert not files.is_pending(running) and files.is_cancelled(running, wanted.number)
 
 
 def test_ranks_and_engines_that_are_not_there_are_refused(running: RunDir) -> None:
@@ -130,14 +130,14 @@ def test_ranks_and_engines_that_are_not_there_are_refused(running: RunDir) -> No
 def test_a_run_that_does_not_run_is_refused(running: RunDir, outcome: str) -> None:
     verdict_file(running.attempts()[-1]).write_text(json.dumps({"outcome": outcome}))
     with pytest.raises(MilesError, match="is not running") as refused:
-        wait.require_running(running, asked_for="miles profile x")
+        wait.require_running(running, command="miles profile x")
     assert outcome in refused.value.why and "miles resume" in refused.value.fixes[0]
 
 
 def test_a_run_that_was_killed_is_said_to_be(running: RunDir) -> None:
     (running.path / FILE).unlink()
     with pytest.raises(MilesError, match="is not running") as refused:
-        wait.require_running(running, asked_for="miles profile x")
+        wait.require_running(running, command="miles profile x")
     assert refused.value.why.endswith("killed")
 
 

@@ -134,7 +134,7 @@ def _step_bytes(
 
 
 def _fill(trainer, shard: TrainShard) -> float:
-    from milescli.backends.megatron.shard import RankShard
+    from milescli.backends.megatron.step.shard import RankShard
 
     rows = RankShard(shard, mesh=trainer.mesh, facts=trainer.facts).microbatches
     cells = sum(grid.shape[0] * grid.shape[2] for row in rows for grid in row.row.grids)

@@ -31,7 +31,8 @@ class OneLayer:
 
     @classmethod
     def of(cls, visit: Visit) -> OneLayer:
-        from milescli.backends.megatron import mesh, model
+        from milescli.backends.megatron import mesh
+        from milescli.backends.megatron.architecture import model
         from milescli.backends.megatron.layers import attention
         from milescli.models import parse_facts
         from milescli.plan.types import TrainerLayout
@@ -81,7 +82,7 @@ class OneLayer:
     def row(self, lengths: Sequence[int]):
         """The packed row of sequences of these lengths, as the trainer makes it."""
         from milescli.backends.megatron.layers.attention import pack_row
-        from milescli.backends.megatron.rows import RowShape, make_row
+        from milescli.backends.megatron.step.rows import RowShape, make_row
 
         starts = np.cumsum([0, *lengths])
         spans = [(int(start), length) for start, length in zip(starts, lengths, strict=False)]

@@ -1,4 +1,4 @@
-"""What plug-ins of this room must bear, as a test that their authors can run. Not used by a run."""
+"""Tests the contract of this room's plug-ins; plug-in authors can run it. A run does not use it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from milescli.recipe.model import ScratchModel
 
 
 def check_layer_spec(change: Callable[..., Any]) -> None:
-    """What it makes of the layers of a small dense model. Raises RecipeError."""
+    """Apply the plug-in to the layers of a small dense model. Raises RecipeError."""
     cpu_compat.install()
     import torch
 
-    from milescli.backends.megatron.model import build_config
-    from milescli.backends.megatron.specs import layer_spec
+    from milescli.backends.megatron.architecture.model import build_config
+    from milescli.backends.megatron.architecture.specs import layer_spec
 
     facts = parse_facts(scratch.config_of(ScratchModel()))
     config = build_config(

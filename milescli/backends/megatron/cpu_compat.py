@@ -14,6 +14,7 @@ from torch.utils._device import _device_constructors
 
 from milescli.backends.megatron.cpu import collectives
 from milescli.core.imports import without_garbage_search, without_packages
+from milescli.plan.types import Plan
 from milescli.platform.allocation import keep_freed_memory
 from milescli.platform.no_compiler import compile_nothing
 
@@ -21,15 +22,15 @@ _TRACKERS = ("wandb", "torch.utils.tensorboard")
 
 
 def import_megatron() -> None:
-    """As if no tracker were installed: here it writes to none, and wandb takes half as long to
-    import as all of Megatron-Core does."""
+    """Import Megatron as if no tracker were installed: it writes to none here, and importing wandb
+    takes half as long as all of Megatron-Core."""
     with without_garbage_search(), without_packages(*_TRACKERS):
         import megatron.core.inference.contexts
         import megatron.core.timers  # noqa: F401
 
 
 def mend_router() -> None:
-    """A router asks whether `te_general_gemm` is None, and finds it undefined."""
+    """Define `te_general_gemm`, which a router compares with None although it may be undefined."""
     from megatron.core.transformer.moe import moe_utils
 
     if not hasattr(moe_utils, "te_general_gemm"):
@@ -52,8 +53,8 @@ _FACTORIES = (
 
 
 def install() -> bool:
-    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, where there
-    is an accelerator."""
+    """Redirect the CUDA runtime to the host, once. Returns False, and changes nothing, if there is
+    an accelerator."""
     if torch.cuda.is_available():
         return False
     if not getattr(torch.cuda, "_miles_on_host", False):
@@ -70,6 +71,23 @@ def install() -> bool:
         _mend_megatron()
         keep_freed_memory()
     return True
+
+
+def take_device(plan: Plan) -> torch.device:
+    """Return the CPU, or the one accelerator that this process sees. Call it once, before the
+    process imports Megatron."""
+    # it announces every layer and buffer, and warns of what this room has chosen on purpose
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    if install():
+        torch.set_num_threads(plan.cpu_threads)
+        return torch.device("cpu")
+    import_megatron()
+    from milescli.backends.megatron.layers.attention import avoid_cudnn
+
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    avoid_cudnn()
+    return device
 
 
 def _redirect_runtime() -> None:
@@ -174,8 +192,8 @@ def _mend_megatron() -> None:
 
     mend_router()
     # split sizes are turned into numpy only `if tensor.is_cuda`
-    token_dispatcher.maybe_move_tensor_to_cpu = _to_numpy_if_asked
+    token_dispatcher.maybe_move_tensor_to_cpu = _maybe_to_numpy
 
 
-def _to_numpy_if_asked(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+def _maybe_to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

@@ -1,5 +1,5 @@
-"""What the trainer's layers are made of, by name: `model.layer_spec`. Imports no Megatron: names
-are resolved before a rank is."""
+"""Loads the plug-in `model.layer_spec`, which changes what the trainer's layers are made of.
+Imports no Megatron: names are resolved before a rank starts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DEFAULT = "default"
 
 
 def unchanged(*, spec: Any, config: Any, facts: Any, layer: int) -> Any:
-    """As `miles` builds it."""
+    """Return the spec that `miles` builds."""
     return spec
 
 
 def respecified(change: Callable[..., Any], **of_layer: Any) -> Any:
-    """What `change` makes of a layer's spec. Raises RecipeError where that is none."""
+    """Apply `change` to a layer's spec. Raises RecipeError if the result is not a spec."""
     from megatron.core.transformer.spec_utils import ModuleSpec
 
     made = change(**of_layer)

@@ -1,6 +1,6 @@
-"""What a rank's models do with a shard: an optimizer step of the policy, and of the critic where
-there is one; what teachers say; a measurement; scores. Collective: all ranks are called with equal
-arguments but for the shard."""
+"""Applies a rank's models to a shard: an optimizer step of the policy, and of the critic if there
+is one; teachers' log-probs; a measurement; scores. Collective: all ranks are called with equal
+arguments except the shard."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from milescli.backends.megatron import replay, rounding, stepping
-from milescli.backends.megatron.held import HeldModel
+from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.microbatch import Microbatch
-from milescli.backends.megatron.saving import release_state
-from milescli.backends.megatron.shard import RankShard
-from milescli.backends.megatron.snapshot import Reference
+from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.snapshot import Reference
+from milescli.backends.megatron.step import replay, rounding, stepping
+from milescli.backends.megatron.step.microbatch import Microbatch
+from milescli.backends.megatron.step.shard import RankShard
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.core.plug_points import BEFORE_LOG_PROBS, OBJECTIVES
 from milescli.core.types import StepReport
@@ -36,7 +36,7 @@ LAPS = ("forward_backward_s", "save_wait_s", "optimizer_s")
 
 @dataclass(slots=True, kw_only=True)
 class Learner:
-    """The models of one rank, put to work."""
+    """Trains and queries the models of one rank."""
 
     recipe: Recipe
     mesh: Mesh
@@ -44,8 +44,8 @@ class Learner:
     critic: TrainedModel | None
     draft: TrainedModel | None
     reference: Reference
-    teachers: list[HeldModel]
-    """Of `train.distill.teachers`, in order; empty where the run needs none."""
+    teachers: list[LoadedModel]
+    """Models of `train.distill.teachers`, in order; empty if the run needs none."""
     _objectives: dict[str, Objective[Any]] = field(default_factory=dict)
     _before_log_probs: Any = field(init=False)
 
@@ -53,11 +53,11 @@ class Learner:
         self._before_log_probs = BEFORE_LOG_PROBS.load(self.recipe.train.before_log_probs)
 
     def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
-        """One optimizer update per entry of `shard.updates`, then as many of the critic, where
-        there is one and `critic_lr` is given, and of the draft model that learns, where the shard
-        was sampled. `lr` None: the policy stays as it is. The report is equal on all ranks; of
-        `shard.asked` the ranks tell that speak for its tokens. Raises NotFiniteError before an
-        update that would spoil the weights; updates before it in the same step stand."""
+        """Make one optimizer update per entry of `shard.updates`, then as many of the critic (if
+        there is one and `critic_lr` is given), and of the trained draft model (if the shard was
+        sampled). `lr` None leaves the policy unchanged. The report is equal on all ranks; the
+        log-probs of `shard.asked` are on the ranks that report its tokens. Raises NotFiniteError
+        before an update that would spoil the weights; earlier updates of the step stand."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
@@ -82,16 +82,16 @@ class Learner:
             grad_norm = self.policy.update(lr) if lr is not None else 0.0
             seconds.lap("optimizer_s")
             figures.append(stepping.reduce_figures(loss, grad_norm=grad_norm))
-        told = stepping.report(
+        total = stepping.report(
             figures, lr=lr or 0.0, num_microbatches=len(own.microbatches), seconds=seconds.laps
         )
-        told = replace(told, figures={**told.figures, **self._route_figures()})
+        total = replace(total, figures={**total.figures, **self._route_figures()})
         if self.critic is not None and critic_lr is not None:
-            told = self._critic_step(self.critic, own, told, lr=critic_lr)
+            total = self._critic_step(self.critic, own, total, lr=critic_lr)
         draft_lr, objective_of_run = self.recipe.train.draft.lr, self.recipe.train.objective
         if self.draft is not None and draft_lr is not None and shard.objective == objective_of_run:
-            told = self._draft_step(self.draft, shard, told, lr=draft_lr)
-        return Stepped(report=told, logprobs=own.logprobs_before(logprobs))
+            total = self._draft_step(self.draft, shard, total, lr=draft_lr)
+        return Stepped(report=total, logprobs=own.logprobs_before(logprobs))
 
     def _route_figures(self) -> dict[str, float]:
         """`routes_differ`: share of the replayed routes that the trainer would have chosen
@@ -102,7 +102,7 @@ class Learner:
         return {} if share is None else {"routes_differ": share}
 
     def _critic_step(
-        self, critic: TrainedModel, own: RankShard, told: StepReport, *, lr: float
+        self, critic: TrainedModel, own: RankShard, total: StepReport, *, lr: float
     ) -> StepReport:
         """The critic's updates on the returns of the same tokens; its figures go with the
         policy's."""
@@ -114,10 +114,10 @@ class Learner:
             "value_lr": lr,
             **report.figures,
         }
-        return _with(told, report, of_critic)
+        return _with(total, report, of_critic)
 
     def _draft_step(
-        self, draft: TrainedModel, shard: TrainShard, told: StepReport, *, lr: float
+        self, draft: TrainedModel, shard: TrainShard, total: StepReport, *, lr: float
     ) -> StepReport:
         """The draft model's updates: the cross-entropy of what the policy sampled, which is, but
         for what does not depend on the draft model, the KL from policy to it."""
@@ -127,7 +127,7 @@ class Learner:
             objective = Supervised(recipe=self.recipe)
             report = self._updates(draft, own, objective, temperature=heat, lr=lr)
         of_draft = {"draft_loss": report.loss, "draft_grad_norm": report.grad_norm}
-        return _with(told, report, of_draft)
+        return _with(total, report, of_draft)
 
     def _updates(
         self,
@@ -156,9 +156,9 @@ class Learner:
         )
 
     @contextmanager
-    def turn_of(self, model: HeldModel) -> Iterator[None]:
-        """The model (the critic, a teacher) is on the device within, and the policy waits in host
-        memory; on a CPU all are there at all times."""
+    def turn_of(self, model: LoadedModel) -> Iterator[None]:
+        """Hold the model (the critic, a teacher) on the device within the block, while the policy
+        waits in host memory; on a CPU all are always there."""
         if self.mesh.device.type == "cpu":
             yield
             return
@@ -169,8 +169,8 @@ class Learner:
         self.policy.sleeper.wake()
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """Loss and figures of the shard's batch as `step` would report them; nothing changes. Equal
-        on all ranks."""
+        """Return the loss and figures of the shard's batch as `step` would report them, without
+        changing anything. Equal on all ranks."""
         objective = self._objective(shard.objective)
         own, seconds = self._on_rank(shard), _Stopwatch()
         self._fill(own, objective)
@@ -216,21 +216,21 @@ class Learner:
         assert self.teachers, f"`{own.shard.objective}` needs a teacher"
         settings, heat = self.recipe.train.distill, own.shard.temperature
         rows: list[Microbatch] = []
-        said: list[tuple[torch.Tensor, ...]] = []
+        outputs: list[tuple[torch.Tensor, ...]] = []
         for number, teacher in enumerate(self.teachers):
             microbatches = own.rows_of_teacher(number, teacher.facts)
             rows += microbatches
             with self.turn_of(teacher):
                 if with_candidates:
-                    said += teacher.passes.likeliest(
+                    outputs += teacher.passes.likeliest(
                         microbatches, count=settings.top_k, temperature=heat
                     )
                 else:
                     scores = teacher.passes.score(microbatches, temperature=heat, everywhere=False)
-                    said += [(score,) for score in scores]
+                    outputs += [(score,) for score in scores]
         if with_candidates:
-            own.fill(Stream.CANDIDATES, [ids for ids, _ in said], microbatches=rows)
-        own.fill(Stream.TEACHER, [parts[-1] for parts in said], microbatches=rows)
+            own.fill(Stream.CANDIDATES, [ids for ids, _ in outputs], microbatches=rows)
+        own.fill(Stream.TEACHER, [parts[-1] for parts in outputs], microbatches=rows)
 
     def _weights_of(self, stream: Stream) -> AbstractContextManager[None]:
         """The model that makes a stream is in the policy's place within."""
@@ -239,21 +239,21 @@ class Learner:
     def score(
         self, shard: TrainShard, *, rounded_otherwise: bool = False
     ) -> list[np.ndarray] | None:
-        """Per sequence of the shard, [n] float32 log-prob of each token given those before it; 0.0
-        for the first. None on ranks that do not speak for its tokens. `rounded_otherwise`: see
-        `rounding`."""
+        """Return per sequence of the shard the log-prob of each token given those before it, [n]
+        float32, 0.0 for the first; None on ranks that do not report its tokens. `rounded_otherwise`
+        applies `step.rounding`."""
         own = self._on_rank(shard)
         model = self.policy.model.module
         with rounding.rounded_otherwise(model) if rounded_otherwise else nullcontext():
             own.fill(Stream.OLD, self._score(own, Stream.OLD, everywhere=True))
-        return own.told(Stream.OLD)
+        return own.gathered(Stream.OLD)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """Per sequence of the shard, [n, k] the teacher's likeliest tokens and their log-probs.
-        None on ranks that do not speak for its tokens."""
+        """Return per sequence of the shard the teacher's likeliest tokens and their log-probs, [n,
+        k] each; None on ranks that do not report its tokens."""
         own = self._on_rank(shard)
         self._ask_teachers(own, with_candidates=True)
-        ids, logprobs = (own.told(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
+        ids, logprobs = (own.gathered(stream) for stream in (Stream.CANDIDATES, Stream.TEACHER))
         return None if ids is None or logprobs is None else list(zip(ids, logprobs, strict=True))
 
     def _objective(self, name: str) -> Objective[Any]:
@@ -281,24 +281,24 @@ class Learner:
         )
 
 
-def _with(told: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
+def _with(total: StepReport, report: StepReport, figures: dict[str, float]) -> StepReport:
     """The policy's report with the figures, and the seconds, of another model's."""
     return replace(
-        told,
-        figures={**told.figures, **figures},
-        **{name: getattr(told, name) + getattr(report, name) for name in LAPS},
+        total,
+        figures={**total.figures, **figures},
+        **{name: getattr(total, name) + getattr(report, name) for name in LAPS},
     )
 
 
 class _Stopwatch:
-    """Seconds of the parts of a step."""
+    """Measures the seconds of the parts of a step."""
 
     def __init__(self) -> None:
         self.laps = dict.fromkeys(LAPS, 0.0)
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """What has passed since the last lap belongs to `name`."""
+        """Add the time since the last lap to `name`."""
         now = time.monotonic()
         self.laps[name] += now - self._last
         self._last = now

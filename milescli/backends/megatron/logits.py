@@ -24,8 +24,8 @@ _TIMEOUT_S = 600.0
 def logits(
     folder: Path, rows: list[list[int]], *, dtype: torch.dtype, checkpoint: Path | None, mesh
 ) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 per row of token ids, each row a sequence of its own. `checkpoint`: a
-    `torch_dist` folder whose weights are taken instead of the folder's. `mesh`: of one rank."""
+    """Return [tokens, vocab] float32 per row of token ids; each row is a sequence. `checkpoint` is
+    a `torch_dist` folder whose weights replace the folder's. `mesh` has one rank."""
     built = _loaded(folder, dtype=dtype, checkpoint=checkpoint, mesh=mesh)
     return _of_rows(built, load_facts(folder), rows, mesh=mesh)
 
@@ -33,7 +33,8 @@ def logits(
 def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
     from megatron.core import dist_checkpointing
 
-    from milescli.backends.megatron import model, weights
+    from milescli.backends.megatron.architecture import model
+    from milescli.backends.megatron.state import weights
 
     facts = load_facts(folder)
     config = model.build_config(
@@ -50,9 +51,9 @@ def _loaded(folder: Path, *, dtype: torch.dtype, checkpoint: Path | None, mesh):
 
 
 def _of_rows(built, facts, rows: list[list[int]], *, mesh) -> list[torch.Tensor]:
-    from milescli.backends.megatron import model
+    from milescli.backends.megatron.architecture import model
     from milescli.backends.megatron.layers.attention import pack_row
-    from milescli.backends.megatron.rows import RowShape, make_row
+    from milescli.backends.megatron.step.rows import RowShape, make_row
 
     device, rows_logits = mesh.device, []
     for tokens in rows:
@@ -82,12 +83,13 @@ def _metadata(checkpoint: Path) -> dict[str, bool] | None:
 
 
 def main() -> None:
-    """REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded", "out"}]}.
-    `out` is a safetensors file of logits by number of the row; with `rounded`, also of those that
-    come of rounding otherwise, as NUMBER.rounded."""
+    """Serve REQUEST: {"threads", "jobs": [{"folder", "checkpoint", "rows", "dtype", "rounded",
+    "out"}]}. `out` is a safetensors file with the logits by number of the row; with `rounded`, also
+    with those of another rounding, as NUMBER.rounded."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     on_host = cpu_compat.install()
-    from milescli.backends.megatron import mesh, rounding
+    from milescli.backends.megatron import mesh
+    from milescli.backends.megatron.step import rounding
 
     torch.set_num_threads(request.get("threads", 1))
     own = mesh.bring_up(
@@ -108,12 +110,12 @@ def main() -> None:
         )
         facts, rows = load_facts(folder), job["rows"]
         with torch.inference_mode():
-            found = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
+            results = dict(enumerate(_of_rows(built, facts, rows, mesh=own)))
             if job.get("rounded"):
                 with rounding.rounded_otherwise(built):
                     again = _of_rows(built, facts, rows, mesh=own)
-                found |= {f"{number}.rounded": row for number, row in enumerate(again)}
-        save_file({str(key): row.contiguous() for key, row in found.items()}, job["out"])
+                results |= {f"{number}.rounded": row for number, row in enumerate(again)}
+        save_file({str(key): row.contiguous() for key, row in results.items()}, job["out"])
     mesh.tear_down()
 
 

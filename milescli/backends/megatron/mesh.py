@@ -1,5 +1,5 @@
-"""Where this trainer rank stands: Megatron's parallel state, brought up with bounded waits, and
-read out as plain numbers and groups."""
+"""Brings up Megatron's parallel state with bounded waits, and describes this trainer rank's place
+as plain numbers and groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from milescli.plan.types import TrainerLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """This rank's place on every axis."""
+    """Holds this rank's place on every axis."""
 
     layout: TrainerLayout
     rank: int
@@ -39,22 +39,23 @@ class Mesh:
 
     @property
     def is_first_stage(self) -> bool:
-        """Holds the embedding."""
+        """Return True if the rank holds the embedding."""
         return self.pp_rank == 0
 
     @property
     def is_last_stage(self) -> bool:
-        """Holds the output layer; computes losses."""
+        """Return True if the rank holds the output layer and computes losses."""
         return self.pp_rank == self.layout.pp - 1
 
     @property
     def speaks_for_tokens(self) -> bool:
-        """Among the ranks that computed the same tokens, the one whose figures count."""
+        """Return True on the one rank that reports figures, among those that compute the same
+        tokens."""
         return self.is_last_stage and self.tp_rank == 0
 
     @property
     def reporter(self) -> int:
-        """The rank that knows a step's figures first: the lowest of the last stage."""
+        """Return the rank that knows a step's figures first: the lowest of the last stage."""
         return self.layout.world_size // self.layout.pp * (self.layout.pp - 1)
 
 
@@ -80,9 +81,9 @@ def bring_up(
     device: torch.device,
     timeouts_s: tuple[float, float],
 ) -> Mesh:
-    """Join the process group at `master` (address, port) and make Megatron's groups. `timeouts_s`:
-    bound on the gathering of all ranks, and on every later collective. Raises WaitTimeout where the
-    ranks do not gather."""
+    """Join the process group at `master` (address, port) and create Megatron's groups. `timeouts_s`
+    bound the gathering of all ranks, and every later collective. Raises WaitTimeout if the ranks do
+    not gather."""
     from megatron.core import parallel_state, tensor_parallel
 
     start_s, step_s = timeouts_s
@@ -141,7 +142,7 @@ def _read(*, layout: TrainerLayout, rank: int, device: torch.device) -> Mesh:
 
 
 def tear_down() -> None:
-    """Give all groups back. Safe to call twice."""
+    """Destroy all groups. Safe to call twice."""
     from megatron.core import parallel_state
 
     if dist.is_initialized():

@@ -1,6 +1,5 @@
-"""A trainer rank that can be looked into: a trace of what it does for some steps, by torch's
-profiler, and what is in its memory. It changes nothing that the rank computes, and what goes wrong
-in it is told and never raised."""
+"""Profiles a trainer rank: a trace of some steps by torch's profiler, and the content of its
+memory. It changes nothing that the rank computes, and reports its failures without raising them."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ HISTORY = 100_000
 
 @dataclass(slots=True)
 class Trace:
-    """One that is being taken."""
+    """Holds a trace in progress."""
 
     profiler: Any
     folder: Path
@@ -33,12 +32,12 @@ class Trace:
 
 
 class Profiled:
-    """Methods of a trainer rank; all on its work thread, between two steps."""
+    """Adds profiling methods to a trainer rank; all run on its work thread, between two steps."""
 
     _trace: Trace | None = None
 
     def start_profile(self: Any, folder: str, with_memory: bool) -> str | None:
-        """Begin a trace. Returns why there is none, where there is none."""
+        """Start a trace. Returns the reason if that is impossible."""
         self.drop_profile()
         try:
             kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -55,7 +54,7 @@ class Profiled:
         return None
 
     def stop_profile(self: Any) -> dict[str, Any]:
-        """End it, and write it; `file` and `seconds`, or `error`; and `memory`."""
+        """End the trace and write it; returns `file` and `seconds`, or `error`; and `memory`."""
         if (trace := self._trace) is None:
             return {"error": "the rank was replaced, or its trace could not begin"}
         self._trace = None
@@ -73,7 +72,7 @@ class Profiled:
             self._forget_allocations()
 
     def drop_profile(self: Any) -> None:
-        """End one that nobody waits for any more."""
+        """End a trace for which nobody waits any more."""
         if self._trace is not None:
             trace, self._trace = self._trace, None
             try:
@@ -83,13 +82,13 @@ class Profiled:
             self._forget_allocations()
 
     def forget_peak(self: Any) -> None:
-        """What follows is measured by itself."""
+        """Reset the peak memory."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def memory_used(self: Any) -> WorkerMemory:
-        """Since `forget_peak`: of a GPU what torch had allocated at most, and what the device holds
-        of everybody now; of a CPU the most that was ever resident."""
+        """Return the memory since `forget_peak`: on a GPU the peak that torch allocated and the
+        device's current total of all processes; on a CPU the peak resident size."""
         name = f"trainer rank {self.rank}"
         if self.device.type != "cuda":
             return WorkerMemory(worker=name, device="cpu", peak_bytes=peak_resident_bytes())
@@ -104,17 +103,17 @@ class Profiled:
         )
 
     def _memory(self: Any, folder: Path) -> dict[str, Any]:
-        told: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
-            told["tensors"] = largest_tensors(names_of(self.policy))
+            result["tensors"] = largest_tensors(names_of(self.policy))
             if self.device.type == "cuda":
                 file = folder / f"rank_{self.rank}.memory.pickle"
                 file.touch(mode=0o600)
                 torch.cuda.memory._dump_snapshot(str(file))
-                told["snapshot"] = file.name
+                result["snapshot"] = file.name
         except Exception as error:  # as above: the trace is there
-            told["error"] = f"{type(error).__name__}: {error}"
-        return told
+            result["error"] = f"{type(error).__name__}: {error}"
+        return result
 
     def _forget_allocations(self: Any) -> None:
         """They cost memory and time as long as torch remembers them."""
@@ -123,7 +122,7 @@ class Profiled:
 
 
 def names_of(model: Any) -> dict[int, str]:
-    """What the storages of a trained model's tensors are, by where they begin."""
+    """Map the address of each storage of a trained model's tensors to what it is."""
     names = dict[int, str]()
     for parameter in model.model.module.parameters():
         names[_place(parameter)] = "weights"
@@ -139,7 +138,7 @@ def names_of(model: Any) -> dict[int, str]:
 
 
 def largest_tensors(names: Mapping[int, str]) -> list[dict[str, Any]]:
-    """The storages that live tensors have, by shape, type and what they are; each counts once."""
+    """Return the storages of live tensors by shape, type and purpose; each counts once."""
     kinds: dict[tuple[str, ...], list[int]] = {}
     seen = set[int]()
     for tensor in _living_tensors():

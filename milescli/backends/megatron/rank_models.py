@@ -1,5 +1,5 @@
-"""The models of one trainer rank: built as the recipe wants them, and the turns that several
-adapters take in one model. Called by `worker`."""
+"""Builds the models of one trainer rank from the recipe, and switches between several adapters of
+one model. Called by `worker`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from milescli.backends.megatron.checkpoint import CheckpointIO
-from milescli.backends.megatron.held import HeldModel
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.megatron.learner import Learner
+from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.snapshot import Reference, Snapshot
+from milescli.backends.megatron.state.checkpoint import CheckpointIO
+from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 from milescli.backends.megatron.trained import TrainedModel
 from milescli.models import ModelFacts, load_facts
 from milescli.plan.legal import check_layout
@@ -26,12 +26,12 @@ from milescli.recipe.schema import Recipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModels:
-    """Where the device is no CPU, all but the policy wait in host memory."""
+    """Holds the models of a rank. Except on a CPU, all but the policy wait in host memory."""
 
     policy: TrainedModel
     critic: TrainedModel | None
     draft: TrainedModel | None
-    teachers: list[HeldModel]
+    teachers: list[LoadedModel]
 
 
 def build_models(
@@ -46,14 +46,14 @@ def build_models(
     dtype: torch.dtype,
     facts: ModelFacts,
 ) -> RankModels:
-    """From their folders; `facts`: of the policy. Raises FitError for a model that the layout does
-    not take, CheckpointError for a folder that cannot be read."""
+    """Build the models from their folders; `facts` are the policy's. Raises FitError for a model
+    that the layout does not fit, CheckpointError for a folder that cannot be read."""
     made: dict[str, Any] = {"recipe": recipe, "plan": plan, "mesh": mesh, "dtype": dtype}
     train = recipe.train
-    held = list[HeldModel]()
+    frozen = list[LoadedModel]()
     for folder in teachers:
         check_layout(plan.trainer, load_facts(folder))
-        held.append(HeldModel(folder, mesh=mesh, dtype=dtype))
+        frozen.append(LoadedModel(folder, mesh=mesh, dtype=dtype))
     its_critic = TrainedModel(critic, rule=train.optimizer, **made) if critic is not None else None
     its_draft = None
     if draft is not None:
@@ -61,17 +61,17 @@ def build_models(
         plain = recipe.model.model_copy(update={"layer_spec": DEFAULT})
         own = {**made, "recipe": recipe.model_copy(update={"model": plain})}
         its_draft = TrainedModel(draft, rule=train.optimizer, **own)
-    for model in filter(None, (*held, its_draft)):
+    for model in filter(None, (*frozen, its_draft)):
         # rows beyond are padding, of which the policy's output layer may have fewer
         model.passes.vocab_size = facts.vocab_size
-    for model in filter(None, (*held, its_critic)):
+    for model in filter(None, (*frozen, its_critic)):
         if mesh.device.type != "cpu":
             model.sleeper.sleep()
     # the policy last: replay finds the routers of the model that was built last
     lora = train.lora if train.lora.is_on else None
     mtp = train.mtp if train.mtp.is_on else None
     its_policy = TrainedModel(policy, rule=train.optimizer, lora=lora, mtp=mtp, **made)
-    return RankModels(policy=its_policy, critic=its_critic, draft=its_draft, teachers=held)
+    return RankModels(policy=its_policy, critic=its_critic, draft=its_draft, teachers=frozen)
 
 
 LearnerOf = Callable[[Recipe, Reference], Learner]
@@ -79,7 +79,7 @@ LearnerOf = Callable[[Recipe, Reference], Learner]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adapter:
-    """One of them: what of it is never in another's place."""
+    """Holds the parts of one adapter that are never shared."""
 
     learner: Learner
     checkpoints: CheckpointIO
@@ -88,7 +88,7 @@ class _Adapter:
 
 
 class AdapterTurns:
-    """All adapters of a rank."""
+    """Switches between all adapters of a rank."""
 
     def __init__(
         self,
@@ -98,8 +98,8 @@ class AdapterTurns:
         learner_of: LearnerOf,
         device: torch.device,
     ) -> None:
-        """Each begins as in a run of its own: by its recipe's seed, or from its `model.adapter`. It
-        is the turn of the first."""
+        """Start each adapter as in a run of its own: from its recipe's seed, or from its
+        `model.adapter`. The first is active."""
         assert recipes, "turns of nobody"
         self._policy = policy
         self._all = dict[str, _Adapter]()
@@ -120,11 +120,11 @@ class AdapterTurns:
 
     @property
     def learner(self) -> Learner:
-        """Of the one whose turn it is."""
+        """Return the learner of the active adapter."""
         return self._all[self.name].learner
 
     def take(self, name: str) -> None:
-        """It is the turn of this one; a save of another goes on."""
+        """Activate an adapter; a save of another one continues."""
         self._policy.checkpoints = self._all[name].checkpoints
         if name != self.name:
             self._all[self.name].state.take()

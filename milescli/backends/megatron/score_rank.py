@@ -1,5 +1,5 @@
-"""A process that holds a reward model and scores what it is sent. Its methods are called as those
-of `TrainerRank`; it is alone in its group, and learns nothing."""
+"""A process that loads a reward model and scores the sequences that it gets. Its methods are called
+like those of `TrainerRank`; it is alone in its group, and trains nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from milescli.backends.megatron.device import take_device
+from milescli.backends.megatron.cpu_compat import take_device
 from milescli.plan.types import Plan, TrainerLayout
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainShard
@@ -16,21 +16,22 @@ from milescli.train.streams import Stream
 
 
 class ScoreRank:
-    """See the module. `setup` first."""
+    """Scores sequences with one model. Call `setup` first."""
 
     def __init__(
         self, *, recipe: Recipe, plan: Plan, model_dir: str, master_addr: str, master_port: int
     ) -> None:
-        """`model_dir`: Hugging Face folder of a model that gives scores."""
+        """Take `model_dir`, the Hugging Face folder of a model that gives scores."""
         self.recipe, self.plan = recipe, plan
         self.model_dir = Path(model_dir)
         self.master = (master_addr, master_port)
 
     def setup(self) -> None:
-        """Load the model. Raises CheckpointError, or WaitTimeout where its group is not made."""
+        """Load the model. Raises CheckpointError, or WaitTimeout if its process group cannot be
+        formed."""
         device = take_device(self.plan)
         from milescli.backends.megatron import mesh
-        from milescli.backends.megatron.held import HeldModel
+        from milescli.backends.megatron.loaded_model import LoadedModel
 
         limits = self.recipe.machine
         self.mesh = mesh.bring_up(
@@ -41,16 +42,17 @@ class ScoreRank:
             device=device,
             timeouts_s=(limits.start_timeout_s, limits.step_timeout_s),
         )
-        self.model = HeldModel(
+        self.model = LoadedModel(
             self.model_dir,
             mesh=self.mesh,
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
         )
 
     def score(self, shard: TrainShard) -> list[np.ndarray] | None:
-        """Per sequence of the shard, [n] float32 score behind each token; 0.0 for the first."""
-        from milescli.backends.megatron.shard import RankShard
+        """Return per sequence of the shard the score at each token, [n] float32; 0.0 for the
+        first."""
+        from milescli.backends.megatron.step.shard import RankShard
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)
         own.fill(Stream.VALUES, self.model.passes.score(own.microbatches, temperature=1.0))
-        return own.told(Stream.VALUES)
+        return own.gathered(Stream.VALUES)

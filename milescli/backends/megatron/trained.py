@@ -9,16 +9,17 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.megatron import optimizer, stepping
-from milescli.backends.megatron.checkpoint import CheckpointIO
-from milescli.backends.megatron.gathering import hf_buckets, merged_buckets
-from milescli.backends.megatron.held import HeldModel
-from milescli.backends.megatron.lora import Adapters
+from milescli.backends.megatron.architecture.lora import Adapters
+from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
-from milescli.backends.megatron.microbatch import Microbatch
-from milescli.backends.megatron.saving import release_state
-from milescli.backends.megatron.sleeping import Sleeper
-from milescli.backends.megatron.weights import TIED_OUTPUT
+from milescli.backends.megatron.state import optimizer
+from milescli.backends.megatron.state.checkpoint import CheckpointIO
+from milescli.backends.megatron.state.gathering import hf_buckets, merged_buckets
+from milescli.backends.megatron.state.saving import release_state
+from milescli.backends.megatron.state.sleeping import Sleeper
+from milescli.backends.megatron.state.weights import TIED_OUTPUT
+from milescli.backends.megatron.step import stepping
+from milescli.backends.megatron.step.microbatch import Microbatch
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
 from milescli.plan.memory import bucket_bytes, shape_of
@@ -30,8 +31,8 @@ from milescli.recipe.train import Optimizer
 from milescli.weights.base import Bucket
 
 
-class TrainedModel(HeldModel):
-    """Made of a Hugging Face folder; its first weights are the folder's."""
+class TrainedModel(LoadedModel):
+    """Holds a model that is trained, which starts from a Hugging Face folder's weights."""
 
     def __init__(
         self,
@@ -45,10 +46,10 @@ class TrainedModel(HeldModel):
         lora: Lora | None = None,
         mtp: Mtp | None = None,
     ) -> None:
-        """`rule`: the optimizer, which may be another than the recipe's; `lora`: where an adapter
-        is trained, and no weight of the folder; `mtp`: where its MTP layer is trained. Raises
-        CheckpointError for a folder that cannot be trained, RecipeError where no adapter fits
-        it."""
+        """Load the folder. `rule` is the optimizer, which may differ from the recipe's; `lora`
+        trains an adapter, and no weight of the folder; `mtp` trains its MTP layer. Raises
+        CheckpointError for a folder that cannot be trained, RecipeError if the adapter does not
+        fit."""
         super().__init__(
             folder,
             mesh=mesh,
@@ -86,7 +87,7 @@ class TrainedModel(HeldModel):
         self.checkpoints = self.new_checkpoints()
 
     def new_checkpoints(self) -> CheckpointIO:
-        """Another line of checkpoints, of which one may be written beside those of others."""
+        """Return another writer of checkpoints, which may run beside the others."""
         return CheckpointIO(
             self.model,
             self.optimizer,
@@ -95,8 +96,8 @@ class TrainedModel(HeldModel):
         )
 
     def begin_adapter(self, seed: int, folder: Path | None) -> None:
-        """A new adapter in the place of the one that is there, which has not learned yet; `folder`:
-        of PEFT, to begin with."""
+        """Replace the adapter, which must not be trained yet, by a new one, or by that of a PEFT
+        `folder`."""
         assert self.adapters is not None, "a model without an adapter"
         release_state()
         self.adapters.reset(seed)
@@ -111,8 +112,8 @@ class TrainedModel(HeldModel):
         *,
         temperature: float,
     ) -> None:
-        """Of one update, over all ranks. Raises NotFiniteError where they would spoil the
-        weights."""
+        """Compute the gradients of one update over all ranks. Raises NotFiniteError if they would
+        spoil the weights."""
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         self.passes.train(microbatches, loss, temperature=temperature, candidates=loss.candidates)
@@ -120,20 +121,20 @@ class TrainedModel(HeldModel):
         optimizer.require_finite_gradients(self.model, device=self.mesh.device)
 
     def update(self, lr: float) -> float:
-        """One step of the optimizer along the gradients. Returns their norm before clipping. Raises
-        WaitTimeout where a checkpoint that is being written holds it up too long."""
+        """Make one optimizer step. Returns the gradient norm before clipping. Raises WaitTimeout if
+        a checkpoint in progress delays it too long."""
         release_state()
         optimizer.set_lr(self.optimizer, lr)
         _, grad_norm, _ = self.optimizer.step()
         return float(grad_norm)
 
     def reset_optimizer(self) -> None:
-        """Forget the moments."""
+        """Reset the moments."""
         optimizer.forget_moments(self.optimizer)
 
     @torch.no_grad()
     def take_trunk(self, other: TrainedModel) -> None:
-        """The other model's weights, but for the head: of the same family and layout."""
+        """Copy the weights of another model of the same family and layout, except the head."""
         release_state()
         theirs = dict(other.model.module.named_parameters())
         for name, parameter in self.model.module.named_parameters():
@@ -142,8 +143,8 @@ class TrainedModel(HeldModel):
         self.optimizer.reload_model_params()
 
     def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names, or its adapter under PEFT's, in one bucket.
-        Collective: all ranks consume all of it."""
+        """Yield the whole model under Hugging Face names, or its adapter under PEFT's, in one
+        bucket. Collective: all ranks consume all of it."""
         if self.adapters is not None:
             adapters = self.adapters
             return hf_buckets(
@@ -152,8 +153,8 @@ class TrainedModel(HeldModel):
         return self._whole_model()
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
-        """What engines are sent: as `buckets`, or the whole model with its adapter merged in, where
-        the plan says so. Collective."""
+        """Yield what engines receive: the same as `buckets`, or the whole model with its adapter
+        merged in, according to the plan. Collective."""
         if self.adapters is None or not self.merges_adapter:
             return self.buckets()
         (adapter,) = self.buckets()

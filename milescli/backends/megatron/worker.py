@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from milescli.backends.megatron.device import take_device
+from milescli.backends.megatron.cpu_compat import take_device
 from milescli.backends.megatron.profiled import Profiled
 from milescli.checkpoint.base import CRITIC_PART, DRAFT_PART
 from milescli.core.errors import CheckpointError, MilesError, WaitTimeout
@@ -34,9 +34,9 @@ from milescli.weights.base import Bucket, DraftChannel, WeightChannel
 from milescli.weights.formats import formatted
 
 if TYPE_CHECKING:
-    from milescli.backends.megatron.held import HeldModel
     from milescli.backends.megatron.learner import Learner
-    from milescli.backends.megatron.snapshot import Reference
+    from milescli.backends.megatron.loaded_model import LoadedModel
+    from milescli.backends.megatron.state.snapshot import Reference
     from milescli.backends.megatron.trained import TrainedModel
 
 
@@ -104,7 +104,7 @@ class TrainerRank(Profiled):
 
     def _build(self) -> None:
         from milescli.backends.megatron.rank_models import AdapterTurns, build_models
-        from milescli.backends.megatron.snapshot import Reference, Snapshot
+        from milescli.backends.megatron.state.snapshot import Reference, Snapshot
 
         models = build_models(
             policy=self.model_dir,
@@ -133,7 +133,7 @@ class TrainerRank(Profiled):
         )
 
     def _learner(
-        self, recipe: Recipe, reference: Reference, teachers: Sequence[HeldModel] = ()
+        self, recipe: Recipe, reference: Reference, teachers: Sequence[LoadedModel] = ()
     ) -> Learner:
         from milescli.backends.megatron.learner import Learner
 
@@ -342,9 +342,9 @@ class TrainerRank(Profiled):
 
     def silence_layers(self, first: int) -> None:
         """See Trainer."""
-        from milescli.backends.megatron import weights
+        from milescli.backends.megatron.state import weights
 
-        weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)
+        weights.silence_layers(self.policy.weights, first=first, silenced=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
         """The whole model under Hugging Face names. Collective: all ranks consume all of it."""

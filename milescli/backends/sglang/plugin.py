@@ -24,7 +24,7 @@ has."""
 
 def register() -> None:
     """Install our pieces. A piece that does not fit ends the process: an engine with half of them
-    would sample wrongly."""
+    would sample incorrectly."""
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return

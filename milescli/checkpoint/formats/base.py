@@ -23,7 +23,7 @@ SLACK = 1 + 2.0**-17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """One number format. Functions are pure and work on the last two dims."""
+    """Defines one number format. Functions are pure and work on the last two dims."""
 
     name: str
     block: tuple[int, int]
@@ -31,7 +31,7 @@ class Codec:
     per_element: int
     """Numbers in one element of the stored tensor, along the last dim."""
     values_dtypes: tuple[torch.dtype, ...]
-    """As which folders store the numbers; the first is how they are written."""
+    """Dtypes in which folders store the numbers; the first is written."""
     scale_dtypes: tuple[torch.dtype, ...]
     quantise: Callable[[Tensor, Tensor | None], Parts]
     """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
@@ -44,44 +44,44 @@ class Codec:
     """|numbers before rounding, in units of the scale| -> the largest error of rounding, in units
     of the scale."""
     needs_largest: bool = False
-    """It has a global scale, made from the largest magnitude of the whole tensor."""
+    """True if it has a global scale, computed from the largest magnitude of the whole tensor."""
 
     def dequantise(
         self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)
     ) -> Tensor:
-        """float32 weight. `parts` may be a region: `offset` says at which row and column within its
-        first block it begins."""
+        """Return the float32 weight. `parts` may be a region: `offset` is the row and column within
+        its first block at which it begins."""
         values = self.unpack(parts["values"])
         return values * expand(self.scales(parts), self.block, like=values, offset=offset)
 
     def bound(self, weight: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
-        """[as weight] the largest |difference| to `dequantise(parts)` that rounding to nearest can
-        make."""
+        """Return [as weight] the largest |difference| from `dequantise(parts)` that rounding to
+        nearest allows."""
         scale = expand(self.scales(parts), self.block, like=weight, offset=(0, 0)).abs()
         return self.half_step(weight.float().abs() / scale) * scale * SLACK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """A codec, and what folders append to a module's name for each part."""
+    """Combines a codec with the suffixes that folders append to a module's name for each part."""
 
     codec: Codec
     suffixes: Mapping[str, str]
     """role -> suffix of the name on disk"""
     plain_suffix: str = ".weight"
-    """Of the plain tensor."""
+    """Suffix of the plain tensor."""
     transposed: bool = False
     """The plain tensor has the last two dims the other way round (gpt-oss)."""
     grouped: bool = False
     """The numbers of each block lie in a dim of their own (gpt-oss)."""
 
     def names(self, plain: str) -> dict[str, str]:
-        """Plain name -> role -> name on disk."""
+        """Map a plain name to role -> name on disk."""
         stem = plain.removesuffix(self.plain_suffix) if self.plain_suffix else plain
         return {role: stem + suffix for role, suffix in self.suffixes.items()}
 
     def plain_name(self, values_name: str) -> str | None:
-        """The inverse for the part `values`; None where the name is of no such part."""
+        """Return the plain name for the name of a part `values`; None for any other name."""
         suffix = self.suffixes["values"]
         return (
             values_name.removesuffix(suffix) + self.plain_suffix
@@ -91,12 +91,12 @@ class Scheme:
 
 
 def blocks(length: int, size: int) -> int:
-    """Blocks of `size` (0: one) along a dim, the last of them filled partly."""
+    """Return the number of blocks of `size` (0: one block) along a dim; the last may be partial."""
     return -(-length // size) if size else 1
 
 
 def stored_shapes(codec: Codec, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """role -> shape of the parts of a plain tensor [..., rows, columns]."""
+    """Return role -> shape of the parts of a plain tensor [..., rows, columns]."""
     *lead, rows, columns = shape
     return {
         "values": (*lead, rows, blocks(columns, codec.per_element)),
@@ -107,8 +107,8 @@ def stored_shapes(codec: Codec, shape: tuple[int, ...]) -> dict[str, tuple[int, 
 def expand(
     scale: Tensor, block: tuple[int, int], *, like: Tensor, offset: tuple[int, int]
 ) -> Tensor:
-    """[..., blocks, blocks] -> a factor for each number of `like`, which begins `offset` within the
-    first block."""
+    """Expand scales [..., blocks, blocks] to a factor for each element of `like`, which begins
+    `offset` within the first block."""
     for dim, size, begin in ((-2, block[0], offset[0]), (-1, block[1], offset[1])):
         if size > 1:
             scale = scale.repeat_interleave(size, dim=dim).narrow(dim, begin, like.shape[dim])
@@ -116,7 +116,8 @@ def expand(
 
 
 def block_maxima(weight: Tensor, block: tuple[int, int]) -> Tensor:
-    """[..., rows, columns] -> [..., blocks, blocks] largest magnitudes, float32."""
+    """Return the largest magnitude of each block, [..., rows, columns] -> [..., blocks, blocks]
+    float32."""
     maxima = weight.float().abs()
     for dim, size in ((-2, block[0]), (-1, block[1])):
         length = maxima.shape[dim]
@@ -139,17 +140,17 @@ def _with(shape: torch.Size, dim: int, length: int) -> list[int]:
 def row_chunks(
     codec: Codec, rows: int, columns: int, *, numbers: int = 2**19
 ) -> list[tuple[int, int]]:
-    """(first row, end) of pieces of about `numbers` numbers that end at the ends of blocks. Work on
-    a weight so takes little memory, and the same memory again: fresh pages cost more than the
-    arithmetic."""
+    """Split the rows into (first row, end) chunks of about `numbers` elements that end at block
+    boundaries. A weight processed in chunks takes little memory and reuses it: fresh pages cost
+    more than the arithmetic."""
     block = codec.block[0] or rows
     length = max(numbers // max(columns, 1) // block, 1) * block
     return [(first, min(first + length, rows)) for first in range(0, rows, length)]
 
 
 def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None) -> Parts:
-    """As `codec.quantise` of [rows, columns], piece by piece. `shared`: the largest magnitude under
-    one global scale."""
+    """Quantise [rows, columns] like `codec.quantise`, chunk by chunk. `shared` is the largest
+    magnitude under one global scale."""
     if codec.needs_largest and shared is None:
         shared = weight.abs().max().float()
     pieces = [
@@ -167,8 +168,8 @@ def dequantise_by_rows(
     columns: tuple[int, int],
     offset: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """As `codec.dequantise`, piece by piece, of columns [start:end] counted from the first stored
-    one, rounded to `dtype`."""
+    """Dequantise like `codec.dequantise`, chunk by chunk, columns [start:end] counted from the
+    first stored one, rounded to `dtype`."""
     values, scale = parts["values"], parts["scale"]
     out = torch.empty((*values.shape[:-1], columns[1] - columns[0]), dtype=dtype)
     if values.dim() > 2:
@@ -199,20 +200,20 @@ _SMALLEST_NORMAL = -126
 
 
 def smallest_power(value: Tensor) -> Tensor:
-    """The smallest power of two that is not below `value` (float32, positive), within the normal
-    numbers of float32."""
+    """Return the smallest power of two that is at least `value` (float32, positive), within the
+    normal numbers of float32."""
     mantissa, exponent = torch.frexp(value)
     exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
     return torch.ldexp(torch.ones_like(value), exponent.clamp(_SMALLEST_NORMAL, BIAS))
 
 
 def to_e8m0(power: Tensor) -> Tensor:
-    """Powers of two, float32 -> uint8."""
+    """Encode powers of two, float32 -> uint8."""
     return (torch.frexp(power)[1] - 1 + BIAS).to(torch.uint8)
 
 
 def from_e8m0(stored: Tensor) -> Tensor:
-    """uint8 or float8_e8m0fnu -> float32."""
+    """Decode powers of two, uint8 or float8_e8m0fnu -> float32."""
     exponent = stored.view(torch.uint8).to(torch.int32) - BIAS
     power = torch.ldexp(torch.ones(stored.shape, device=stored.device), exponent)
     return torch.where(exponent == 255 - BIAS, torch.full_like(power, torch.nan), power)

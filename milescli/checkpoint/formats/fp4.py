@@ -36,7 +36,8 @@ _LARGEST_E4M3 = 448.0
 
 
 def to_e2m1(scaled: Tensor) -> Tensor:
-    """float32 -> codes, uint8. Rounded to nearest, ties to the even code; beyond 6: 6."""
+    """Encode float32 as codes, uint8, rounding to nearest with ties to the even code and saturating
+    at 6."""
     size = scaled.abs().clamp(max=LARGEST)
     # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, and so do the
     # codes
@@ -49,19 +50,19 @@ def to_e2m1(scaled: Tensor) -> Tensor:
 
 
 def pack(codes: Tensor) -> Tensor:
-    """[..., columns] -> [..., columns / 2] uint8."""
+    """Pack two codes per byte: [..., columns] -> [..., columns / 2] uint8."""
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
 def unpack(stored: Tensor) -> Tensor:
-    """[..., columns / 2] uint8 or int8 -> [..., columns] float32, not scaled."""
+    """Unpack [..., columns / 2] uint8 or int8 -> [..., columns] float32, without scaling."""
     both = stored.view(torch.uint8)
     table = torch.tensor(VALUES, device=stored.device)
     return torch.stack([table[(both & 0xF).long()], table[(both >> 4).long()]], dim=-1).flatten(-2)
 
 
 def half_step_e2m1(magnitude: Tensor) -> Tensor:
-    """Half the distance of neighbouring numbers at `magnitude`."""
+    """Return half the distance between neighbouring numbers at `magnitude`."""
     quarter = torch.full_like(magnitude, 0.25)
     return torch.where(magnitude < 2, quarter, torch.where(magnitude < 4, 2 * quarter, 4 * quarter))
 

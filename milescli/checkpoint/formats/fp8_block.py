@@ -20,7 +20,7 @@ from milescli.checkpoint.formats.base import (
 )
 
 LARGEST = 448.0
-"""Of float8_e4m3fn."""
+"""Largest number of float8_e4m3fn."""
 BLOCK = (128, 128)
 _SMALLEST_EXPONENT = -6
 _MANTISSA_BITS = 3
@@ -29,12 +29,12 @@ _EXPONENT_BITS = 0x7F800000
 
 
 def to_e4m3(scaled: Tensor) -> Tensor:
-    """Rounded to nearest, ties to even; beyond the largest number: the largest."""
+    """Round to nearest with ties to even, saturating at the largest number."""
     return scaled.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 
 def half_step_e4m3(magnitude: Tensor) -> Tensor:
-    """Half the distance of neighbouring e4m3 numbers at `magnitude` (float32)."""
+    """Return half the distance between neighbouring e4m3 numbers at `magnitude` (float32)."""
     power = (magnitude.view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
     return (power * 2.0 ** -(_MANTISSA_BITS + 1)).clamp(
         min=2.0 ** (_SMALLEST_EXPONENT - _MANTISSA_BITS - 1)
@@ -62,8 +62,8 @@ def _scales(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def codec(block: tuple[int, int] = BLOCK, *, powers: bool = False) -> Codec:
-    """FP8 with one scale for each block of `block` numbers (0: whole rows or columns); `powers`:
-    scales are powers of two."""
+    """Return the FP8 codec with one scale per block of `block` elements (0: whole rows or columns);
+    with `powers`, scales are powers of two."""
     return Codec(
         name="fp8",
         block=block,

@@ -15,7 +15,7 @@ from milescli.checkpoint.formats.base import Codec, Parts, block_maxima
 SMALLEST, LARGEST = -8, 7
 PER_ELEMENT = 8
 GROUP = 32
-"""As Kimi K2 Thinking and K2.5 are released."""
+"""Group size of Kimi K2 Thinking's and K2.5's releases."""
 
 
 def _quantise(weight: Tensor, _: Tensor | None, *, group: int) -> Parts:
@@ -64,7 +64,7 @@ def _round(grouped: Tensor, scale: Tensor) -> Tensor:
 
 
 def pack(numbers: Tensor) -> Tensor:
-    """[..., columns] whole numbers -> [..., columns / 8 rounded up] int32."""
+    """Pack eight integers per word: [..., columns] -> [..., columns / 8 rounded up] int32."""
     missing = -numbers.shape[-1] % PER_ELEMENT
     unsigned = torch.nn.functional.pad(numbers.to(torch.int64) - SMALLEST, (0, missing)).unflatten(
         -1, (-1, PER_ELEMENT)
@@ -75,7 +75,7 @@ def pack(numbers: Tensor) -> Tensor:
 
 
 def unpack(words: Tensor) -> Tensor:
-    """The inverse of `pack`, as float32 and with all eight of the last word."""
+    """Invert `pack` to float32, including all eight numbers of the last word."""
     shifts = torch.arange(0, 4 * PER_ELEMENT, 4, dtype=torch.int32)
     return (((words[..., None] >> shifts) & 0xF) + SMALLEST).flatten(-2).float()
 
@@ -85,7 +85,7 @@ def _scales(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def codec(group: int = GROUP) -> Codec:
-    """INT4 with one scale for each `group` numbers of a row (0: the row)."""
+    """Return the INT4 codec with one scale per `group` elements of a row (0: the whole row)."""
     return Codec(
         name="int4",
         block=(1, group),

@@ -50,7 +50,7 @@ DROPPED = (
 
 
 def int4_scheme(group: int) -> Scheme:
-    """compressed-tensors W4A16, `pack-quantized`."""
+    """Return the scheme of compressed-tensors W4A16, `pack-quantized`."""
     return Scheme(
         codec=int4.codec(group),
         suffixes={"values": ".weight_packed", "scale": ".weight_scale", "shape": ".weight_shape"},
@@ -58,8 +58,8 @@ def int4_scheme(group: int) -> Scheme:
 
 
 def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:
-    """The schemes that a folder with this config.json may use; none for plain weights. Raises
-    CheckpointError for a quantisation that cannot be read."""
+    """Return the schemes that a folder with this config.json may use; none for plain weights.
+    Raises CheckpointError for an unreadable quantisation."""
     quantised = quantization_config(config)
     if quantised is None:
         return ()

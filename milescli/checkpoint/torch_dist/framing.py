@@ -1,6 +1,6 @@
-"""How one tensor lies in a `torch_dist` file: as torch.save frames it, a zip archive of stored
-records. Made by hand here, with checksums that are known already, and read by hand: a part of a
-tensor is read without the rest, and no pickle is obeyed. Called by writer and reader."""
+"""Frames one tensor in a `torch_dist` file as torch.save does: a zip archive of stored records.
+Writing by hand reuses known checksums; reading by hand reads a part of a tensor without the rest,
+and executes no pickle. Called by writer and reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ALIGN = 64
 """Data begin at a multiple of it, as torch.save has them."""
 _DATA = "archive/data/0"
 _NUM_RECORDS = 6
-"""Of one tensor: five small ones and the data."""
+"""Records of one tensor: five small ones and the data."""
 _MAX32 = 0xFFFFFFFF
 READ_AHEAD = 4096
 """Bytes at both ends of a frame that `parse` wants to see; what torch.save writes there for one
@@ -28,12 +28,12 @@ tensor is shorter."""
 
 
 class NotFramed(ValueError):
-    """The bytes are not one tensor as torch.save writes it."""
+    """Reports that the bytes are not one tensor as torch.save writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where a tensor lies within its frame."""
+    """Locates a tensor within its frame."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -44,12 +44,12 @@ class Frame:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in order."""
+        """Return True if the elements lie in order."""
         return self.strides == contiguous_strides(self.shape) or math.prod(self.shape) == 0
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """In elements."""
+    """Return the strides in elements."""
     strides = [1]
     for length in reversed(shape[1:]):
         strides.append(strides[-1] * max(length, 1))
@@ -57,14 +57,14 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Storage:
-    """Stands for the storage in the pickle that is written."""
+    """Represents the storage in the pickle that is written."""
 
     def __init__(self, dtype: torch.dtype, num_elements: int) -> None:
         self.dtype, self.num_elements = dtype, num_elements
 
 
 class _Tensor:
-    """Pickles as torch pickles a contiguous tensor with a storage of its own."""
+    """Pickles like a contiguous torch tensor with its own storage."""
 
     def __init__(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
         self.dtype, self.shape = dtype, tuple(shape)
@@ -144,19 +144,19 @@ def _central(name: str, *, crc32: int, size: int, offset: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framing:
-    """Bytes around the data of one tensor, by which it can be read in several shapes: archives
-    within one another, which share the data."""
+    """Holds the bytes around the data of one tensor, which make it readable in several shapes:
+    nested archives that share the data."""
 
     head: bytes
     tail: bytes
     spans: tuple[tuple[int, int], ...]
-    """By shape, (offset from the start of `head`, bytes): the archive that gives it."""
+    """Per shape (offset from the start of `head`, bytes) of the archive in that shape."""
 
 
 def make_framing(dtype: torch.dtype, shapes: Sequence[tuple[int, ...]], *, crc32: int) -> Framing:
-    """Around the data of a contiguous tensor, whose checksum is `crc32`. `shapes`: of equally many
-    elements, the first innermost. The data are the last record of each archive, so that no offset
-    within one needs more than 32 bits."""
+    """Make the framing of a contiguous tensor whose data have the checksum `crc32`. `shapes` have
+    equally many elements, the first innermost. The data are the last record of each archive, so
+    that no offset within one exceeds 32 bits."""
     size = math.prod(shapes[0]) * dtype.itemsize
     heads = [_head(dtype, shape) for shape in shapes]
     shared = _local(_DATA, crc32=crc32, size=size, offset=sum(len(head) for head, _ in heads))
@@ -206,7 +206,7 @@ def _end(directory: bytes, *, count: int, start: int) -> bytes:
 def framing_sizes(
     dtype: torch.dtype, shapes: tuple[tuple[int, ...], ...]
 ) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-    """(bytes before the data, bytes of all, spans as Framing has them)"""
+    """Return (bytes before the data, total bytes, spans as in Framing)."""
     made = make_framing(dtype, shapes, crc32=0)
     return (
         len(made.head),
@@ -216,9 +216,9 @@ def framing_sizes(
 
 
 def parse(head: bytes, tail: bytes, *, size: int, read: Callable[[int, int], bytes]) -> Frame:
-    """Where the tensor of a frame lies. `head`, `tail`: its first and last READ_AHEAD bytes;
-    `size`: of the frame; `read`: (offset within the frame, length) -> bytes, asked where more is
-    wanted. Raises NotFramed for anything but one tensor as torch.save writes it."""
+    """Locate the tensor in a frame. `head` and `tail` are its first and last READ_AHEAD bytes,
+    `size` is that of the frame; `read` maps (offset within the frame, length) to bytes, if more are
+    needed. Raises NotFramed for anything but one tensor as torch.save writes it."""
     try:
         return _parse(head, tail, size=size, read=read)
     except (
@@ -310,7 +310,7 @@ def _data_of(bytes_at: Callable[[int, int], bytes], offset: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """What a pickled tensor says of itself."""
+    """Holds what a pickled tensor says about itself."""
 
     dtype: torch.dtype
     key: str
@@ -329,7 +329,7 @@ class _Described:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows the few names that a pickled tensor uses, and runs none of them."""
+    """Knows the few names that a pickled tensor uses, and executes none of them."""
 
     def find_class(self, module: str, name: str) -> object:
         if module == "torch._utils" and name in (

@@ -1,6 +1,6 @@
-"""Entries of the weight table -> keys of a `torch_dist` checkpoint, with the place of each tensor
-in them. Stock Megatron-Core's model asks for these in `sharded_state_dict`; under which of its
-names depends on its config and its modules, so all names are given."""
+"""Maps entries of the weight table to keys of a `torch_dist` checkpoint, with the place of each
+tensor in them. Stock Megatron-Core's model looks up these keys in `sharded_state_dict`; its config
+and modules decide which name it uses, so all names are given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EXPERT = re.compile(r"\.local_experts\.\d+\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A place in a key's tensor."""
+    """Locates a box in a key's tensor."""
 
     key: str
     offsets: tuple[int, ...]
@@ -33,8 +33,8 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """What is stored in one piece: the Megatron tensor of an entry, or one of the parts that lie in
-    it one after the other."""
+    """Describes what is stored as one piece: the Megatron tensor of an entry, or one of its
+    consecutive parts."""
 
     entry: Entry
     part: int | None
@@ -46,17 +46,17 @@ class Item:
 
     @property
     def frame_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes in which the bytes must be found, as the boxes have them."""
+        """Return the shapes in which the boxes require the bytes."""
         return tuple(dict.fromkeys(box.sizes for box in self.boxes))
 
     @property
     def name(self) -> str:
-        """For people: Megatron's name, with the part."""
+        """Return Megatron's name with the part, for people."""
         return self.entry.megatron if self.part is None else f"{self.entry.megatron} [{self.part}]"
 
 
 def items_of(entry: Entry, table: WeightTable, *, stacked: bool) -> Iterator[Item]:
-    """Of one entry. `stacked`: layers are alike."""
+    """Yield the items of one entry. With `stacked`, layers are alike."""
     parts, whole = megatron_shapes(entry.rule, entry.facts)
     if entry.rule.suffixes:
         for number, (suffix, shape) in enumerate(zip(entry.rule.suffixes, parts, strict=True)):
@@ -117,8 +117,8 @@ def _boxes(
 
 
 def names_of(entry: Entry) -> tuple[str, ...]:
-    """Names under which Megatron's checkpoints hold an entry, with the layer's number, the one of
-    its local modules first; experts are rows of one tensor."""
+    """Return the names of an entry in Megatron's checkpoints, with the layer's number, that of its
+    local modules first; experts are rows of one tensor."""
     plain = _EXPERT.sub(".experts.", entry.megatron)
     mixer = "full" if entry.layer is None else entry.facts.layers[entry.layer].mixer
     fused = fused_names(plain, mixer=mixer)
@@ -126,8 +126,8 @@ def names_of(entry: Entry) -> tuple[str, ...]:
 
 
 def can_stack(table: WeightTable) -> bool:
-    """Whether every layer of the decoder has the same tensors in the same shapes, so that they may
-    be rows of stacked ones."""
+    """Return True if every layer of the decoder has the same tensors in the same shapes, so that
+    they may be rows of stacked ones."""
     by_layer: dict[int, list[object]] = {}
     for entry in table.entries:
         if entry.layer is not None:
@@ -150,14 +150,14 @@ def can_stack(table: WeightTable) -> bool:
 def megatron_shapes(
     rule: Rule, facts: ModelFacts
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """(shapes of the parts, shape of the Megatron tensor), for one layer or expert."""
+    """Return (shapes of the parts, shape of the Megatron tensor) for one layer or expert."""
     disk = [torch.empty(shape, device="meta") for shape in rule.shapes(facts)]
     parts = rule.to_parts(disk, facts)
     return tuple(tuple(part.shape) for part in parts), tuple(rule.fuse(parts, facts).shape)
 
 
 def incomplete(boxes: Iterable[Box]) -> str | None:
-    """The first key whose boxes overlap or leave a gap, with what is wrong; None where every key is
+    """Return the first key whose boxes overlap or leave a gap, with the fault; None if every key is
     covered exactly once."""
     by_key: dict[str, list[Box]] = {}
     for box in boxes:

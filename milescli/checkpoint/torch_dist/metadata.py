@@ -1,6 +1,6 @@
-"""`.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint: which tensor lies
-where. As torch's own writer makes them. Pickles are read by an unpickler that allows only the
-classes it needs."""
+"""Reads and writes `.metadata`, `common.pt` and `metadata.json` of a `torch_dist` checkpoint, which
+locate the tensors, in the form of torch's own writer. Pickles are read by an unpickler that allows
+only the classes it needs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Refused(pickle.UnpicklingError):
 
 
 class _Plain:
-    """In the place of Megatron's own additions, which hold plans of its next save."""
+    """Replaces Megatron's own additions, which hold plans of its next save."""
 
 
 _MEGATRONS = {
@@ -84,15 +84,9 @@ class _PlainUnpickler(pickle.Unpickler):
         return named
 
 
-def require_known_pickles(folder: Path) -> None:
-    """Raises CheckpointError where the checkpoint has no metadata, or one that holds anything but
-    torch's own plain data."""
-    read_metadata(folder)
-
-
 def read_metadata(folder: Path) -> Metadata:
-    """`.metadata`. Raises CheckpointError where there is none, or it holds anything but torch's own
-    plain data."""
+    """Read `.metadata`. Raises CheckpointError if there is none, or if it holds anything but
+    torch's own plain data."""
     path = folder / METADATA_NAME
     try:
         with path.open("rb") as file:
@@ -136,7 +130,7 @@ _CONFIG = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed:
-    """An item in a file."""
+    """Locates an item in a file."""
 
     item: Item
     dtype: torch.dtype
@@ -147,12 +141,13 @@ class Placed:
 
     @property
     def num_bytes(self) -> int:
-        """Frame and data."""
+        """Return the bytes of frame and data."""
         return framing_sizes(self.dtype, self.item.frame_shapes)[1]
 
 
 def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
-    """`.metadata`. `empty`: (file, bytes) that hold the one extra state that all modules share."""
+    """Return the bytes of `.metadata`. `empty` is the (file, bytes) of the one extra state that all
+    modules share."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     storage: dict[MetadataIndex, _StorageInfo] = {}
     for place in placed:
@@ -182,9 +177,9 @@ def make_metadata(placed: Iterable[Placed], *, empty: tuple[str, int]) -> bytes:
 
 
 def extra_states(item: Item) -> Iterator[str]:
-    """Keys under which Megatron asks for the extra state of the module that holds a tensor. Its
-    linear layers have one for the sake of TransformerEngine's, which keep FP8 scales there; norms
-    and attention of TransformerEngine have one too."""
+    """Yield the keys under which Megatron looks for the extra state of a tensor's module. Its
+    linear layers have one for TransformerEngine's, which keep FP8 scales there; norms and attention
+    of TransformerEngine have one too."""
     for box in item.boxes:
         match = _OF_MODULE.match(box.key)
         if match is None:
@@ -198,14 +193,14 @@ def extra_states(item: Item) -> Iterator[str]:
 
 
 def make_extra_state() -> bytes:
-    """That of a module which has none: what Megatron saves for it."""
+    """Return what Megatron saves for a module without extra state."""
     stream = io.BytesIO()
     torch.save([None], stream)
     return stream.getvalue()
 
 
 def make_common() -> bytes:
-    """`common.pt`: nothing but tensors is in the checkpoint. What stood here would stand among the
+    """Return the bytes of `common.pt`, which is empty: anything in it would appear among the
     weights when a bare model is loaded."""
     stream = io.BytesIO()
     torch.save({}, stream)
@@ -213,5 +208,5 @@ def make_common() -> bytes:
 
 
 def make_config() -> bytes:
-    """`metadata.json`"""
+    """Return the bytes of `metadata.json`."""
     return json.dumps(_CONFIG).encode()

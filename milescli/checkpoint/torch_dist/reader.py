@@ -26,7 +26,7 @@ _OPEN_FILES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """A stored piece of a key."""
+    """Describes a stored piece of a key."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -46,12 +46,12 @@ class _Key:
 
 
 class TorchDistReader:
-    """An open checkpoint folder. A context manager. Errors are CheckpointErrors that name key and
+    """Reads an open checkpoint folder. A context manager. Its CheckpointErrors name key and
     file."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError where it is none, or its metadata are not torch's own plain
-        data."""
+        """Open the folder. Raises CheckpointError if it is no checkpoint, or its metadata are not
+        torch's own plain data."""
         self.folder = folder
         self.drops_behind = False
         """What was read is forgotten by the page cache."""
@@ -76,19 +76,19 @@ class TorchDistReader:
         return isinstance(self._metadata.state_dict_metadata.get(key), TensorStorageMetadata)
 
     def names(self) -> list[str]:
-        """Keys of tensors."""
+        """Return the keys of all tensors."""
         return [key for key in self._metadata.state_dict_metadata if key in self]
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Return the shape of the whole tensor."""
         return tuple(self._metadata.state_dict_metadata[key].size)
 
     def dtype(self, key: str) -> torch.dtype:
-        """As the metadata say."""
+        """Return the dtype in the metadata."""
         return self._metadata.state_dict_metadata[key].properties.dtype
 
     def read(self, key: str, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-        """The box at `offsets` of `sizes`, in the dtype in which its first piece is stored."""
+        """Read the box at `offsets` of `sizes`, in the dtype of its first stored piece."""
         stored = self._key(key)
         start, end = (
             np.array(offsets, dtype=np.int64),

@@ -20,15 +20,15 @@ _ROW = re.compile(r"\.experts\.experts\.")
 
 
 class CheckpointWeights:
-    """The weights of one checkpoint under the names of one table."""
+    """Reads the weights of one checkpoint by the names of one table."""
 
     def __init__(self, reader: TorchDistReader, table: WeightTable) -> None:
-        """`reader` stays the caller's."""
+        """Read from `reader`, which the caller closes."""
         self.reader, self.table = reader, table
 
     @cached_property
     def units(self) -> dict[str, list[Entry]]:
-        """Name on disk -> the entries that hold it: one, or one per expert where they are
+        """Map each name on disk to the entries that hold it: one, or one per expert if they are
         stacked."""
         units: dict[str, list[Entry]] = {}
         for entry in self.table.entries:
@@ -37,13 +37,13 @@ class CheckpointWeights:
         return units
 
     def has(self, entry: Entry) -> bool:
-        """Whether the checkpoint holds it (MTP layers may be missing)."""
+        """Return True if the checkpoint holds the entry (MTP layers may be missing)."""
         return all(
             self._box(item) is not None for item in items_of(entry, self.table, stacked=True)
         )
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        """As it is stored."""
+        """Return the stored dtype of an entry."""
         boxes = [self._require(item) for item in items_of(entry, self.table, stacked=True)]
         widest = self.reader.dtype(boxes[0].key)
         for box in boxes[1:]:
@@ -51,8 +51,8 @@ class CheckpointWeights:
         return widest
 
     def disk(self, entry: Entry) -> list[torch.Tensor]:
-        """The disk tensors of an entry; of one expert where they are stacked. Raises
-        CheckpointError where the checkpoint lacks it, is of another model, or is torn."""
+        """Return the disk tensors of an entry, or of one expert if they are stacked. Raises
+        CheckpointError if the checkpoint lacks it, is of another model, or is torn."""
         parts: list[torch.Tensor] = []
         for item in items_of(entry, self.table, stacked=True):
             box = self._require(item)
@@ -63,7 +63,7 @@ class CheckpointWeights:
         return disk
 
     def rows(self, name: str) -> Iterator[torch.Tensor]:
-        """A disk tensor: whole, or row by row where experts are stacked."""
+        """Yield a disk tensor whole, or row by row if experts are stacked."""
         for entry in self.units[name]:
             yield self.disk(entry)[entry.hf.index(name)]
 
@@ -95,8 +95,8 @@ class CheckpointWeights:
 
 
 def single_boxes(item: Item) -> Iterator[Box]:
-    """Keys of Megatron's `singleton_local_shards`: experts by themselves, gate and up by
-    themselves."""
+    """Yield the keys of Megatron's `singleton_local_shards`, which store each expert, and gate and
+    up, separately."""
     entry = item.entry
     halves = (
         entry.rule.fuse is concatenate
@@ -115,8 +115,8 @@ def single_boxes(item: Item) -> Iterator[Box]:
 
 
 def read_hf_tensors(folder: Path, table: WeightTable) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face name, whole tensor) of every weight, in the order of the table. MTP layers come
-    where the checkpoint has them."""
+    """Yield (Hugging Face name, whole tensor) of every weight, in the order of the table; MTP
+    layers only if the checkpoint has them."""
     with TorchDistReader(folder) as reader:
         weights = CheckpointWeights(reader, table)
         for name, entries in weights.units.items():

@@ -31,7 +31,7 @@ FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _TYPES.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupHead:
-    """What is known of a kept group without its tokens."""
+    """Describes a recorded group without its tokens."""
 
     position: int
     """Position of its prompt in the source: unique over a whole run."""
@@ -43,7 +43,7 @@ class GroupHead:
 
 
 def encoded(position: int, group: Group) -> tuple[dict[str, Any], list[bytes]]:
-    """(head, arrays in the order in which the head names them)."""
+    """Return (head, arrays in the order in which the head names them)."""
     parts: list[bytes] = []
     versions = [span.version for sample in group.samples for span in sample.version_spans]
     head = {
@@ -64,8 +64,8 @@ def head_of(head: Mapping[str, Any]) -> GroupHead:
 
 
 def decoded(head: Mapping[str, Any], body: bytes, *, prompt: Prompt) -> Group:
-    """`body`: the arrays, one after the other. Raises KeyError, TypeError or ValueError where it is
-    no group of this prompt."""
+    """Decode a group. `body` holds the arrays, one after the other. Raises KeyError, TypeError or
+    ValueError if it is no group of this prompt."""
     if head["prompt_index"] != prompt.index:
         raise ValueError(f"it is of prompt {head['prompt_index']}, not of {prompt.index}")
     rest = _Arrays(body)

@@ -41,17 +41,17 @@ class Journal(Protocol):
     """Belongs to one event loop, and holds nothing of it up."""
 
     def keep_group(self, position: int, group: Group) -> None:
-        """It is whole: sampled and scored."""
+        """Record a group that is sampled and scored."""
 
     def keep_batch(self, batch: BatchRecord) -> None:
-        """All groups of a step are there."""
+        """Record that all groups of a step are complete."""
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
         """How this step's groups were come by before; None where that is not known, or its prompts
         began elsewhere."""
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
-        """What was sampled for this prompt before, where `step` may train on it."""
+        """Return the group that was sampled for this prompt before, if `step` may train on it."""
 
 
 class NoJournal:

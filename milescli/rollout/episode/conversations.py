@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """A conversation up to a turn of the policy, which is its last message."""
+    """Holds a conversation up to a turn of the policy, which is its last message."""
 
     messages: list[dict[str, Any]]
     tools: str
@@ -87,8 +87,8 @@ class Conversations:
         )
 
     def parted(self, turn: Turn) -> tuple[str, str]:
-        """Text of a response with its special tokens, and that of the special token that ended it;
-        empty where none did."""
+        """Return a response's text with its special tokens, and the special token that ended it, or
+        an empty text."""
         ids, last = turn.response_ids, turn.response_ids[-1]
         if turn.stop_reason is StopReason.STOP and last in self.tokenizer.special_ids:
             return self._text(ids[:-1]), self._text(ids[-1:])

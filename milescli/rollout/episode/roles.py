@@ -49,8 +49,8 @@ def conversation_of(
 
 
 def told_whole(turns: Sequence[RoleTurn]) -> str:
-    """An episode as JSON, for a reward that reads all of it: `[{"role": name, "content": text},
-    ...]`."""
+    """Return an episode as JSON, for a reward that reads all of it: `[{"role": name, "content":
+    text}, ...]`."""
     said = [{"role": turn.role, "content": turn.message["content"]} for turn in turns]
     return json.dumps(said, ensure_ascii=False)
 

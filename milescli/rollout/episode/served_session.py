@@ -8,7 +8,7 @@ from milescli.rollout.base import Door, Session
 
 
 class Served:
-    """A session that may have a door. See milescli.rollout.base.Session."""
+    """Implements milescli.rollout.base.Session for a session that may be served at a URL."""
 
     door: Door | None = None
     """None: it is not had by HTTP."""

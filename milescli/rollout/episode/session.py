@@ -40,7 +40,7 @@ Decode = Callable[[Iterable[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatForm:
-    """How messages become tokens, and a response a message."""
+    """Says how messages become tokens, and a response a message."""
 
     tokenizer: ChatTokenizer
     parser: ReplyParser | None = None
@@ -51,7 +51,7 @@ class ChatForm:
 
 @dataclass(slots=True)
 class _Line:
-    """A trajectory while it grows."""
+    """Holds a trajectory while it grows."""
 
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     loss_mask: bytearray = field(default_factory=bytearray)
@@ -310,7 +310,7 @@ class RecordingSession(Served):
 
     @property
     def guesses(self) -> Guesses:
-        """What engines guessed ahead, over all turns."""
+        """Return the engines' speculation counts over all turns."""
         done = (call.completion for call in self._calls if call.completion is not None)
         return sum((completion.guesses for completion in done), NO_GUESSES)
 
@@ -380,7 +380,8 @@ def _line_of(lines: list[_Line], tokens: array[int], role: str | None) -> _Line:
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
-    """31 bits; the first turn's is the sample's own. `turn`: or a role, of a model of its own."""
+    """Return a seed of 31 bits; the first turn's is the sample's own. `turn` may be a role with a
+    model of its own."""
     if turn == 0:
         return seed
     digest = hashlib.blake2b(f"{seed}/{turn}".encode(), digest_size=4).digest()

@@ -29,7 +29,7 @@ class KeptReplies:
     """Replies on disk by what was asked, so that who is stopped need not ask, and pay, again."""
 
     def __init__(self, file: Path) -> None:
-        """`file`: read where it is there; a last line that was cut off is taken away."""
+        """Read `file` if it exists, and remove an incomplete last line."""
         self._file = file
         self._by_request: dict[str, Reply] = {}
         if not file.exists():
@@ -46,7 +46,7 @@ class KeptReplies:
         return len(self._by_request)
 
     def of(self, request: str) -> Reply | None:
-        """None: it was not asked yet."""
+        """Return the recorded reply; None if it was not requested yet."""
         return self._by_request.get(request)
 
     def add(self, request: str, reply: Reply) -> None:
@@ -69,7 +69,7 @@ class EndpointEpisodes:
     def __init__(
         self, recipe: Recipe, *, endpoint: Endpoint, model: str, scorer: Scoring, kept: KeptReplies
     ) -> None:
-        """`model`: as the endpoint calls it."""
+        """Evaluate `model`, by its name at the endpoint."""
         evaluation, rollout = recipe.eval, recipe.rollout
         self._endpoint, self._scorer, self._kept = endpoint, scorer, kept
         self._settings: dict[str, Any] = {
@@ -111,7 +111,7 @@ class EndpointEpisodes:
         return await score_alone(self._scorer, prompt, sample)
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """As Episodes does."""
+        """Score the samples as Episodes does."""
         return await score_together(self._scorer, prompt, samples)
 
     def _read(self, reply: Any) -> Reply:
@@ -133,7 +133,7 @@ class EndpointEpisodes:
 
 
 def endpoint_of(url: str, settings: EndpointSettings) -> Endpoint:
-    """Who is asked. Raises RecipeError where the environment has no key."""
+    """Return the endpoint to query. Raises RecipeError if the environment lacks the key."""
     return Endpoint(
         asker="the evaluation",
         section=SECTION,
@@ -173,7 +173,7 @@ async def served_model(endpoint: Endpoint, wanted: str | None) -> str:
 
 
 def extra_fields(settings: EndpointSettings) -> Mapping[str, Any]:
-    """Of `eval.endpoint.extra`. Raises RecipeError."""
+    """Return the fields of `eval.endpoint.extra`. Raises RecipeError."""
     fields = {}
     for text in settings.extra:
         name, sign, value = text.partition("=")

@@ -45,7 +45,8 @@ def scores_of(
     domains: Mapping[int, str] | None = None,
     seed: int = 0,
 ) -> Scores:
-    """`ks`: each at most the samples of any prompt. `domains`: by the index of a prompt."""
+    """Compute the scores. Each of `ks` is at most the samples of any prompt. `domains` maps the
+    index of a prompt to its domain."""
     rewards = {group.prompt.index: fmean(group.rewards) for group in groups}
     fewest = min(len(group.samples) for group in groups)
     per_prompt: dict[str, list[float]] = {f"avg@{fewest}": list(rewards.values())}
@@ -71,7 +72,7 @@ def scores_of(
 
 
 def is_right(reward: float) -> bool:
-    """What pass@k and maj@k count."""
+    """Return True if pass@k and maj@k count the reward as correct."""
     return reward > 0
 
 

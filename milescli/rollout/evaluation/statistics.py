@@ -17,7 +17,7 @@ _CHUNK = 2**22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over prompts, and how far chance in the choice of prompts may have moved it."""
+    """Holds a mean over prompts, and its uncertainty from the choice of prompts."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A's mean less B's, over the same prompts."""
+    """Holds A's mean less B's over the same prompts."""
 
     estimate: Estimate
     p_value: float
@@ -49,7 +49,7 @@ def pass_at(k: int, *, num_samples: int, num_right: int) -> float:
 
 
 def doublings(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
+    """Return 1, 2, 4, ... up to `most`."""
     return [2**power for power in range(most.bit_length())]
 
 
@@ -107,8 +107,8 @@ def _means(values: Sequence[float], seed: int):
 
 
 def compared(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> Difference:
-    """A paired test of two models on the same prompts, one number of each for each prompt. Where
-    all are 0 or 1, McNemar's; else by bootstrap."""
+    """Test two models on the same prompts, pairwise, with one number of each per prompt. If all are
+    0 or 1 the test is McNemar's, else a bootstrap."""
     assert len(a) == len(b) and a, (len(a), len(b))
     gains = [one - other for one, other in zip(a, b, strict=True)]
     better, worse = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
@@ -124,8 +124,8 @@ def compared(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> Differ
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Two-sided p of the exact test: of the prompts that one of two models alone gets right, each
-    would get half (McNemar 1947; the binomial in the place of chi-squared)."""
+    """Return the two-sided p of the exact test: of the prompts that exactly one of two models gets
+    right, each would get half (McNemar 1947; the binomial instead of chi-squared)."""
     num, fewer = only_a + only_b, min(only_a, only_b)
     tail = sum(math.comb(num, count) for count in range(fewer + 1))
     return min(1.0, float(Fraction(2 * tail, 2**num)))
@@ -145,7 +145,7 @@ def _p_of_mean(gains: Sequence[float], seed: int) -> float:
 
 
 def in_words(difference: Difference, *, a: str, b: str) -> str:
-    """A plain sentence on who is better, and how sure that is."""
+    """Return a plain sentence on who is better, and how certain that is."""
     estimate, alpha = difference.estimate, 1 - LEVEL
     test = "McNemar's exact test" if difference.test == "mcnemar" else "a paired bootstrap"
     facts = (

@@ -25,7 +25,7 @@ class Form(Enum):
 
 
 def form_of(reward: object) -> Form:
-    """SINGLE where it takes anything."""
+    """Return the form of a reward; SINGLE if it accepts anything."""
     target = reward.__init__ if inspect.isclass(reward) else reward  # type: ignore[misc]
     names = set(inspect.signature(target).parameters)  # type: ignore[arg-type]
     return next((form for form in Form if names >= set(form.value)), Form.SINGLE)
@@ -39,13 +39,13 @@ def _reward_of(path: str, timeout_s: float) -> Any:
 
 
 def score(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
-    """A float, or one for each response. `timeout_s`: what the reward is told, where it has
-    `within`. Raises what the reward raises; TypeError or ValueError where it gives no numbers."""
+    """Return a float, or one for each response. `timeout_s` is passed to a reward with `within`.
+    Raises what the reward raises; TypeError or ValueError if it returns no numbers."""
     return _numbers(_reward_of(path, timeout_s)(**asked), asked)
 
 
 async def score_async(path: str, timeout_s: float, asked: Mapping[str, Any]) -> Any:
-    """As `score`, of an `async def`."""
+    """Score like `score`, with an `async def`."""
     return _numbers(await _reward_of(path, timeout_s)(**asked), asked)
 
 

@@ -27,7 +27,7 @@ Label = str | None
 
 
 class Labelled(Protocol):
-    """A prompt or a row of a file."""
+    """Describes a prompt or a row of a file with a label."""
 
     @property
     def index(self) -> int:

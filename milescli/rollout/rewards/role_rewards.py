@@ -16,7 +16,7 @@ class ByRole:
     """The episode's reward is another's matter; roles have rewards of their own."""
 
     def __init__(self, episodes: Scoring, roles: Mapping[str, Scoring]) -> None:
-        """`roles`: by name, those that have one."""
+        """Score `roles`, by name, that have a reward of their own."""
         self._episodes, self.roles = episodes, roles
 
     def of(self, prompt: Prompt) -> Scoring:
@@ -53,8 +53,8 @@ async def score_roles_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> 
 async def score_roles_together(
     scorer: Scoring, prompt: Prompt, samples: list[Sample]
 ) -> list[Sample]:
-    """All samples of one prompt, in order, with the rewards of roles that could not be had of one
-    alone. Raises RewardError."""
+    """Score all samples of one prompt, in order, including rewards of roles that need all of them.
+    Raises RewardError."""
     lacking = [_asked(scorer, sample) for sample in samples]
     for role in dict.fromkeys(role for asked in lacking for role in asked):
         places = [place for place, asked in enumerate(lacking) if role in asked]

@@ -57,7 +57,7 @@ class Profiler:
         """Refuse a request that an earlier attempt left: whoever waits for it learns that."""
         self._run, self._trainer, self._engines, self._bus = run, trainer, engines, bus
         self._active: _Active | None = None
-        if files.is_asked(run) and (old := files.take(run)) is not None:
+        if files.is_pending(run) and (old := files.take(run)) is not None:
             ended = State(progress=Progress.ENDED, first_step=0, last_step=0)
             files.write_state(run, old.number, ended)
 
@@ -65,7 +65,7 @@ class Profiler:
         """`step` steps are done, and the next one has not begun. `loop`: who says so."""
         active = self._active
         if active is None:
-            if files.is_asked(self._run):
+            if files.is_pending(self._run):
                 await self._begin(step, loop)
         elif active.loop is loop:
             is_over = step >= active.state.first_step - 1 + active.request.steps

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 Advantage = Union[float, "Sequence[np.ndarray]"]
-"""Of one sample: a number, which all of its tokens share, or for each of its trajectories
-[num_tokens]."""
+"""The advantage of one sample: a number, which all of its tokens share, or for each of its
+trajectories [num_tokens]."""
 AdvantageRows = Sequence[Sequence[Advantage]]
 """[groups][samples of the group]"""
 
 
 class AdvantageEstimator(Protocol):
-    """A plug-in of `train.advantage`. An attribute `needs_greedy = True` asks for
+    """Defines a plug-in of `train.advantage`. An attribute `needs_greedy = True` requests
     `Group.greedy_reward`."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Train) -> AdvantageRows:
@@ -34,8 +34,8 @@ class AdvantageEstimator(Protocol):
 def estimate(
     estimator: AdvantageEstimator, groups: Sequence[Group], *, settings: Train
 ) -> AdvantageRows:
-    """What the estimator says, of each role that has a reward of its own by itself. Raises
-    RecipeError where that is not one finite number a sample."""
+    """Return the estimator's advantages, computed separately for each role with a reward of its
+    own. Raises RecipeError if they are not one finite number per sample."""
     if has_role_rewards(groups):
         return _by_role(estimator, groups, settings=settings)
     return _estimated(estimator, groups, settings=settings)

@@ -38,7 +38,7 @@ def grpo(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
 
 
 def std_of(values: Sequence[float]) -> float:
-    """The sample standard deviation; 0 of a single value."""
+    """Return the sample standard deviation; 0 for a single value."""
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
@@ -117,8 +117,8 @@ def pass_at_k(*, groups: Sequence[Group], settings: Train) -> list[list[float]]:
         if not spread:
             rows.append([0.0] * count)
             continue
-        beside_wrong = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
-        right_value, wrong_value = fails / spread, (fails - beside_wrong) / spread
+        fails_given_wrong = math.comb(wrong - 1, k - 1) / math.comb(count - 1, k - 1)
+        right_value, wrong_value = fails / spread, (fails - fails_given_wrong) / spread
         rows.append([right_value if reward > 0 else wrong_value for reward in group.rewards])
     return rows
 
@@ -182,8 +182,9 @@ def turns(*, groups: Sequence[Group], settings: Train) -> list[list[list[np.ndar
 
 
 def returns_of(sample: Sample, *, gamma: float) -> dict[tuple[int, int], float]:
-    """By (trajectory, turn): what came from that turn on, in its trajectory. What the sample's
-    reward is beyond the rewards of turns comes at the end of each trajectory."""
+    """Map each (trajectory, turn) to its return: the discounted rewards from that turn on in its
+    trajectory. The part of the sample's reward that exceeds the rewards of turns comes at the end
+    of each trajectory."""
     rewards = [
         [_sum_of(trajectory, span) for span in _turns(trajectory)]
         for trajectory in sample.trajectories

@@ -1,5 +1,5 @@
-"""Weights for what the trainer's policy and the one that sampled do not agree on.
-`train.correction.kind` names one: built in here, an entry point, or an import path."""
+"""Corrects for the difference between the trainer's policy and the one that sampled.
+`train.correction.kind` names a correction: built in here, an entry point, or an import path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """[S] each, of the positions of this rank."""
+    """Holds the weights and figures of a correction, [S] each, at the positions of this rank."""
 
     weights: torch.Tensor
     """The surrogate's loss of each token is multiplied by it. The divisor of the mean stays."""
@@ -27,7 +27,8 @@ class Correction:
 
 
 class CorrectionFn(Protocol):
-    """A plug-in of `train.correction.kind`. Called once a step, with all tokens of this rank."""
+    """Defines a plug-in of `train.correction.kind`. It is called once a step, with all tokens of
+    this rank."""
 
     def __call__(
         self, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
@@ -39,7 +40,7 @@ class CorrectionFn(Protocol):
 def corrected(
     correction: CorrectionFn, *, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
 ) -> Correction:
-    """What the correction says. Raises RecipeError where that is not a weight for each position."""
+    """Call the correction. Raises RecipeError if it does not return a weight for each position."""
     made = correction(log_ratio=log_ratio, tokens=tokens, settings=settings)
     values = made.weights if isinstance(made, Correction) else None
     require_each(correction, values, made, kind="correction", of="weights", count=len(log_ratio))

@@ -34,21 +34,21 @@ def importance(*, log_ratio: torch.Tensor, tokens: PackedTokens, settings: Train
     if rule.normalize:
         mean = _mean(weights, tokens, by_token=rule.level == "token")
         weights = weights / mean.clamp(min=_SMALLEST_MEAN)
-    is_kept = torch.ones_like(tokens.loss_mask)
+    is_accepted = torch.ones_like(tokens.loss_mask)
     if rule.veto is not None:
         is_low = (log_ratio.exp() < rule.veto) & tokens.loss_mask
-        is_kept &= tokens.spread(tokens.sum_by_sequence(is_low)) == 0
+        is_accepted &= tokens.spread(tokens.sum_by_sequence(is_low)) == 0
     if rule.reject_level != "none":
         judged = _ratio(log_ratio, rule.reject_level, tokens)
-        is_kept &= _is_within(judged, rule.reject_low, rule.reject_high)
+        is_accepted &= _is_within(judged, rule.reject_low, rule.reject_high)
     return Correction(
-        weights=weights * is_kept,
+        weights=weights * is_accepted,
         figures={
             "correction_ratio": ratio,
             "correction_bounded": (weights == 0).float()
             if rule.mode == "mask"
             else (~_is_within(ratio, rule.low, rule.high)).float(),
-            "correction_rejected": (~is_kept).float(),
+            "correction_rejected": (~is_accepted).float(),
         },
     )
 

@@ -1,5 +1,5 @@
-"""What an optimizer step can minimise, by name. `train.objective` names one: built in here, an
-entry point, or an import path to a factory `(recipe) -> Objective`."""
+"""Loads objectives by name: what an optimizer step minimises. `train.objective` names one: built in
+here, an entry point, or an import path to a factory `(recipe) -> Objective`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
-    """The objective that `name` names, made for `recipe`. Raises RecipeError where it, or a piece
-    of it, cannot be had or is none."""
+    """Make the objective called `name` for `recipe`. Raises RecipeError if the objective or one of
+    its pieces cannot be loaded or does not fit."""
     factory = cast("Callable[..., Objective[Any]]", OBJECTIVES.resolve(name))
     with OBJECTIVES.guarded(name):
         objective = factory(recipe=recipe)
@@ -43,8 +43,8 @@ def load_objective(name: str, recipe: Recipe) -> Objective[Any]:
 
 
 def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
-    """As `load_objective`, for the driver: one of the user's makes its sequences, and keeps its
-    state, in a process of its own."""
+    """Make an objective for the driver, like `load_objective`. A user's objective makes its
+    sequences and keeps its state in a process of its own."""
     objective = load_objective(name, recipe)
     if name in OBJECTIVES.builtin:
         return objective
@@ -61,8 +61,8 @@ def load_in_driver(name: str, recipe: Recipe) -> Objective[Any]:
 def sequences_from(
     objective: Objective[Any], items: Sequence[Any], *, name: str
 ) -> list[TrainSequence]:
-    """What the objective that `name` names learns from `items`. Raises RecipeError where it cannot
-    be packed."""
+    """Return the sequences that the objective called `name` makes of `items`. Raises RecipeError if
+    they cannot be packed."""
     sequences = objective.sequences(items)
     names = set(sequences[0].streams) if sequences else set()
     for number, sequence in enumerate(sequences):

@@ -29,9 +29,10 @@ from milescli.workers.isolated import resolve_isolated
 
 
 class EntropyControl:
-    """c rises by `entropy_delta` after a step whose entropy is below `entropy_target`, else falls;
-    it stays between 0 and `entropy_max`, and acts only while the entropy is below the target
-    (Skywork-OR1, arXiv 2505.22312). Without a target, c is `entropy_coef`."""
+    """Adapts the weight c of the entropy bonus. c rises by `entropy_delta` after a step whose
+    entropy is below `entropy_target`, else falls; it stays between 0 and `entropy_max`, and acts
+    only while the entropy is below the target (Skywork-OR1, arXiv 2505.22312). Without a target, c
+    is `entropy_coef`."""
 
     def __init__(self, settings: Train) -> None:
         self._settings = settings
@@ -40,18 +41,18 @@ class EntropyControl:
 
     @property
     def weight(self) -> float:
-        """Weight of the entropy bonus in the next step."""
+        """Return the weight of the entropy bonus in the next step."""
         return self._coef if self._is_low else 0.0
 
     @property
     def state(self) -> dict[str, float]:
-        """All that changes."""
+        """Return everything that changes from step to step."""
         if self._settings.entropy_target is None:
             return {}
         return {"entropy_coef": self._coef, "entropy_is_low": float(self._is_low)}
 
     def observe(self, entropy: float | None) -> None:
-        """`entropy`: nats, mean over the trained tokens of the step."""
+        """Update the weight. `entropy` is the mean over the trained tokens of the step, in nats."""
         target, delta = self._settings.entropy_target, self._settings.entropy_delta
         if target is None or entropy is None:
             return
@@ -60,7 +61,7 @@ class EntropyControl:
         self._coef = min(max(moved, 0.0), self._settings.entropy_max)
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from what `state` said."""
+        """Restore what `state` returned."""
         self._coef = state.get("entropy_coef", self._coef)
         self._is_low = bool(state.get("entropy_is_low", self._is_low))
 
@@ -74,8 +75,8 @@ _SHOWN = "figure."
 
 
 class Policy:
-    """An Objective over scored groups. Derive from it, or hand it pieces, for an algorithm of your
-    own."""
+    """Implements Objective over scored groups. Derive from it, or pass it pieces, for an algorithm
+    of your own."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Policy:
         correction: CorrectionFn | None = None,
         aggregation: Aggregation | None = None,
     ) -> None:
-        """Pieces that are not given are those that the recipe names."""
+        """Use the given pieces, and those that the recipe names for the others."""
         self.settings = train = _filled_in(recipe)
         self.advantage = advantage or resolve_isolated(ADVANTAGES, train.advantage)
         self.credit = credit or CREDITS.load(train.credit)
@@ -117,7 +118,7 @@ class Policy:
         """Each token has what the driver gave its sample."""
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
-        """One for each trajectory; a group's are never parted by updates."""
+        """Return one sequence per trajectory; updates never split a group."""
         rows = estimate(self.advantage, items, settings=self.settings)
         has_turn_rewards = not self.credits_samples and any(
             trajectory.rewards is not None
@@ -191,7 +192,7 @@ class Policy:
             yield made
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Advantages of tokens from those of samples, then what needs the whole step."""
+        """Spread the samples' advantages over tokens, then compute what needs the whole step."""
         made_here = not self.credits_samples or self.kl_in_reward or self.settings.whiten
         if made_here or self.is_taught:
             tokens[Stream.ADVANTAGE] = self._advantages(tokens)
@@ -287,9 +288,9 @@ class Policy:
         return TokenLoss(loss=loss, figures=figures)
 
     def truncate_mismatch(self) -> bool:
-        """Weigh each token's loss by trainer / engine from now on, at most `TRUNCATION`. False
-        where the policy ratio is to the engine's log-probs, or the recipe names a correction:
-        nothing changes then."""
+        """Weight each token's loss by trainer / engine from now on, at most `TRUNCATION`. Returns
+        False and changes nothing if the policy ratio is relative to the engine's log-probs, or if
+        the recipe names a correction."""
         if self.old is Stream.ENGINE or self.correction is not None:
             return False
         self.truncation = TRUNCATION
@@ -297,16 +298,16 @@ class Policy:
 
     @property
     def state(self) -> dict[str, float]:
-        """See `Adapting`."""
+        """Return the entropy control's state (`Adapting`)."""
         truncation = {} if self.truncation is None else {"truncation": self.truncation}
         return {**self.entropy.state, **truncation}
 
     def observe(self, report: StepReport) -> None:
-        """See `Adapting`."""
+        """Adapt the entropy weight to a step's report (`Adapting`)."""
         self.entropy.observe(report.figures.get("entropy"))
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """See `Adapting`."""
+        """Restore what `state` returned (`Adapting`)."""
         self.entropy.restore(state)
         self.truncation = state.get("truncation")
 
@@ -321,8 +322,8 @@ class Policy:
 
 
 def whitened(values: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
-    """[S] (x - mean) / std over the trained tokens of the step, on all ranks (REINFORCE++, arXiv
-    2501.03262); the std is that of a sample (n - 1)."""
+    """Return [S] (x - mean) / std over the trained tokens of the step on all ranks (REINFORCE++,
+    arXiv 2501.03262); the std is the sample's (n - 1)."""
     centred = values - tokens.reduce(values, "mean")
     count = tokens.reduce(torch.ones_like(values), "sum")
     variance = tokens.reduce(centred.square(), "sum") / (count - 1.0).clamp(min=1.0)

@@ -22,19 +22,19 @@ _GOOD, _BAD, _MISMATCHED = 1.0, -1.0, 0.0
 
 
 class Kto:
-    """An Objective over judged responses; a pair is two of them. How far the policy is from the
-    reference is estimated, as in the paper, by responses of the step beside prompts of other rows:
-    they are scored, and nothing is learned of them."""
+    """Implements Objective over judged responses; a pair counts as two. As in the paper, the
+    policy's divergence from the reference is estimated on mismatched examples, which join responses
+    of the step to prompts of other rows; they are scored and not trained on."""
 
     needs = frozenset({Stream.OLD, Stream.REFERENCE})
     takes = "pairs"
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """`train.preference` of the recipe sets the weights."""
+        """Take the weights from `train.preference` of the recipe."""
         self.settings = recipe.train.preference
 
     def sequences(self, items: Sequence[Pair]) -> list[TrainSequence]:
-        """One for each side, then the mismatched ones."""
+        """Return one sequence for each side, then the mismatched ones."""
         judged = [
             (side, _GOOD if side is pair.chosen else _BAD) for pair in items for side in pair.sides
         ]
@@ -43,12 +43,13 @@ class Kto:
             for number, (side, kind) in enumerate(judged)
         ]
         return made + [
-            _sequence(_beside(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
+            _sequence(_joined(prompt, other), kind=_MISMATCHED, number=number, weighs=False)
             for number, (prompt, other) in enumerate(_mismatched(items))
         ]
 
     def complete(self, tokens: PackedTokens) -> None:
-        """The estimate of the KL: mean over the mismatched of log pi - log pi_ref, 0 at least."""
+        """Estimate the KL: the mean of log pi - log pi_ref over the mismatched sequences, at least
+        0."""
         count = tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
         is_mismatched = tokens[_KIND] == _MISMATCHED
         share = torch.where(is_mismatched, 1.0, 0.0) * tokens.spread(1.0 / count)
@@ -58,7 +59,8 @@ class Kto:
         tokens[_BASELINE] = torch.ones_like(share) * baseline
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """weight * (1 - sigmoid(+-beta (reward - baseline))), spread over a response's tokens."""
+        """Compute weight * (1 - sigmoid(+-beta (reward - baseline))), spread over a response's
+        tokens."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings, count = self.settings, tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
         score = tokens.sum_by_sequence(tokens.logprobs - tokens[Stream.REFERENCE])
@@ -103,7 +105,7 @@ def _mismatched(items: Sequence[Pair]) -> list[tuple[Trajectory, Trajectory]]:
     ]
 
 
-def _beside(prompt: Trajectory, other: Trajectory) -> Trajectory:
+def _joined(prompt: Trajectory, other: Trajectory) -> Trajectory:
     """The prompt of one with the response of the other."""
     start, begin = (side.loss_mask.index(1) for side in (prompt, other))
     return Trajectory(
@@ -119,25 +121,25 @@ _MEAN_OF_SIDES = ("ipo", *REFERENCE_FREE)
 
 
 def objective(*, recipe: Recipe) -> Pairs | Kto:
-    """The one that `train.preference.loss` names."""
+    """Make the objective that `train.preference.loss` names."""
     return Kto(recipe=recipe) if recipe.train.preference.loss == "kto" else Pairs(recipe=recipe)
 
 
 class Pairs:
-    """An Objective over pairs. In a microbatch a chosen response stands right before the rejected
-    one of its pair: packing keeps units whole and in order."""
+    """Implements Objective over pairs. In a microbatch a chosen response stands right before the
+    rejected one of its pair, since packing keeps units whole and in order."""
 
     takes = "pairs"
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """`train.preference` of the recipe says which loss."""
+        """Take the loss from `train.preference` of the recipe."""
         self.settings = settings = recipe.train.preference
         self.compares = settings.loss not in REFERENCE_FREE
         live = self.compares and not recipe.caches_reference
         self.needs = frozenset({Stream.REFERENCE} if live else ())
 
     def sequences(self, items: Sequence[Pair]) -> list[TrainSequence]:
-        """Two for each pair, which are one unit."""
+        """Return two sequences per pair, which form one unit."""
         return [sequence for pair in items for sequence in self._of_pair(pair)]
 
     def _of_pair(self, pair: Pair) -> Iterator[TrainSequence]:
@@ -147,10 +149,10 @@ class Pairs:
             yield side_sequence(side, pair, place, share=0.5)
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Nothing is missing."""
+        """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """The pair's loss, spread evenly over the trained tokens of both sides."""
+        """Compute the pair's loss, spread evenly over the trained tokens of both sides."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         settings, count = self.settings, tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
         policy = tokens.sum_by_sequence(tokens.logprobs)
@@ -183,7 +185,7 @@ class Pairs:
 
 
 def side_sequence(side: Trajectory, pair: Pair, place: int, *, share: float) -> TrainSequence:
-    """One side of a pair, with the reference's log-probs where they are known."""
+    """Return the sequence of one side of a pair, with the reference's log-probs if known."""
     streams: Mapping[str, np.ndarray] = {}
     if pair.references:
         streams = {Stream.REFERENCE: np.frombuffer(pair.references[place], np.float32)}
@@ -204,34 +206,35 @@ def _figures(
 
 
 def sigmoid(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
-    """[pairs] DPO (arXiv 2305.18290, eq. 7); with `label_smoothing` conservative DPO."""
+    """Return [pairs] the loss of DPO (arXiv 2305.18290, eq. 7), or of conservative DPO with
+    `label_smoothing`."""
     return _smoothed(settings.beta * (chosen - rejected), settings)
 
 
 def hinge(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
-    """[pairs] SLiC-HF's hinge on DPO's reward (arXiv 2309.06657, eq. 8)."""
+    """Return [pairs] SLiC-HF's hinge loss on DPO's reward (arXiv 2309.06657, eq. 8)."""
     return relu(1.0 - settings.beta * (chosen - rejected))
 
 
 def ipo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
-    """[pairs] IPO (arXiv 2310.12036, eq. 17), of log-probs per token."""
+    """Return [pairs] the loss of IPO (arXiv 2310.12036, eq. 17) on log-probs per token."""
     return (chosen - rejected - 0.5 / settings.beta).square()
 
 
 def simpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
-    """[pairs] SimPO (arXiv 2405.14734, eq. 6)."""
+    """Return [pairs] the loss of SimPO (arXiv 2405.14734, eq. 6)."""
     return _smoothed(settings.beta * (chosen - rejected) - settings.gamma, settings)
 
 
 def orpo(chosen: torch.Tensor, rejected: torch.Tensor, settings: Preference) -> torch.Tensor:
-    """[pairs] the odds ratio of ORPO (arXiv 2403.07691, eq. 6 and 7), times beta; the imitation of
-    the chosen response stands beside it."""
+    """Return [pairs] ORPO's odds-ratio loss (arXiv 2403.07691, eq. 6 and 7) times beta; the caller
+    adds the imitation of the chosen response."""
     odds = (chosen - log_not(chosen)) - (rejected - log_not(rejected))
     return -settings.beta * logsigmoid(odds)
 
 
 def log_not(logprob: torch.Tensor) -> torch.Tensor:
-    """log(1 - exp(x)) for x < 0, without loss of digits."""
+    """Compute log(1 - exp(x)) for x < 0 without loss of precision."""
     logprob = logprob.clamp(max=-1e-7)
     small = torch.log1p(-logprob.exp())
     return torch.where(logprob > -0.6931, torch.log(-torch.expm1(logprob)), small)

@@ -23,18 +23,18 @@ about it."""
 
 
 class RewardModel:
-    """An Objective over pairs, of a model that gives scores."""
+    """Implements Objective over pairs, for a model that gives scores."""
 
     needs: frozenset[Stream] = frozenset()
     takes = "pairs"
     of_scores = True
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """`train.reward_model` of the recipe."""
+        """Take the settings from `train.reward_model` of the recipe."""
         self.settings = recipe.train.reward_model
 
     def sequences(self, items: Sequence[Pair]) -> list[TrainSequence]:
-        """Two for each pair, the chosen one first, which are one unit."""
+        """Return two sequences per pair, the chosen one first, which form one unit."""
         made = []
         for pair in items:
             assert len(pair.sides) == 2, f"row {pair.index + 1} is no pair"
@@ -44,10 +44,11 @@ class RewardModel:
         return made
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Nothing is missing."""
+        """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """-log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 of the pair."""
+        """Compute -log sigmoid(chosen - rejected - margin) + center * (chosen + rejected)^2 of each
+        pair."""
         assert tokens.scores is not None, "a reward model gives scores"
         scores = tokens.sum_by_sequence(tokens.scores)
         chosen, rejected = scores.view(-1, 2).unbind(1)
@@ -76,7 +77,7 @@ class RewardModel:
 
 
 def scored_sequence(token_ids: Sequence[int], *, group: int, margin: float = 0.0) -> TrainSequence:
-    """A line of tokens whose score is read when all of it was."""
+    """Return a sequence whose score is read at its last token."""
     tokens = np.asarray(token_ids, np.int32)
     mask = np.zeros(len(tokens) + 1, np.bool_)
     mask[-1] = True
@@ -91,26 +92,26 @@ def scored_sequence(token_ids: Sequence[int], *, group: int, margin: float = 0.0
 
 
 class Value:
-    """An Objective of a model that gives scores, on the tokens of another objective's step: VALUES
-    and RETURNS are there."""
+    """Implements Objective for a model that gives scores, on the tokens of another objective's
+    step, which has set VALUES and RETURNS."""
 
     needs: frozenset[Stream] = frozenset()
     of_scores = True
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """`train.critic` of the recipe."""
+        """Take the settings from `train.critic` of the recipe."""
         self.settings = recipe.train.critic
 
     def sequences(self, items: Sequence[Group]) -> list[TrainSequence]:
-        """The policy's are taken."""
+        """Fail: the critic trains on the policy's sequences."""
         raise NotImplementedError("a critic learns from the tokens of the policy's step")
 
     def complete(self, tokens: PackedTokens) -> None:
-        """The policy's objective has made what is needed."""
+        """Do nothing: the policy's objective has set the streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped lies within `clip` of the value before
-        the step."""
+        """Compute 0.5 max((V - R)^2, (V_clipped - R)^2); V_clipped lies within `clip` of the value
+        before the step."""
         assert tokens.scores is not None, "a critic gives scores"
         returns, before = tokens[Stream.RETURNS], tokens[Stream.VALUES]
         error = (tokens.scores - returns).square()

@@ -17,16 +17,16 @@ from milescli.train.streams import Stream
 
 
 class Supervised:
-    """An Objective over trajectories that somebody else made. Mean over all tokens on the masks."""
+    """Implements Objective over demonstrations: the mean loss over all tokens on their masks."""
 
     needs: frozenset[Stream] = frozenset()
     takes = "chats"
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """Nothing of the recipe changes it."""
+        """Accept the recipe, none of whose settings matter here."""
 
     def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
-        """One for each trajectory."""
+        """Return one sequence per trajectory."""
         return [
             sequence_of(
                 trajectory,
@@ -39,10 +39,10 @@ class Supervised:
         ]
 
     def complete(self, tokens: PackedTokens) -> None:
-        """Nothing is missing."""
+        """Do nothing: the loss needs no more streams."""
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """-log pi(token)."""
+        """Compute -log pi(token)."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         return TokenLoss(loss=-tokens.logprobs, figures={"entropy": Figure(tokens.entropy)})
 
@@ -52,37 +52,36 @@ _MOST = -1e-7
 float32."""
 
 BY_CANDIDATES = frozenset({Stream.CANDIDATES, Stream.TEACHER})
-"""What `divergence` needs."""
+"""Streams that `divergence` needs."""
 
 
 def needs_of(settings: Distill) -> frozenset[Stream]:
-    """What the ranks compute before the loss of a policy; what served teachers say comes with the
-    samples."""
+    """Return the streams that the ranks compute for a policy's distillation loss; the figures of
+    served teachers come with the samples."""
     if not settings.teachers:
         return frozenset()
     compared = {Stream.OLD} if settings.kl == "sampled" else set()
-    said = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
-    return frozenset(compared if settings.is_served else compared | said)
+    teacher_streams = {Stream.TEACHER} if settings.kl == "sampled" else BY_CANDIDATES
+    return frozenset(compared if settings.is_served else compared | teacher_streams)
 
 
-def streams_of(said: TeacherTokens) -> dict[str, np.ndarray]:
-    """What a teacher said of a sequence, as the streams of `needs_of`."""
-    logprobs = np.frombuffer(said.logprobs, np.float32)
-    if not said.topk:
+def streams_of(teacher_tokens: TeacherTokens) -> dict[str, np.ndarray]:
+    """Convert a teacher's tokens of a sequence to the streams of `needs_of`."""
+    logprobs = np.frombuffer(teacher_tokens.logprobs, np.float32)
+    if not teacher_tokens.topk:
         return {Stream.TEACHER: logprobs}
-    ids = np.frombuffer(said.token_ids, np.int32)
+    ids = np.frombuffer(teacher_tokens.token_ids, np.int32)
     return {
-        Stream.CANDIDATES: ids.reshape(-1, said.topk),
-        Stream.TEACHER: logprobs.reshape(-1, said.topk),
+        Stream.CANDIDATES: ids.reshape(-1, teacher_tokens.topk),
+        Stream.TEACHER: logprobs.reshape(-1, teacher_tokens.topk),
     }
 
 
 def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
-    """[S] KL between the policy and the teacher where a token was said, by the teacher's k
-    likeliest tokens and all others as one: reverse, sum p log(p / q); forward, sum q log(q / p); p
-    the policy's, q the teacher's probabilities (GKD, arXiv 2306.13649, section 3, with the
-    vocabulary cut to k + 1). Never negative, and 0 only where both say the same of all k.
-    Differentiable."""
+    """Return [S] the KL between policy and teacher at each token, over the teacher's k likeliest
+    tokens and all others as one: reverse, sum p log(p / q); forward, sum q log(q / p); p is the
+    policy's probability, q the teacher's (GKD, arXiv 2306.13649, section 3, with the vocabulary cut
+    to k + 1). It is never negative, and 0 only if both agree on all k. Differentiable."""
     assert tokens.candidates is not None, "the ranks give the log-probs of candidates"
     policy = with_rest(tokens.candidates)
     teacher = with_rest(tokens[Stream.TEACHER])
@@ -91,36 +90,36 @@ def divergence(tokens: PackedTokens, settings: Distill) -> torch.Tensor:
 
 
 def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
-    """[S, k] log-probs of k tokens -> [S, k + 1] with that of all others together, log(1 - sum
-    p)."""
+    """Append the log-prob of all other tokens together, log(1 - sum p): [S, k] -> [S, k + 1]."""
     chosen = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=_MOST)
     return torch.cat([logprobs, torch.log(-torch.expm1(chosen))], dim=1)
 
 
 class Distillation(Supervised):
-    """An Objective over trajectories that somebody else made. Mean over all tokens on the masks."""
+    """Implements Objective over demonstrations that a teacher has scored: the mean loss over all
+    tokens on their masks."""
 
     def __init__(self, *, recipe: Recipe) -> None:
-        """`train.distill` of the recipe."""
+        """Take the settings from `train.distill` of the recipe."""
         super().__init__(recipe=recipe)
         self.settings = recipe.train.distill
         self.needs = frozenset() if recipe.caches_teacher else BY_CANDIDATES
 
     def sequences(self, items: Sequence[Trajectory]) -> list[TrainSequence]:
-        """One for each trajectory, with what the teacher said of it where that is kept."""
+        """Return one sequence per trajectory, with the teacher's figures if they are stored."""
         made = super().sequences(items)
         if self.needs:
             return made
-        said = [item.teacher for item in items]
-        assert all(said), "rows are asked about before the first step"
+        teacher_tokens = [item.teacher for item in items]
+        assert all(teacher_tokens), "rows are asked about before the first step"
         return [
             replace(sequence, streams=streams_of(words))
-            for sequence, words in zip(made, said, strict=True)
+            for sequence, words in zip(made, teacher_tokens, strict=True)
             if words is not None
         ]
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """coef * KL, see `divergence`; beside it -log pi(token), which nothing is learned from."""
+        """Compute coef * KL (`divergence`), and report -log pi(token) without training on it."""
         assert tokens.logprobs is not None and tokens.entropy is not None
         apart = divergence(tokens, self.settings)
         shown = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SurrogateTerms:
-    """[S] each, of the positions of this rank."""
+    """Holds the terms of a surrogate, [S] each, at the positions of this rank."""
 
     loss: torch.Tensor
     figures: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -26,9 +26,9 @@ class SurrogateTerms:
 
 
 class Surrogate(Protocol):
-    """A plug-in of `train.surrogate`. Two attributes may stand beside the call: `needs`, a
-    frozenset of `Stream`s that must be there before it, and `complete(tokens, settings)`, called
-    once a step on all tokens of a rank, which makes streams of streams."""
+    """Defines a plug-in of `train.surrogate`. Two attributes are optional: `needs`, a frozenset of
+    the `Stream`s that it requires, and `complete(tokens, settings)`, called once a step on all
+    tokens of a rank to compute streams from streams."""
 
     def __call__(
         self,
@@ -51,7 +51,7 @@ def terms_of(
     tokens: PackedTokens,
     settings: Train,
 ) -> SurrogateTerms:
-    """What the surrogate says. Raises RecipeError where that is not a loss for each position."""
+    """Call the surrogate. Raises RecipeError if it does not return a loss for each position."""
     terms = surrogate(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
     values = terms.loss if isinstance(terms, SurrogateTerms) else None
     require_each(surrogate, values, terms, kind="surrogate", of="a loss", count=len(log_ratio))

@@ -83,16 +83,16 @@ def gmpo(
     """
     bounded = log_ratio.clamp(-settings.clip_low, settings.clip_high)
     low, high = torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded)
-    kept = torch.where(
+    clipped = torch.where(
         advantages > 0, low, torch.where(advantages < 0, high, torch.zeros_like(low))
     )
     count = tokens.sum_by_sequence(tokens.loss_mask).clamp(min=1.0)
-    ratio = tokens.spread((tokens.sum_by_sequence(kept) / count).exp())
+    ratio = tokens.spread((tokens.sum_by_sequence(clipped) / count).exp())
     mean_advantage = tokens.spread(tokens.sum_by_sequence(advantages) / count)
     return SurrogateTerms(
         loss=-ratio * mean_advantage,
         figures={
-            "clip_fraction": (log_ratio != kept).float() * (advantages != 0),
+            "clip_fraction": (log_ratio != clipped).float() * (advantages != 0),
             "ratio_mean": ratio.detach(),
         },
     )
@@ -124,8 +124,8 @@ def dppo_tv(
     |pi - pi_old| (arXiv 2602.04879)."""
     new, old = _probabilities(log_ratio, tokens)
     moved = new - old
-    is_kept = torch.where(advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
-    return _masked(log_ratio, advantages, tokens, is_kept)
+    is_near = torch.where(advantages > 0, moved <= settings.clip_high, moved >= -settings.clip_low)
+    return _masked(log_ratio, advantages, tokens, is_near)
 
 
 def dppo_kl(
@@ -152,13 +152,13 @@ def _probabilities(
 
 
 def _masked(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, is_kept: torch.Tensor
+    log_ratio: torch.Tensor, advantages: torch.Tensor, tokens: PackedTokens, is_near: torch.Tensor
 ) -> SurrogateTerms:
     ratio = log_ratio.detach().exp()
-    weight = ratio.clamp(max=MAX_WEIGHT) * is_kept
+    weight = ratio.clamp(max=MAX_WEIGHT) * is_near
     return SurrogateTerms(
         loss=-weight * advantages * tokens.logprobs,
-        figures={"clip_fraction": (~is_kept).float(), "ratio_mean": ratio},
+        figures={"clip_fraction": (~is_near).float(), "ratio_mean": ratio},
     )
 
 
@@ -169,14 +169,14 @@ _HALVINGS = 40
 
 
 class _Chosen:
-    """Chooses tokens once a step, over all ranks: their share would depend on how the step was cut
-    into microbatches otherwise."""
+    """Chooses tokens once a step over all ranks, so that their share does not depend on the cut
+    into microbatches."""
 
     needs = frozenset({Stream.OLD})
 
     def complete(self, tokens: PackedTokens, settings: Train) -> None:
-        """cov = (A - mean A) (log pi_old - mean log pi_old), means over all trained tokens of the
-        step (arXiv 2505.22617)."""
+        """Compute cov = (A - mean A) (log pi_old - mean log pi_old), with means over all trained
+        tokens of the step (arXiv 2505.22617), and choose tokens by it."""
         advantages, logprobs = tokens[Stream.ADVANTAGE], tokens[Stream.OLD]
         covariance = (advantages - tokens.reduce(advantages, "mean")) * (
             logprobs - tokens.reduce(logprobs, "mean")
@@ -186,7 +186,7 @@ class _Chosen:
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """[S] bool"""
+        """Return [S] bool, True for chosen tokens."""
         raise NotImplementedError
 
 
@@ -199,7 +199,7 @@ class ClipCov(_Chosen):
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """Drawn by the stream of random numbers that the driver has made."""
+        """Draw tokens with the random numbers that the driver has made."""
         bounds = settings.covariance
         is_between = (covariance > bounds.low) & (covariance < bounds.high) & tokens.loss_mask
         draw = torch.where(is_between, tokens[Stream.UNIFORM], -1.0)
@@ -215,9 +215,9 @@ class ClipCov(_Chosen):
     ) -> SurrogateTerms:
         """See the class."""
         terms = clip(log_ratio=log_ratio, advantages=advantages, tokens=tokens, settings=settings)
-        held = tokens[CHOSEN]
-        figures = {**terms.figures, "held_back_fraction": held}
-        return SurrogateTerms(loss=terms.loss * (1.0 - held), figures=figures)
+        chosen = tokens[CHOSEN]
+        figures = {**terms.figures, "held_back_fraction": chosen}
+        return SurrogateTerms(loss=terms.loss * (1.0 - chosen), figures=figures)
 
 
 class KlCov(_Chosen):
@@ -227,7 +227,7 @@ class KlCov(_Chosen):
     def choose(
         self, covariance: torch.Tensor, tokens: PackedTokens, settings: Train
     ) -> torch.Tensor:
-        """The top."""
+        """Choose the tokens of the largest covariance."""
         limit = _threshold(covariance, tokens, settings.covariance.fraction)
         return (covariance >= limit) & tokens.loss_mask
 
@@ -240,11 +240,11 @@ class KlCov(_Chosen):
         settings: Train,
     ) -> SurrogateTerms:
         """See the class."""
-        ratio, held = log_ratio.exp(), tokens[CHOSEN]
-        penalty = settings.covariance.kl_coef * held * log_ratio.abs()
+        ratio, chosen = log_ratio.exp(), tokens[CHOSEN]
+        penalty = settings.covariance.kl_coef * chosen * log_ratio.abs()
         return SurrogateTerms(
             loss=-ratio * advantages + penalty,
-            figures={"ratio_mean": ratio.detach(), "held_back_fraction": held},
+            figures={"ratio_mean": ratio.detach(), "held_back_fraction": chosen},
         )
 
 

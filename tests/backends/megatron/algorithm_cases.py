@@ -138,7 +138,7 @@ def algorithms_measured(
 
 
 def _measured(name: str, seed: int, own, facts, size: int) -> dict[str, Any]:  # type: ignore[no-untyped-def]
-    from milescli.backends.megatron.shard import RankShard
+    from milescli.backends.megatron.step.shard import RankShard
 
     rng = np.random.default_rng(seed)
     objective = objective_of(name)

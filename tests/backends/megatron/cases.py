@@ -179,7 +179,7 @@ def save_bfloat16(
 ) -> dict:
     """A bfloat16 trainer takes a step, saves, takes another, and loads: checksums at each point.
     `fused`: AdamW by the kernel that accelerators take."""
-    from milescli.backends.megatron.optimizer import fuse
+    from milescli.backends.megatron.state.optimizer import fuse
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, precision="bf16")
     if fused:
@@ -210,7 +210,7 @@ def scores_of_rows(
 def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict) -> dict:
     """A step whose loss, then one whose gradient, is not finite: what is raised, and whether the
     weights are untouched."""
-    from milescli.backends.megatron import optimizer
+    from milescli.backends.megatron.state import optimizer
     from milescli.core.errors import NotFiniteError
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
@@ -280,7 +280,8 @@ def published_differs(
 
 
 def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype) -> list[str]:
-    from milescli.backends.megatron import gathering, model, weights
+    from milescli.backends.megatron.architecture import model
+    from milescli.backends.megatron.state import gathering, weights
     from milescli.checkpoint.hf_folder import HfReader
 
     config = model.build_config(

@@ -69,8 +69,8 @@ def measure_memory(
     for each data-parallel rank."""
     import torch.distributed as dist
 
-    from milescli.backends.megatron import stepping
-    from milescli.backends.megatron.optimizer import inner_optimizers
+    from milescli.backends.megatron.state.optimizer import inner_optimizers
+    from milescli.backends.megatron.step import stepping
     from milescli.train.objectives import load_objective
     from tests.backends.megatron import harness
 
@@ -128,7 +128,7 @@ def measure_memory(
 
 def _optimizer_bytes(inner: list, weights: set[int]) -> tuple[int, int]:
     """(on the device, on the host for its sake)"""
-    from milescli.backends.megatron.host_adam import HostAdamW
+    from milescli.backends.megatron.state.host_adam import HostAdamW
 
     device = host = 0
     for each in inner:
@@ -167,7 +167,7 @@ def plain_steps(
 ) -> list[tuple[float, float]]:
     """(loss, gradient norm) of three policy steps. `fused`: by the kernel that accelerators
     take."""
-    from milescli.backends.megatron.optimizer import fuse
+    from milescli.backends.megatron.state.optimizer import fuse
     from tests.backends.megatron import harness
 
     made = harness.trainer(

@@ -57,7 +57,7 @@ def packed_tokens_differ(
 
     cpu_compat.install()
     from milescli.backends.megatron import mesh
-    from milescli.backends.megatron.shard import RankShard
+    from milescli.backends.megatron.step.shard import RankShard
     from milescli.models import load_facts
 
     own = mesh.bring_up(

@@ -50,7 +50,7 @@ def _recorded(made: TrainerRank, shard: TrainShard) -> np.ndarray:
     what stands for layers without experts means nothing."""
     from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 
-    from milescli.backends.megatron.shard import RankShard
+    from milescli.backends.megatron.step.shard import RankShard
 
     passes = made.policy.passes
     rows = np.full_like(shard.routed_experts, 255)

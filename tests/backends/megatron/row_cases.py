@@ -17,8 +17,8 @@ from milescli.train.packing import pack
 from tests.backends.megatron.harness import MICROBATCH_TOKENS, trainer
 
 if TYPE_CHECKING:
-    from milescli.backends.megatron.forward import Outputs
-    from milescli.backends.megatron.microbatch import Microbatch
+    from milescli.backends.megatron.step.forward import Outputs
+    from milescli.backends.megatron.step.microbatch import Microbatch
     from milescli.backends.megatron.worker import TrainerRank
 
 NUM_STEPS = 2
@@ -130,7 +130,7 @@ def trained_scores(
 ) -> list[float]:
     """A reward model is trained, and its weights go to `save` as an export has them; what it says
     of each row of tokens then."""
-    from milescli.backends.megatron.shard import RankShard
+    from milescli.backends.megatron.step.shard import RankShard
     from milescli.train.objectives.reward_model import scored_sequence
 
     train = {"objective": "reward_model"}

@@ -142,7 +142,7 @@ def _clock_that_saves_move() -> Iterator[list[float]]:
 @contextmanager
 def _held_until_waited_for() -> Iterator[Callable[[], bool]]:
     """Within it no save writes a tensor before `release_state` waits for it, or the end."""
-    from milescli.backends.megatron import saving
+    from milescli.backends.megatron.state import saving
 
     let_go, plain = threading.Event(), (saving._framed, saving.BackgroundSave.wait_until_read)
 
@@ -167,7 +167,7 @@ def memory_of_save(
 ) -> list[dict[str, int]]:
     """[ranks] bytes: of the training state, of the rank's file, and by how much the process grew
     at most while it saved, and loaded."""
-    from milescli.backends.megatron.snapshot import tensors_of
+    from milescli.backends.megatron.state.snapshot import tensors_of
 
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout)
     made.step(policy_shard(made, 0), 1e-2)

@@ -87,7 +87,7 @@ def _reported(made: TrainerRank, step: int) -> dict[str, float]:
 
 def held_hashes(made: TrainerRank) -> list[str]:
     """Of each tensor that a copy has."""
-    from milescli.backends.megatron.snapshot import tensors_of
+    from milescli.backends.megatron.state.snapshot import tensors_of
 
     models = [made.policy] if made.critic is None else [made.policy, made.critic]
     tensors = [tensor for model in models for tensor in tensors_of(model)]

@@ -130,7 +130,7 @@ def test_what_was_asked_of_an_earlier_attempt_ends_with_it(tmp_path: Path) -> No
     number = first.ask()
     later = Profiled(tmp_path)
     _run(later.steps(1))
-    assert later.state(number).progress is Progress.ENDED and not files.is_asked(later.run)
+    assert later.state(number).progress is Progress.ENDED and not files.is_pending(later.run)
     assert later.rig.ranks.traced == []
 
 

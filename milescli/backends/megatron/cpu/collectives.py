@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 
 def install() -> None:
-    """Around those of torch that trainer ranks and Megatron call, and that send objects."""
+    """Wrap the collectives of torch that trainer ranks and Megatron call, and those that send
+    objects."""
     for name, copy in COPIES.items():
         for module in (dist, dist.distributed_c10d):
             setattr(module, name, skip_alone(getattr(module, name), copy))
@@ -25,8 +26,8 @@ def install() -> None:
 def skip_alone(
     collective: Callable[..., Any], copy: Callable[[Any, Any], None] | None
 ) -> Callable[..., Any]:
-    """The collective; for a group of one `copy` of its first two arguments, or nothing where it is
-    None. Asynchronous ones are left as they are, since they return what can be waited for."""
+    """Wrap a collective: a group of one calls `copy` on its first two arguments, or does nothing if
+    that is None. Asynchronous calls are unchanged, since they return a handle to wait for."""
     signature = inspect.signature(collective)
 
     @functools.wraps(collective)

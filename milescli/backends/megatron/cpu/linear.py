@@ -14,9 +14,9 @@ from milescli.platform import onednn
 
 
 def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Megatron's `linear_with_grad_accumulation_and_async_allreduce` or `linear_with_frozen_weight`
-    that leaves to itself what `differentiable` does not do: sequence parallelism, types but
-    float32, deferred gradients."""
+    """Return Megatron's `linear_with_grad_accumulation_and_async_allreduce` or
+    `linear_with_frozen_weight`, with `differentiable` in place of the original except for sequence
+    parallelism, types other than float32, and deferred gradients."""
 
     def linear(
         input: torch.Tensor,
@@ -53,20 +53,20 @@ def faster(megatron_linear: Callable[..., torch.Tensor]) -> Callable[..., torch.
 def differentiable(
     x: torch.Tensor, weight: torch.Tensor, *, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """`onednn.product` with the gradients of both factors: x [..., i], weight [o, i] -> [..., o].
-    `group`: tensor-parallel ranks over which the gradient of x is summed, or None."""
+    """Compute `onednn.product` with the gradients of both factors: x [..., i], weight [o, i] ->
+    [..., o]. The gradient of x is summed over the tensor-parallel ranks of `group`, if given."""
     rows = x.reshape(-1, x.shape[-1])
     # a view outside of the function: what comes out of one as a view may not be changed in place
     return _Differentiable.apply(rows, weight, group).view(*x.shape[:-1], len(weight))
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """`F.linear`, by oneDNN where that is faster."""
+    """Compute `F.linear`, by oneDNN if that is faster."""
     return differentiable(x, weight) if onednn.computes(x, weight) else F.linear(x, weight)
 
 
 class _Differentiable(torch.autograd.Function):
-    """The same of x [T, i]."""
+    """Implements `differentiable` for x [T, i]."""
 
     @staticmethod
     def forward(ctx, x, weight, group):

@@ -11,7 +11,8 @@ from milescli.platform import cpu_kernels
 
 
 def is_plain(config: TransformerConfig) -> bool:
-    """Whether the MLPs of a model are silu(gate) * up in float32, without a cap or an offset."""
+    """Return True if the MLPs of a model are silu(gate) * up in float32, without a cap or an
+    offset."""
     return (
         config.activation_func is F.silu
         and config.gated_linear_unit
@@ -24,20 +25,21 @@ def is_plain(config: TransformerConfig) -> bool:
 def swiglu(
     x: torch.Tensor, bias: torch.Tensor | None, fp8_input_store: bool = False, offload: bool = False
 ) -> torch.Tensor:
-    """[..., 2 F] -> [..., F]; signature of Megatron's `bias_swiglu_impl`."""
+    """Compute SwiGLU, [..., 2 F] -> [..., F], with the signature of Megatron's
+    `bias_swiglu_impl`."""
     return SwiGlu.apply(x if bias is None else x + bias)
 
 
 def weighted_swiglu(
     x: torch.Tensor, bias: torch.Tensor | None, weights: torch.Tensor, fp8_input_store: bool = False
 ) -> torch.Tensor:
-    """The same times `weights` [..., 1], those of the experts; signature of Megatron's
+    """Compute SwiGLU times the experts' `weights` [..., 1], with the signature of Megatron's
     `weighted_bias_swiglu_impl`."""
     return swiglu(x, bias) * weights.to(x.dtype)
 
 
 class SwiGlu(torch.autograd.Function):
-    """silu(first half) * second half."""
+    """Computes silu(first half) * second half."""
 
     @staticmethod
     def forward(ctx, x):

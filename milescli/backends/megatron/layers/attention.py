@@ -18,7 +18,7 @@ from milescli.backends.megatron.cpu.kernels import ShortAttention, is_for
 from milescli.backends.megatron.layers.blockwise import Block, attend, make_blocks
 from milescli.backends.megatron.layers.chunks import Cells, Chunks, make_chunks
 from milescli.backends.megatron.layers.rope import Angles, angles, rotate
-from milescli.backends.megatron.rows import RowLayout, RowShape, zigzag
+from milescli.backends.megatron.step.rows import RowLayout, RowShape, zigzag
 from milescli.models.facts import ModelFacts
 
 _LENGTH_SPREAD = 0.7
@@ -28,8 +28,9 @@ _SHORT = 24
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings of windows, sinks, gate and scale. The windows are for its own modules,
-    which may load the same checkpoint; those of this room take them from the layer spec."""
+    """Return Megatron's settings of windows, sinks, gate and scale. The windows are for its own
+    modules, which may load the same checkpoint; this room's modules take them from the layer
+    spec."""
     settings: dict[str, object] = {}
     if facts.attention_output_gate:
         settings["attention_output_gate"] = True
@@ -47,8 +48,8 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Grid:
-    """Sequences of like length as a rectangle, so that one kernel call computes them all. N:
-    sequences, Q: local queries, K: keys."""
+    """Arranges sequences of similar length as a rectangle, so that one kernel call computes them
+    all. N: sequences, Q: local queries, K: keys."""
 
     shape: tuple[int, int, int]
     """(N, Q, K)"""
@@ -65,7 +66,7 @@ class Grid:
     _blocks: dict[int, list[Block]] = field(default_factory=dict)
 
     def blocks(self, window: int) -> list[Block]:
-        """For attention that is not plain, made when it is first asked for. `window`: 0 for all
+        """Return the blocks of attention that is not plain, made on first use. `window` 0 means all
         positions."""
         if window >= self.shape[2]:
             window = 0
@@ -78,10 +79,11 @@ class Grid:
 
 @dataclass
 class PackedRow(PackedSeqParams):
-    """Megatron hands this to every attention layer untouched."""
+    """Holds what attention needs of a packed row. Megatron passes it to every attention layer
+    unchanged."""
 
     angles: dict[str, Angles] = field(default_factory=dict)
-    """By kind of layer: full, sliding, mla; empty where positions are not embedded."""
+    """Angles by kind of layer: full, sliding, mla; empty if positions are not embedded."""
     grids: list[Grid] = field(default_factory=list)
     queries: Cells | None = None
     """Over the S positions of this rank."""
@@ -91,14 +93,14 @@ class PackedRow(PackedSeqParams):
     chunks: Chunks | None = None
     """Of the same, for layers with a recurrence; None where there are none."""
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
-    """By layer, of sparse attention whose layers share a choice of positions: filled and read by
-    `dsa`."""
+    """Chosen positions by layer, for sparse attention whose layers share a choice: filled and read
+    by `dsa`."""
 
 
 def pack_row(
     row: RowLayout, *, shape: RowShape, facts: ModelFacts, device: torch.device
 ) -> PackedRow:
-    """Everything about a row that all layers share, computed once."""
+    """Compute everything about a row that all layers share, once."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
@@ -221,8 +223,8 @@ def _cells(
 
 
 class _GatherKeys(torch.autograd.Function):
-    """[S, ...] of every context-parallel rank -> [F, ...], rank after rank; the gradient is summed
-    and scattered back."""
+    """Gathers [S, ...] of every context-parallel rank to [F, ...], rank after rank; the gradient is
+    summed and scattered back."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -242,16 +244,16 @@ class _GatherKeys(torch.autograd.Function):
 
 
 def avoid_cudnn() -> None:
-    """Leave attention to PyTorch's other kernels, in this process. cuDNN's, which it takes first on
+    """Leave attention to PyTorch's other kernels in this process. cuDNN's, which PyTorch prefers on
     Hopper and Blackwell, plans each new shape for about half a second (measured elsewhere:
     modelscope/FunASR issue 3704), and rows of packed sequences have new shapes at every step."""
     cuda.enable_cudnn_sdp(False)
 
 
 def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
-    """Whether one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d] without
-    holding all logits. On a device none does where there is a mask, float32 with grouped heads, or
-    wide heads: PyTorch would take its plain one, [N, heads, Q, K] in memory."""
+    """Return True if one of PyTorch's kernels computes [N, Q, heads, d] over [N, K, groups, d]
+    without materialising all logits. On a device none does with a mask, float32 with grouped heads,
+    or wide heads: PyTorch would use its plain one, with [N, heads, Q, K] in memory."""
     if query.device.type == "cpu":
         return True
     if not grid.is_causal:
@@ -262,9 +264,9 @@ def has_kernel(query: torch.Tensor, key: torch.Tensor, *, grid: Grid) -> bool:
 
 
 class PackedAttention(MegatronModule):
-    """Core attention of Megatron's layer spec. Queries [S, heads, d], keys [S, groups, d] and
-    values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has the sinks, named
-    as Megatron's own."""
+    """Implements the core attention of Megatron's layer spec: queries [S, heads, d], keys [S,
+    groups, d] and values [S, groups, v] -> [S, heads * v]. Under `softmax_type: learnable` it has
+    the sinks, with Megatron's name."""
 
     def __init__(
         self,
@@ -283,9 +285,9 @@ class PackedAttention(MegatronModule):
         window: int = 0,
         softcap: float | None = None,
     ) -> None:
-        """Called by Megatron. `kind`: full, sliding, or mla, whose caller has rotated already;
-        `window`: positions that a query sees, its own included, 0 for all; `softcap`: of the
-        logits. They come from the layer spec."""
+        """Called by Megatron; the last three come from the layer spec. `kind` is full, sliding, or
+        mla, whose caller has applied the rotary embedding; `window` is the number of positions that
+        a query sees, including its own, 0 for all; `softcap` applies to the logits."""
         super().__init__(config=config)
         self.kind, self.window, self.softcap = kind, window, softcap
         self.cp_group, self.tp_group = pg_collection.cp, pg_collection.tp
@@ -298,7 +300,7 @@ class PackedAttention(MegatronModule):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(heads, dtype=config.params_dtype))
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """The sinks, cut by heads."""
+        """Return the sinks, cut by heads."""
         tensors = self.state_dict(prefix="", keep_vars=True)
         return make_sharded_tensors_for_checkpoint(
             tensors, prefix, {"softmax_offset": 0}, sharded_offsets

@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 @cache
 def with_bias(module: type, has_bias: bool) -> type:
-    """`module`, a class of Megatron's, whose instances have a bias or have none."""
+    """Return a subclass of Megatron's `module` whose instances have a bias, or have none."""
 
     class Linear(module):
         def __init__(self, *args, bias: bool = False, **options) -> None:
@@ -26,14 +26,14 @@ def with_bias(module: type, has_bias: bool) -> type:
 
 @dataclass
 class SandwichSubmodules(TransformerLayerSubmodules):
-    """What Megatron's layer is made of, and the two norms after its parts."""
+    """Adds the two norms after the parts to the submodules of Megatron's layer."""
 
     post_self_attn_layernorm: ModuleSpec | type | None = None
     post_mlp_layernorm: ModuleSpec | type | None = None
 
 
 class SandwichLayer(TransformerLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): the outer norms are
+    """Computes x + norm(attention(norm(x))), then x + norm(mlp(norm(x))): the outer norms are
     `post_self_attn_layernorm` and `post_mlp_layernorm`, named as Megatron's own are."""
 
     def __init__(self, config, submodules: SandwichSubmodules, *args, **options) -> None:
@@ -70,7 +70,7 @@ def _normalised(bias_dropout_add: Callable, norm: Callable) -> Callable:
 
 
 def sandwich(layer: ModuleSpec, *, norm: type) -> ModuleSpec:
-    """Megatron's layer spec with `norm` after attention and MLP too."""
+    """Return Megatron's layer spec with `norm` also after attention and MLP."""
     parts = SandwichSubmodules(
         **vars(layer.submodules), post_self_attn_layernorm=norm, post_mlp_layernorm=norm
     )

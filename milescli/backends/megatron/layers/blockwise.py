@@ -17,7 +17,8 @@ _MAX_BLOCK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Queries first .. last of every sequence of a grid, and the keys that any of them sees."""
+    """Holds the queries first .. last of every sequence of a grid, and the keys that any of them
+    sees."""
 
     queries: slice
     keys: slice
@@ -27,8 +28,8 @@ class Block:
     """Keys that a query sees, its own included; 0 for all up to its own."""
 
     def hidden(self) -> torch.Tensor:
-        """[N or 1, 1, 1, queries, keys] bool: which query does not see which key. Made when it is
-        needed: all of them at once would be the square that blocks are to avoid."""
+        """Return the mask [N or 1, 1, 1, queries, keys] bool, True where the query does not see the
+        key. Made on demand: all masks at once would be the square that blocks avoid."""
         keys = torch.arange(self.keys.start, self.keys.stop, device=self.places.device)
         hidden = keys > self.places
         return hidden.logical_or_(keys <= self.places - self.window) if self.window else hidden
@@ -37,8 +38,8 @@ class Block:
 def make_blocks(
     places: np.ndarray, *, num_keys: int, window: int, device: torch.device
 ) -> list[Block]:
-    """`places` [N, Q]: the place in its sequence of each query, which sees the keys at places up to
-    its own; `window`: so many of them, 0 for all."""
+    """Make the blocks of queries at `places` [N, Q] in their sequences. A query sees the keys up to
+    its own place, at most `window` of them (0: all)."""
     if places.shape[0] > 1 and bool((places == places[:1]).all()):
         places = places[:1]
     # a block of as many queries as the window is wide looks at half as many keys again as it needs
@@ -70,12 +71,13 @@ def attend(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """[N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads, v], in float32
-    inside.
+    """Compute attention, [N, Q, heads, d], [N, K, groups, d], [N, K, groups, v] -> [N, Q, heads,
+    v], in float32 internally.
 
-    Logits are scale * q.k, then softcap * tanh(logits / softcap). `sinks` [heads]: logits that take
-    part in the softmax without a value (gpt-oss). Differentiable; the backward pass computes the
-    logits again, as FlashAttention does (arXiv 2205.14135)."""
+    Logits are scale * q.k, then softcap * tanh(logits / softcap). `sinks` [heads] are logits that
+    take part in the softmax without a value (gpt-oss). Differentiable; the backward pass recomputes
+    the logits, as FlashAttention does (arXiv 2205.14135).
+    """
     return _Attend.apply(query, key, value, sinks, blocks, scale, softcap)
 
 

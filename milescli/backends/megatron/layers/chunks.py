@@ -11,8 +11,7 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class Cells:
-    """Which position stands in which cell of a form that may have more cells than there are
-    positions."""
+    """Maps positions to the cells of a layout that may have more cells than there are positions."""
 
     position: torch.Tensor
     """[cells] int64; a hole holds some position whose values it may repeat, since nothing real
@@ -25,17 +24,17 @@ class Cells:
     """Positions and cells are the same in the same order: nothing needs to be moved."""
 
     def fill(self, x: torch.Tensor) -> torch.Tensor:
-        """[positions, ...] -> [cells, ...]"""
+        """Scatter [positions, ...] -> [cells, ...]."""
         return x if self.trivial else _Move.apply(x, self.position, self.cell, self.holes[:0])
 
     def empty(self, x: torch.Tensor) -> torch.Tensor:
-        """[cells, ...] -> [positions, ...]"""
+        """Gather [cells, ...] -> [positions, ...]."""
         return x if self.trivial else _Move.apply(x, self.cell, self.position, self.holes)
 
 
 class _Move(torch.autograd.Function):
-    """out[i] = x[index[i]] where every row of x that matters occurs once: the gradient is gathered
-    too, never added."""
+    """Computes out[i] = x[index[i]], in which every relevant row of x occurs once: the gradient is
+    gathered too, never added."""
 
     @staticmethod
     def forward(ctx, x, index, inverse, holes):
@@ -54,21 +53,21 @@ _SIZES = (64, 32, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunks:
-    """F: positions of the whole row. Chunks lie in the order of time: the first of every sequence,
-    the longest sequence first, then the second of all that have one, and so on, so that a step of
-    the recurrence is one slice."""
+    """Arranges sequences in chunks in the order of time. F: positions of the whole row. First come
+    the first chunks of all sequences, the longest sequence first, then the second chunks, and so
+    on, so that a step of the recurrence is one slice."""
 
     size: int
     """Positions in a chunk, T."""
     per_step: list[int]
     """[steps] sequences that have so many chunks; falls."""
     cells: Cells
-    """Of the chunks end to end, [chunks * T]. Holes are behind the end of their sequence."""
+    """Cells of the chunks end to end, [chunks * T]. Holes are after the end of their sequence."""
 
 
 def make_chunks(lengths: np.ndarray, *, order: np.ndarray | None, device: torch.device) -> Chunks:
-    """`lengths` [sequences] of a row in which they lie end to end; `order` [F]: where each of its
-    positions is found (None: there)."""
+    """Make the chunks of a row in which sequences of `lengths` [sequences] lie end to end; `order`
+    [F] says where each position is stored (None: in place)."""
     size = _best_size(lengths)
     counts = -(-lengths // size)
     longest_first = np.argsort(-counts, kind="stable")

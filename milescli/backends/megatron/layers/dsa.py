@@ -25,7 +25,7 @@ Choice = dict[int, torch.Tensor]
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings of the indexer; nothing of a model without one."""
+    """Return Megatron's settings of the indexer; empty for a model without one."""
     if facts.indexer is None:
         return {}
     return {
@@ -38,7 +38,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
-    """Of layer `layer` (from 0); None where the model has no indexer."""
+    """Return the core attention of layer `layer` (from 0); None if the model has no indexer."""
     if facts.indexer is None:
         return None
     chooser = layer
@@ -52,14 +52,13 @@ def core_attention(facts: ModelFacts, *, layer: int) -> ModuleSpec | None:
 
 
 class SparseAttention(PackedAttention):
-    """Core attention that looks at the positions that its indexer chose, or that of an earlier
-    layer."""
+    """Attends to the positions that its indexer, or that of an earlier layer, chose."""
 
     def __init__(
         self, *args, facts: ModelFacts, layer: int, chooser: int, keeps_choice: bool, **options
     ) -> None:
-        """Called by Megatron. `chooser`: the layer whose indexer chooses for this one;
-        `keeps_choice`: others may ask for it."""
+        """Called by Megatron. `chooser` is the layer whose indexer chooses for this one;
+        `keeps_choice` stores the choice for other layers."""
         super().__init__(*args, kind="mla", **options)
         assert facts.indexer is not None
         self.topk, self.chooser, self.keeps_choice = facts.indexer.topk, chooser, keeps_choice
@@ -82,8 +81,8 @@ class SparseAttention(PackedAttention):
         packed_seq_params: PackedRow | None = None,
         **options,
     ):
-        """`x`: hidden states, `qr`: the queries' latent, both as this rank holds them. Called by
-        Megatron."""
+        """Called by Megatron. `x` are hidden states, `qr` the queries' latent, both in this rank's
+        part."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         if self.indexer is None:
@@ -117,11 +116,11 @@ class SparseAttention(PackedAttention):
 
 
 class LightningIndexer(torch.nn.Module):
-    """Scores positions by a few narrow heads: sum over heads of weight * relu(q . k) (DeepSeek-V3.2
-    report, eq. 1)."""
+    """Scores positions with a few narrow heads: sum over heads of weight * relu(q . k)
+    (DeepSeek-V3.2 report, eq. 1)."""
 
     def __init__(self, config, facts: ModelFacts, *, tp_group) -> None:
-        """Every rank of tensor parallelism holds all of it."""
+        """Build the whole indexer on every tensor-parallel rank."""
         super().__init__()
         assert facts.indexer is not None and facts.mla is not None
         self.sizes, self.rotated = facts.indexer, facts.mla.qk_rope_head_dim
@@ -138,8 +137,8 @@ class LightningIndexer(torch.nn.Module):
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, qr: torch.Tensor, row: PackedRow) -> Choice:
-        """x [S, 1, hidden], qr [S, 1, q_lora_rank] -> what the row's queries look at, without the
-        grids that look at all."""
+        """Choose what the row's queries attend to, from x [S, 1, hidden] and qr [S, 1,
+        q_lora_rank]; grids whose queries attend to everything are left out."""
         sizes, angles = (
             self.sizes,
             replace(row.angles["mla"], interleaved=self.sizes.rope_interleaved),

@@ -26,7 +26,7 @@ _GELU_TANH = partial(F.gelu, approximate="tanh")
 
 
 def mlp_options(facts: ModelFacts) -> dict[str, object]:
-    """Of every MLP, plain, shared or of an expert."""
+    """Return Megatron's settings of every MLP, plain, shared or of an expert."""
     activation = {
         "silu": F.silu,
         "gelu_tanh": _GELU_TANH,
@@ -46,8 +46,8 @@ def mlp_options(facts: ModelFacts) -> dict[str, object]:
 
 
 def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[str, object]:
-    """Of the experts. How they are chosen stands in the `Router` itself, which Megatron's fields
-    cannot say for every family."""
+    """Return Megatron's settings of the experts. The `Router` itself knows how they are chosen,
+    which Megatron's fields cannot express for every family."""
     mend_router()
     settings: dict[str, object] = {
         "num_moe_experts": facts.num_experts,
@@ -73,20 +73,20 @@ def options(facts: ModelFacts, *, routing_replay: bool, grouped: bool) -> dict[s
 
 
 def adapt(mlp: ModuleSpec, facts: ModelFacts) -> None:
-    """Give Megatron's spec of a layer with experts the router of this family."""
+    """Put this family's router into Megatron's spec of a layer with experts."""
     mlp.submodules.router = partial(Router, facts=facts)
     if facts.mlp_bias and mlp.submodules.experts.submodules is not None:
         mlp.submodules.experts.submodules.linear_fc2 = _ExpertDown
 
 
 class _ExpertDown(RowParallelLinear):
-    """An expert's second layer with a bias. Megatron adds it, times the expert's weight, to the
-    output of every rank that holds a part of the expert; the ranks' outputs are summed afterwards,
-    so each gives its share of it."""
+    """Implements an expert's second layer with a bias. Megatron adds the bias, times the expert's
+    weight, to the output of every rank that holds a part of the expert, and sums the outputs
+    afterwards, so each rank adds its share."""
 
     def __init__(self, *args, **options) -> None:
-        """Called by Megatron, which marks the bias as one of all tp ranks; it is one of this
-        expert's alone."""
+        """Called by Megatron, which marks the bias as shared by all tp ranks; it belongs to this
+        expert alone."""
         super().__init__(*args, **options)
         self.bias.sequence_parallel = False
         if self.tp_group.size() == 1:
@@ -94,8 +94,8 @@ class _ExpertDown(RowParallelLinear):
             tensor_parallel.set_tensor_model_parallel_attributes(self.bias, True, 0, 1)
 
     def forward(self, input_):
-        """A clone, since Megatron adds in place, which autograd forbids where the output is its
-        input unchanged."""
+        """Return a clone, since Megatron adds in place, which autograd forbids if the output is the
+        unchanged input."""
         output, bias = super().forward(input_)
         ranks = self.tp_group.size()
         if ranks > 1:
@@ -107,11 +107,10 @@ class _ExpertDown(RowParallelLinear):
 
 
 class Router(TopKRouter):
-    """Megatron's router with the choice of experts as Hugging Face's implementations of the
-    families make it: any score, normalised or not, with a correction that counts for the choice
-    alone (arXiv 2408.15664) and a choice of groups before that of experts (arXiv 2412.19437,
-    section 2.1.2). The correction, `expert_bias`, is loaded and kept, never updated: Megatron is
-    not given it."""
+    """Chooses experts as Hugging Face's implementations of the families do, in Megatron's router:
+    any score, normalised or not, with a correction that counts for the choice alone (arXiv
+    2408.15664) and a choice of groups before that of experts (arXiv 2412.19437, section 2.1.2). The
+    correction, `expert_bias`, is loaded and saved, never updated: Megatron does not get it."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -129,7 +128,7 @@ class Router(TopKRouter):
             )
 
     def routing(self, logits, padding_mask=None):
-        """logits [S, B, experts] -> weights and choice, both [S * B, experts]. Called by
+        """Return weights and choice, both [S * B, experts], of logits [S, B, experts]. Called by
         Megatron."""
         logits = logits.view(-1, self.facts.num_experts)
         scores = self._scores(logits)
@@ -174,20 +173,20 @@ class Router(TopKRouter):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(scores, numbers) of the best experts, each [tokens, topk]. Signature as Megatron's
         replay calls it."""
-        groups, kept = self.facts.router_groups, self.facts.router_topk_groups
-        if kept < groups:
+        groups, topk_groups = self.facts.router_groups, self.facts.router_topk_groups
+        if topk_groups < groups:
             grouped = wanted.unflatten(-1, (groups, -1))
             worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
             best = torch.zeros_like(worth, dtype=torch.bool).scatter(
-                -1, worth.topk(kept, dim=-1).indices, True
+                -1, worth.topk(topk_groups, dim=-1).indices, True
             )
             wanted = grouped.masked_fill(~best[..., None], float("-inf")).flatten(-2)
         return torch.topk(wanted, k=topk, dim=-1)
 
 
 class LatentExperts(MoELayer):
-    """Megatron's layer, whose two projections exist with TransformerEngine only, with plain ones of
-    the same names."""
+    """Gives Megatron's layer plain projections, with the same names as those that exist only with
+    TransformerEngine."""
 
     def __init__(
         self,
@@ -214,7 +213,7 @@ class LatentExperts(MoELayer):
 
 
 class Projection(torch.nn.Module):
-    """x @ weight^T on every rank alike, for the positions that the rank holds. No bias."""
+    """Computes x @ weight^T on every rank alike, for the positions that the rank holds. No bias."""
 
     def __init__(self, inputs: int, outputs: int, *, config: TransformerConfig) -> None:
         super().__init__()
@@ -223,5 +222,5 @@ class Projection(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Megatron's linear layers return a bias too."""
+        """Return the product, and no bias, as Megatron's linear layers do."""
         return F.linear(x, self.weight), None

@@ -36,12 +36,12 @@ def gated_delta_rule(
     *,
     per_step: Sequence[int],
 ) -> Chunked:
-    """S_t = exp(decay_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T, o_t = S_t^T q_t (arXiv
-    2412.06464, eq. 10), a chunk at a time (section 3.3): within it a triangular system, between
-    chunks the state S.
+    """Compute S_t = exp(decay_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T, o_t = S_t^T q_t
+    (arXiv 2412.06464, eq. 10) chunk by chunk (section 3.3): a triangular system within a chunk, the
+    state S between chunks.
 
-    query and key [chunks, T, key heads, dk], value [chunks, T, value heads, dv], decay (<= 0) and
-    beta [chunks, T, value heads], all float32; value heads share key heads in order. Returns
+    query and key are [chunks, T, key heads, dk], value [chunks, T, value heads, dv], decay (<= 0)
+    and beta [chunks, T, value heads], all float32; value heads share key heads in order. Returns
     [chunks, T, value heads, dv].
     """
     num_keys, num_values = key.shape[2], value.shape[2]
@@ -68,7 +68,7 @@ def gated_delta_rule(
         solved.split((value.shape[-1], key.shape[-1]), dim=-1),
         query=query[:, :, None] * from_start,
         key=key[:, :, None] * (until[..., -1:] - until).exp()[..., None],
-        kept=from_start[..., -1:, :],
+        decayed=from_start[..., -1:, :],
         per_step=per_step,
     )
     return (within @ news + reads).movedim(3, 1).flatten(2, 3)
@@ -79,28 +79,28 @@ def _between_chunks(
     *,
     query: torch.Tensor,
     key: torch.Tensor,
-    kept: torch.Tensor,
+    decayed: torch.Tensor,
     per_step: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What each position adds to the state, and what it reads of the state before its chunk, both
     [chunks, ..., T, dv]."""
     added, forgotten = (part.split(per_step) for part in solved)
-    query, key, kept = query.split(per_step), key.split(per_step), kept.split(per_step)
+    query, key, decayed = query.split(per_step), key.split(per_step), decayed.split(per_step)
     news, reads = [added[0]], [torch.zeros_like(added[0])]
     state = None
     for step in range(1, len(per_step)):
         # of the sequences that go on
         going = per_step[step]
         written = key[step - 1][:going].transpose(-1, -2) @ news[-1][:going]
-        state = written if state is None else state[:going] * kept[step - 1][:going] + written
+        state = written if state is None else state[:going] * decayed[step - 1][:going] + written
         news.append(added[step] - forgotten[step] @ state)
         reads.append(query[step] @ state)
     return torch.cat(news), torch.cat(reads)
 
 
 def causal_conv(x: Chunked, weight: torch.Tensor, *, per_step: Sequence[int]) -> Chunked:
-    """Each channel with the K - 1 positions before it in its sequence. x [chunks, T, channels],
-    weight [channels, 1, K], K - 1 <= T."""
+    """Convolve each channel with the K - 1 positions before it in its sequence. x [chunks, T,
+    channels], weight [channels, 1, K], K - 1 <= T."""
     width = weight.shape[-1] - 1
     if not width:
         return x * weight[:, 0, 0]
@@ -114,8 +114,8 @@ def causal_conv(x: Chunked, weight: torch.Tensor, *, per_step: Sequence[int]) ->
 
 
 class _Conv(torch.autograd.Function):
-    """x [chunks, K - 1 + T, channels], weight [K, channels] -> [chunks, T, channels]; written out,
-    since autograd would keep K copies."""
+    """Convolves x [chunks, K - 1 + T, channels] with weight [K, channels] -> [chunks, T, channels];
+    written out, since autograd would save K copies."""
 
     @staticmethod
     def forward(ctx, x, weight):
@@ -142,7 +142,7 @@ _TINY = 1e-6
 
 
 def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
-    """Megatron's settings of the layers of this kind. Its own module knows no context
+    """Return Megatron's settings of gated delta layers. Its own module knows no context
     parallelism, and its config refuses it by name."""
     delta = facts.gated_delta
     if delta is None:
@@ -159,8 +159,8 @@ def options(facts: ModelFacts, *, cp: int) -> dict[str, object]:
 
 
 def adapt(layer: TransformerLayerSubmodules, facts: ModelFacts) -> None:
-    """Put the mixer in attention's place. Its norm is the one that is not around zero, whatever the
-    config says of the others."""
+    """Replace attention by the mixer. Its norm has no zero-centered weight, whatever the config
+    says of the others."""
     assert facts.gated_delta is not None, facts.family
     wide = facts.gated_delta.float32
     norm = ModuleSpec(
@@ -178,8 +178,8 @@ def adapt(layer: TransformerLayerSubmodules, facts: ModelFacts) -> None:
 
 
 class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
-    """Gated delta net (arXiv 2412.06464) as Qwen3-Next has it. Hidden states [S / tp or S, 1,
-    hidden] -> the same, and a bias of None."""
+    """Implements the gated delta net (arXiv 2412.06464) of Qwen3-Next: hidden states [S / tp or S,
+    1, hidden] -> the same shape, and a bias of None."""
 
     def __init__(
         self,
@@ -191,8 +191,8 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         wide: bool,
         pg_collection=None,
     ) -> None:
-        """Called by Megatron. `wide`: the decay is held in float32 whatever the other weights are
-        in."""
+        """Called by Megatron. `wide` stores the decay in float32 regardless of the other weights'
+        dtype."""
         # it asks for kernels that this class does not use
         gated_delta_net.HAVE_FLA = True
         super().__init__(config, submodules, layer_number=layer_number, pg_collection=pg_collection)
@@ -208,7 +208,7 @@ class PackedGatedDelta(gated_delta_net.GatedDeltaNet):
         packed_seq_params: PackedRow | None = None,
         **_: object,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Sequences of the row do not see each other."""
+        """Mix the tokens of each sequence of the row separately."""
         row = packed_seq_params
         assert isinstance(row, PackedRow), "this mixer computes packed rows only"
         mixed, _ = self.in_proj(hidden_states)
@@ -297,7 +297,8 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """[ranks, ...]: slice r goes to rank r of the group, and what comes from it takes its place."""
+    """Exchanges [ranks, ...] in a group: slice r goes to rank r, and is replaced by what that rank
+    sends."""
 
     @staticmethod
     def forward(ctx, x, group):

@@ -22,13 +22,13 @@ from milescli.models.facts import ModelFacts
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings: layers that differ are saved each by itself."""
+    """Return Megatron's settings: layers that differ are saved separately."""
     alike = all(layer.head_dim is None and layer.num_kv_heads is None for layer in facts.layers)
     return {} if alike else {"hetereogenous_dist_checkpoint": True}
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
-    """A sandwich layer's spec as layer `layer` (from 0) of a Gemma 4 needs it."""
+    """Adapt a sandwich layer's spec to layer `layer` (from 0) of a Gemma 4."""
     parts = spec.submodules
     parts.self_attention.module = ValueNormAttention
     parts.self_attention.params = {**parts.self_attention.params, "facts": facts, "layer": layer}
@@ -43,7 +43,7 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> ModuleSpec:
 
 
 class ScaledLayer(SandwichLayer):
-    """Its output is multiplied by one number, `layer_scalar`, which is not trained."""
+    """Multiplies its output by one number, `layer_scalar`, which is not trained."""
 
     def __init__(self, config, *args, **options) -> None:
         """Called by Megatron."""
@@ -54,15 +54,15 @@ class ScaledLayer(SandwichLayer):
         )
 
     def forward(self, *args, **options):
-        """As Megatron's."""
+        """Return the scaled output of Megatron's layer."""
         output, context = super().forward(*args, **options)
         return output * self.layer_scalar, context
 
 
 class ValueNormAttention(SelfAttention):
-    """Attention with the number and width of heads that the layer has. Values are normalised per
-    head, without a weight. Where the keys' projection is the values' too, `linear_qkv` has no rows
-    for these: per key-value head its queries, then its key."""
+    """Implements attention with the layer's own number and width of heads. Values are normalised
+    per head, without a weight. If keys and values share a projection, `linear_qkv` has no rows for
+    values: per key-value head its queries, then its key."""
 
     def __init__(self, config, submodules, *args, facts: ModelFacts, layer: int, **options) -> None:
         """Called by Megatron with the config of all layers."""
@@ -78,8 +78,8 @@ class ValueNormAttention(SelfAttention):
     def get_query_key_value_tensors(
         self, hidden_states, key_value_states=None, output_gate=False, split_qkv=True
     ):
-        """[S, 1, hidden] -> queries [S, 1, heads, d], keys and values [S, 1, groups, d]. Called by
-        Megatron."""
+        """Return queries [S, 1, heads, d], keys and values [S, 1, groups, d] of hidden states [S,
+        1, hidden]. Called by Megatron."""
         assert split_qkv and not output_gate
         if not self.key_is_value:
             query, key, value = super().get_query_key_value_tensors(hidden_states, key_value_states)
@@ -107,8 +107,8 @@ def _normalised(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class ScaledRouter(Router):
-    """It sees the layer's input, normalised, times a learned vector / sqrt(hidden_size); each
-    chosen expert's weight is multiplied by a learned number of that expert's."""
+    """Routes by the layer's normalised input times a learned vector / sqrt(hidden_size); each
+    chosen expert's weight is multiplied by a learned number of that expert."""
 
     def __init__(self, config, pg_collection=None, *, facts: ModelFacts) -> None:
         """Called by Megatron's MoE layer."""
@@ -121,7 +121,7 @@ class ScaledRouter(Router):
             parameter.sequence_parallel = config.sequence_parallel
 
     def gating(self, input: torch.Tensor) -> torch.Tensor:
-        """[S, 1, hidden] -> logits [S, 1, experts]. Called by Megatron."""
+        """Return logits [S, 1, experts] of hidden states [S, 1, hidden]. Called by Megatron."""
         normal = _normalised(input, self.config.layernorm_epsilon)
         return super().gating(normal * self.scale * self.config.hidden_size**-0.5)
 
@@ -130,8 +130,8 @@ class ScaledRouter(Router):
 
 
 class ExpertsBesideMlp(MoELayer):
-    """norm(mlp(norm(x))) + norm(experts(norm(x))), routed by x itself. The plain MLP is Megatron's
-    `shared_experts`."""
+    """Computes norm(mlp(norm(x))) + norm(experts(norm(x))), routed by x itself. The plain MLP is
+    Megatron's `shared_experts`."""
 
     def __init__(self, config, *args, **options) -> None:
         """Called by Megatron."""
@@ -144,9 +144,9 @@ class ExpertsBesideMlp(MoELayer):
             )
 
     def forward(self, hidden_states, intermediate_tensors=None, padding_mask=None):
-        """[S, 1, hidden] -> the same, and no bias. Called by Megatron."""
+        """Return the output, [S, 1, hidden], and no bias. Called by Megatron."""
         assert intermediate_tensors is None
-        beside = self.post_shared_layernorm(
+        plain = self.post_shared_layernorm(
             self.shared_experts(self.pre_shared_layernorm(hidden_states))
         )
         weights, choice = self.route(hidden_states, padding_mask)
@@ -155,6 +155,6 @@ class ExpertsBesideMlp(MoELayer):
         )
         routed, weights = self.dispatch(routed, weights)
         routed, _ = self.routed_experts_compute(routed, weights)
-        return beside + self.post_experts_layernorm(
+        return plain + self.post_experts_layernorm(
             self.postprocess(self.combine(routed), None)
         ), None

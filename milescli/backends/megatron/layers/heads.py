@@ -15,11 +15,11 @@ from megatron.core.transformer.module import MegatronModule
 
 
 class ScaledEmbeddings(GPTModel):
-    """GPTModel whose embeddings are multiplied by a number, rounded to their dtype as Hugging Face
-    does it: where they lie, so under any layout."""
+    """Multiplies GPTModel's embeddings by a number that is rounded to their dtype, as Hugging Face
+    does, where they are computed, so under any layout."""
 
     def __init__(self, *, scale: float, **options) -> None:
-        """`options`: of GPTModel."""
+        """Pass `options` to GPTModel."""
         super().__init__(**options)
         self.embedding_scale = scale
         if self.pre_process:
@@ -32,8 +32,8 @@ class ScaledEmbeddings(GPTModel):
 
 
 class HiddenLayer(ColumnParallelLinear):
-    """Megatron's output layer that is not applied: it hands on what it is given, and
-    `train.vocab_parallel` computes the logits block by block. Its weight is what it was."""
+    """Replaces the application of Megatron's output layer: it returns its input, and
+    `train.vocab_parallel` computes the logits block by block. Its weight is unchanged."""
 
     def forward(
         self,
@@ -41,16 +41,16 @@ class HiddenLayer(ColumnParallelLinear):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """[positions, batch, hidden_size] -> (the same, no bias); positions of all
-        sequence-parallel ranks. Its gradient is summed over the tensor-parallel ranks, each of
-        which gives that by its part of the vocabulary."""
+        """Return the input [positions, batch, hidden_size], with the positions of all
+        sequence-parallel ranks, and no bias. Its gradient is summed over the tensor-parallel ranks,
+        each of which contributes that of its part of the vocabulary."""
         if self.sequence_parallel:
             return gather_from_sequence_parallel_region(input_, group=self.tp_group), None
         return copy_to_tensor_model_parallel_region(input_, group=self.tp_group), None
 
 
 class ScoreLayer(MegatronModule):
-    """Gives a score: one row, which every tensor-parallel rank has."""
+    """Computes a score with one row, which every tensor-parallel rank has."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -65,8 +65,8 @@ class ScoreLayer(MegatronModule):
         weight: torch.Tensor | None = None,
         runtime_gather_output: bool | None = None,
     ) -> tuple[torch.Tensor, None]:
-        """[positions, batch, hidden_size] -> ([positions, batch, 1], no bias); positions of all
-        sequence-parallel ranks."""
+        """Return the scores [positions, batch, 1], with the positions of all sequence-parallel
+        ranks, and no bias, of [positions, batch, hidden_size]."""
         if self.config.sequence_parallel:
             # each rank computes the whole loss, so that its gradient needs no sum
             input_ = gather_from_sequence_parallel_region(input_, tensor_parallel_output_grad=False)

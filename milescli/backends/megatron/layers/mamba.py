@@ -30,8 +30,8 @@ _CHUNK = 64
 def convolve(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, place: torch.Tensor
 ) -> torch.Tensor:
-    """Causal convolution of each channel by itself, within each sequence. x [S, channels], weight
-    [channels, kernel] with the present position last, place [S]: of each position in its sequence.
+    """Convolve each channel causally within each sequence. x [S, channels], weight [channels,
+    kernel] with the current position last, place [S] the index of each position in its sequence.
     Returns float32."""
     wide, weight = x.float(), weight.float()
     out = wide * weight[:, -1]
@@ -52,12 +52,12 @@ def scan(
     sequence: torch.Tensor,
     chunk: int = _CHUNK,
 ) -> torch.Tensor:
-    """h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before each sequence; in
-    chunks (arXiv 2405.21060, section 6): within one as attention with decaying weights, between
-    them the recurrence.
+    """Compute h_t = exp(decay_t) h_(t-1) + b_t x_t, y_t = c_t h_t, with h = 0 before each sequence,
+    in chunks (arXiv 2405.21060, section 6): attention with decaying weights within a chunk, the
+    recurrence between chunks.
 
-    x [S, H, P], decay [S, H] (not positive), b and c [S, G, N], all float32; sequence [S]: number
-    of each position's sequence, ascending. H / G heads share a b and a c. Returns [S, H, P].
+    x [S, H, P], decay [S, H] (not positive), b and c [S, G, N], all float32; sequence [S] is the
+    number of each position's sequence, ascending. H / G heads share a b and a c. Returns [S, H, P].
     """
     length, num_groups = x.shape[0], b.shape[1]
     chunk = min(chunk, length)
@@ -104,10 +104,10 @@ def _from_before(
     to_end = _exp(total[..., -1:] - total, where=(sequence == last)[:, None, None])  # C G R Q
     added = b.transpose(-1, -2)[:, :, None] @ (x * to_end[..., None])  # C G R N P
     goes_on = torch.cat([torch.zeros_like(last[:1], dtype=torch.bool), last[1:] == last[:-1]])
-    kept = _exp(total[..., -1], where=goes_on[..., None])[..., None, None]  # C G R 1 1
+    decayed = _exp(total[..., -1], where=goes_on[..., None])[..., None, None]  # C G R 1 1
     states = [torch.zeros_like(added[0])]
     for number in range(len(added) - 1):
-        states.append(states[-1] * kept[number] + added[number])
+        states.append(states[-1] * decayed[number] + added[number])
     before = torch.cat([torch.full_like(last[:1], -1), last[:-1]])
     from_start = _exp(total, where=(sequence == before)[:, None, None])
     return from_start[..., None] * (c[:, :, None] @ torch.stack(states))
@@ -120,7 +120,7 @@ def _exp(exponent: torch.Tensor, *, where: torch.Tensor) -> torch.Tensor:
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings of Mamba-2; the mixer of this room takes the same from the layer
+    """Return Megatron's settings of Mamba-2; this room's mixer takes the same from the layer
     spec."""
     if facts.mamba is None:
         return {}
@@ -134,7 +134,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def layer_spec(config: TransformerConfig, mamba: Mamba) -> ModuleSpec:
-    """Megatron's MambaLayer with the mixer and the norm of this room."""
+    """Return Megatron's MambaLayer with the mixer and the norm of this room."""
     return ModuleSpec(
         module=MambaLayer,
         submodules=MambaLayerSubmodules(
@@ -148,8 +148,9 @@ def layer_spec(config: TransformerConfig, mamba: Mamba) -> ModuleSpec:
 
 
 class PackedMamba(MegatronModule):
-    """x [S (/ tp with sequence parallelism), 1, hidden_size] -> the same shape. S: positions of the
-    packed row; H, G: heads and groups of this rank, P: dims of a head, N: of the state."""
+    """Implements Mamba-2 for packed rows: x [S (/ tp with sequence parallelism), 1, hidden_size] ->
+    the same shape. S: positions of the packed row; H, G: heads and groups of this rank, P: dims of
+    a head, N: of the state."""
 
     def __init__(
         self,
@@ -233,8 +234,8 @@ class PackedMamba(MegatronModule):
         return self.out_proj(self.norm(y.flatten(1), gate).to(hidden_states.dtype)[:, None])
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Called by Megatron. As its MambaMixer: the parts of in_proj and conv1d have names of
-        their own, since each is cut by itself."""
+        """Return the state as Megatron's MambaMixer does: the parts of in_proj and conv1d have
+        their own names, since each is cut separately. Called by Megatron."""
         metadata = ensure_metadata_has_dp_cp_group(metadata)
         groups = {"tp_group": self.tp_group, "dp_cp_group": metadata["dp_cp_group"]}
         own: dict[str, torch.Tensor] = {}
@@ -267,7 +268,7 @@ class PackedMamba(MegatronModule):
 
 
 class GatedNorm(torch.nn.Module):
-    """RMSNorm over each group's channels of y * silu(gate), in float32."""
+    """Computes RMSNorm over each group's channels of y * silu(gate), in float32."""
 
     def __init__(self, size: int, *, num_groups: int, config: TransformerConfig) -> None:
         super().__init__()
@@ -275,7 +276,7 @@ class GatedNorm(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(size, dtype=config.params_dtype))
 
     def forward(self, y: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-        """y, gate [S, channels of all groups]"""
+        """Return the norm of y and gate, [S, channels of all groups] each."""
         grouped = (y.float() * F.silu(gate.float())).unflatten(-1, (self.num_groups, -1))
         scale = (grouped.square().mean(dim=-1, keepdim=True) + self.eps).rsqrt()
         return (grouped * scale).flatten(-2) * self.weight.float()

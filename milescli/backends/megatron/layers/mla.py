@@ -24,12 +24,12 @@ from milescli.models.facts import ModelFacts
 
 
 def config_class(facts: ModelFacts) -> type[TransformerConfig]:
-    """What holds the options."""
+    """Return the config class that has the options."""
     return MLATransformerConfig if facts.mla else TransformerConfig
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings of latent attention; nothing of a model without it."""
+    """Return Megatron's settings of latent attention; empty for a model without it."""
     if facts.mla is None:
         return {}
     assert facts.rope is not None
@@ -57,7 +57,7 @@ def options(facts: ModelFacts) -> dict[str, object]:
 
 
 def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
-    """Give Megatron's spec of layer `layer` (from 0) latent attention."""
+    """Put latent attention into Megatron's spec of layer `layer` (from 0)."""
     attention = get_gpt_layer_local_spec(
         qk_layernorm=True, multi_latent_attention=True, normalization="RMSNorm"
     )
@@ -75,19 +75,19 @@ def adapt(spec: ModuleSpec, facts: ModelFacts, *, layer: int) -> None:
 
 
 class _Replicated(Linear):
-    """In checkpoints it looks as Megatron's parallel layers do, which hold an empty extra state."""
+    """Looks in checkpoints like Megatron's parallel layers, which have an empty extra state."""
 
     def get_extra_state(self) -> None:
-        """Nothing."""
+        """Return None: there is no extra state."""
 
     def set_extra_state(self, state: object) -> None:
-        """Nothing to take."""
+        """Ignore the empty extra state."""
 
 
 class LatentAttention(stock.MLASelfAttention):
-    """Megatron's module with its own way from hidden states to queries, keys and values: for packed
-    rows under context parallelism, for every rotary embedding of `layers.rope`, and with the
-    gradient of the shared rotated key summed over the heads of all ranks."""
+    """Computes queries, keys and values in its own way within Megatron's module: for packed rows
+    under context parallelism, for every rotary embedding of `layers.rope`, and with the gradient of
+    the shared rotated key summed over the heads of all ranks."""
 
     def __init__(self, *args, facts: ModelFacts, **options) -> None:
         """Called by Megatron."""
@@ -114,9 +114,9 @@ class LatentAttention(stock.MLASelfAttention):
         inference_context=None,
         **_,
     ):
-        """hidden_states [S, 1, hidden], or this rank's part of S under sequence parallelism ->
-        query, key [S, heads, nope + rope], value [S, heads, v], all of this rank's heads, and both
-        latents as they came in. Called by Megatron."""
+        """Return query, key [S, heads, nope + rope] and value [S, heads, v] of all heads of this
+        rank, and both latents unchanged. hidden_states is [S, 1, hidden], or this rank's part of S
+        under sequence parallelism. Called by Megatron."""
         row, sizes = packed_seq_params, self.sizes
         assert isinstance(row, PackedRow), "this attention computes packed rows only"
         angles = row.angles["mla"]
@@ -157,8 +157,8 @@ class LatentAttention(stock.MLASelfAttention):
 
 
 class CoreAttention(PackedAttention):
-    """Values are narrower than keys as a rule: filled with zeros, PyTorch's fast kernel computes
-    them."""
+    """Pads values, which are usually narrower than keys, with zeros, so that PyTorch's fast kernel
+    applies."""
 
     def _attend(self, query, key, value, *, grid: Grid) -> torch.Tensor:
         narrow = query.shape[-1] - value.shape[-1]

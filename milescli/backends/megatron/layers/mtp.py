@@ -18,19 +18,19 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from milescli.models.facts import ModelFacts
 
 PREFIX = "mtp."
-"""Of the names of its weights."""
+"""Prefix of its weights' names."""
 
 
 def options(facts: ModelFacts) -> dict[str, object]:
-    """Megatron's settings of a layer that is trained; nothing of a model without it."""
+    """Return Megatron's settings of a trained MTP layer; empty for a model without one."""
     return {"mtp_num_layers": facts.num_mtp_layers} if facts.trains_mtp else {}
 
 
 def block_spec(
     layer: ModuleSpec, *, norm: type, trains_trunk: bool
 ) -> MultiTokenPredictionBlockSubmodules:
-    """`layer`: what it has of a decoder; `trains_trunk`: let its gradient through to the model
-    below."""
+    """Return the spec of the MTP block around the decoder layer `layer`; `trains_trunk` passes its
+    gradient to the model below."""
     return MultiTokenPredictionBlockSubmodules(
         layer_specs=[
             ModuleSpec(
@@ -49,7 +49,7 @@ def block_spec(
 
 
 class MtpLayer(MultiTokenPredictionLayer):
-    """Given the token after each input token instead of moving the row by one, which would take a
+    """Takes the token after each input token instead of shifting the row by one, which would need a
     message at every border of a context-parallel part."""
 
     def __init__(self, *args, trains_trunk: bool, **options) -> None:
@@ -82,8 +82,8 @@ class MtpLayer(MultiTokenPredictionLayer):
 
 
 class GptWithMtp(GPTModel):
-    """Gives what the MTP layer hands to the output layer beside what it hands to it itself, where
-    it is told the tokens after."""
+    """Returns the MTP layer's input of the output layer beside its own, if it gets the following
+    tokens."""
 
     def _postprocess(self, hidden_states, input_ids, position_ids, labels, *args, **options):
         """hidden_states [S, 1, hidden] after the last norm; labels [1, S] the token after each

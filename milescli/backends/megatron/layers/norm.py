@@ -10,9 +10,9 @@ from milescli.platform import cpu_kernels
 
 
 class RmsNorm(torch.nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32 as
-    Hugging Face computes it. Where the config says `layernorm_zero_centered_gamma`, the factor is 1
-    + weight, in float32 too."""
+    """Computes x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in float32
+    like Hugging Face. If the config sets `layernorm_zero_centered_gamma`, the factor is 1 + weight,
+    also in float32."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class RmsNorm(torch.nn.Module):
         dtype: torch.dtype | None = None,
         **_: object,
     ) -> None:
-        """Called by Megatron with the TransformerConfig, which is asked where `zero_centered` and
-        `dtype` (of the weight) are None. The gradient of the weight is summed over tp ranks by
-        Megatron where it is marked as sequence parallel."""
+        """Called by Megatron with the TransformerConfig, whose values replace a `zero_centered` or
+        `dtype` (of the weight) of None. Megatron sums the gradient of the weight over tp ranks if
+        it is marked as sequence parallel."""
         super().__init__()
         self.eps = eps
         self.zero_centered = (
@@ -37,7 +37,7 @@ class RmsNorm(torch.nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: torch.Tensor, *, weight: torch.Tensor | None = None) -> torch.Tensor:
-        """x [..., hidden_size]. `weight`: takes the place of its own."""
+        """Normalise x [..., hidden_size]. `weight` replaces its own."""
         weight = self.weight if weight is None else weight
         if cpu_kernels.suit(x, weight):
             return CpuRmsNorm.apply(x, 1.0 + weight if self.zero_centered else weight, self.eps)
@@ -48,7 +48,8 @@ class RmsNorm(torch.nn.Module):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Written out, since autograd's own formula keeps three more tensors of the input's size."""
+    """Implements the backward pass by hand, since autograd saves three more tensors of the input's
+    size."""
 
     @staticmethod
     def forward(ctx, x, weight, eps):

@@ -14,7 +14,7 @@ from milescli.platform import cpu_kernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Angles:
-    """Of the S positions of a row, shared by all layers that rotate alike."""
+    """Holds the angles of the S positions of a row, shared by all layers with the same rotation."""
 
     cos: torch.Tensor
     """[S, 1, rotated dims / 2] float32, with the scaling's factor on it"""
@@ -23,8 +23,8 @@ class Angles:
 
 
 def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.device) -> Angles:
-    """RoFormer, arXiv 2104.09864. `head_dim`: of the vectors that are rotated; `rope.share` of it
-    takes part."""
+    """Compute the angles (RoFormer, arXiv 2104.09864). `head_dim` is the width of the rotated
+    vectors, of which the share `rope.share` takes part."""
     inverse = inverse_frequencies(rope, head_dim)
     turns = torch.outer(positions.float(), inverse)[:, None, :].to(device)
     factor = rotation_factor(rope.scaling)
@@ -34,7 +34,8 @@ def angles(rope: Rope, positions: torch.Tensor, *, head_dim: int, device: torch.
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
-    """[rotated dims / 2] float32, radians per position, stretched as `rope.scaling` says."""
+    """Return [rotated dims / 2] float32, radians per position, stretched according to
+    `rope.scaling`."""
     rotated = int(head_dim * rope.share)
     if rope.proportional:
         turning = int(rope.share * head_dim // 2)
@@ -89,8 +90,8 @@ def _yarn(plain: torch.Tensor, rope: Rope, scaling: RopeScaling, rotated: int) -
 
 
 def rotation_factor(scaling: RopeScaling | None) -> float:
-    """What YaRN multiplies cos and sin by: its paper's formula, or a quotient of two (`mscale`) as
-    DeepSeek writes it."""
+    """Return YaRN's factor of cos and sin: its paper's formula, or a quotient of two (`mscale`) in
+    DeepSeek's form."""
     if scaling is None or scaling.kind != "yarn":
         return 1.0
     if scaling.attention_factor is not None:
@@ -102,21 +103,13 @@ def rotation_factor(scaling: RopeScaling | None) -> float:
     return _temperature(scaling.factor, 1.0)
 
 
-def softmax_factor(scaling: RopeScaling | None) -> float:
-    """What DeepSeek's attention multiplies its logits by, beside `rotation_factor`
-    (`mscale_all_dim`, squared: queries and keys)."""
-    if scaling is None or not scaling.mscale_all_dim:
-        return 1.0
-    return _temperature(scaling.factor, scaling.mscale_all_dim) ** 2
-
-
 def _temperature(factor: float, weight: float) -> float:
     """arXiv 2309.00071, eq. 22"""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class _Rotate(torch.autograd.Function):
-    """Its gradient is the rotation back."""
+    """Rotates, with the inverse rotation as its gradient."""
 
     @staticmethod
     def forward(ctx, x, cos, sin, interleaved):
@@ -131,7 +124,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """x [S, heads, d]; computed in float32. Dims beyond the rotated ones pass through."""
+    """Rotate x [S, heads, d] in float32. Dims beyond the rotated ones are unchanged."""
     rotated = 2 * angles.cos.shape[-1]
     if rotated == x.shape[-1]:
         return _Rotate.apply(x, angles.cos, angles.sin, angles.interleaved)

@@ -1,7 +1,7 @@
-"""Requests that are made at one moment travel to an engine together, and each response comes back
-when it is done. Several engines get as many each. Knows no sampling; used by the fleet.
+"""Batches requests that are made at the same moment, and returns each response when it is done.
+Engines get equal shares. Knows no sampling; used by the fleet.
 
-An engine's HTTP server spends a millisecond of Python on each call. A step's samples begin at one
+An engine's HTTP server spends a millisecond of Python on each call. A step's samples start at one
 moment, so a call carries many of them; the engine then also prefills them in one batch.
 """
 
@@ -33,7 +33,7 @@ Stream = Callable[[dict[str, Any], float], AsyncGenerator[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """One request of a call."""
+    """Holds one request of a call."""
 
     body: dict[str, Any]
     deadline: float
@@ -43,7 +43,7 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Engine:
-    """One engine that can be asked."""
+    """Holds one engine that accepts requests."""
 
     url: str
     stream: Stream
@@ -53,10 +53,10 @@ class _Engine:
 
 
 class RequestBatcher:
-    """Collects what is asked within one turn of the event loop. Belongs to that loop."""
+    """Batches the requests of one turn of the event loop, to which it belongs."""
 
     def __init__(self, streams: Mapping[str, Stream]) -> None:
-        """`streams`: one for each engine, by its URL."""
+        """Send requests over `streams`, one per engine, by its URL."""
         self._engines = {url: _Engine(url, stream) for url, stream in streams.items()}
         self._waiting: list[_Request] = []
         self._homes: dict[int, str] = {}
@@ -64,12 +64,12 @@ class RequestBatcher:
         self._no_engine: Exception = AssertionError("a request without an engine")
 
     def add(self, url: str, stream: Stream) -> None:
-        """Another engine, which takes its share from now on."""
+        """Add an engine, which gets its share from now on."""
         self._engines[url] = _Engine(url, stream)
 
     def remove(self, url: str, error: Exception) -> None:
-        """Ask this engine no more. What it has not replied to raises `error`, as do requests that
-        find no other engine."""
+        """Remove an engine. Its open requests raise `error`, as do requests that find no other
+        engine."""
         self._no_engine = error
         engine = self._engines.pop(url)
         for call, requests in list(engine.calls.items()):
@@ -77,14 +77,15 @@ class RequestBatcher:
             call.cancel()
 
     def num_open(self, url: str) -> int:
-        """Requests that wait for replies of this engine."""
+        """Return the number of requests that wait for replies of this engine."""
         return self._engines[url].num_open if url in self._engines else 0
 
     async def ask(
         self, body: dict[str, Any], *, timeout_s: float, conversation: int | None = None
     ) -> dict[str, Any]:
         """Return the whole reply to one /generate with `input_ids` and `sampling_params`.
-        `conversation`: whose next turn it is. Raises what the stream raises."""
+        `conversation` identifies the dialogue whose next turn it is. Raises what the stream
+        raises."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send_all)
@@ -96,7 +97,7 @@ class RequestBatcher:
         return await reply
 
     async def close(self) -> None:
-        """Give up what is under way."""
+        """Cancel open requests."""
         calls = [call for engine in self._engines.values() for call in engine.calls]
         for call in calls:
             call.cancel()

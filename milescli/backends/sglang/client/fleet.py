@@ -50,12 +50,15 @@ class SglangFleet:
         shares_engines: bool = False,
         on_update: OnUpdate = "continue",
     ) -> None:
-        """`router_url`: the router before the engines; None: they are asked themselves.
+        """Create a client of `engines`.
+
+        `router_url` is the router before the engines; None sends requests to them directly.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
-        `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
-        `adapter`: that every request is made to, None: the model itself; `shares_engines`: others
-        ask the same engines for other adapters, and go on where this one is replaced; `on_update`:
-        what becomes of running requests at a pause."""
+        `routing_shape` is the model's (layers, topk) if routed experts are recorded. `adapter` is
+        the adapter of every request; None means the model itself. `shares_engines` says that other
+        fleets use the same engines for other adapters, and continue when this one is replaced.
+        `on_update` says what happens to running requests at a pause.
+        """
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
@@ -98,26 +101,26 @@ class SglangFleet:
     def _to(self) -> dict[str, str]:
         """Part of every request's body. What was computed under another version of an adapter is
         kept apart from what is, where the engines' caches cannot be emptied, as others use them."""
-        asked = {} if self._adapter is None else {"lora_path": self._adapter}
-        return {**asked, "extra_key": str(self.version)} if self._shares_engines else asked
+        fields = {} if self._adapter is None else {"lora_path": self._adapter}
+        return {**fields, "extra_key": str(self.version)} if self._shares_engines else fields
 
     def num_waiting(self, url: str) -> int:
-        """Requests that the engine at this URL has not replied to; where a router picks, those that
-        any has not."""
+        """Return the number of requests without a reply from the engine at this URL; behind a
+        router, those without a reply from any engine."""
         on_router = self.http.router_url is not None
         return self._in_flight if on_router else self._batcher.num_open(url)
 
     def silent_s(self, url: str) -> float:
-        """Seconds since the engine at this URL said anything."""
+        """Return the seconds since the last sign of life of the engine at this URL."""
         return self.http.silent_s(url)
 
     async def answers(self, url: str) -> bool:
-        """True if the engine at this URL speaks, to be asked while it has something to do."""
-        asked = [engine for engine in self.http.engines if engine.url == url]
-        return not asked or await self.http.is_alive(asked[0])
+        """Return True if the engine at this URL responds; called while it has work."""
+        matching = [engine for engine in self.http.engines if engine.url == url]
+        return not matching or await self.http.is_alive(matching[0])
 
     async def close(self) -> None:
-        """Give the sockets back; the engines live on."""
+        """Close the sockets; the engines live on."""
         for removal in self._removals:
             removal.cancel()
         await asyncio.gather(*self._removals, return_exceptions=True)
@@ -126,7 +129,7 @@ class SglangFleet:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Return one response. Raises WaitTimeout after `response_timeout_s` (pauses count),
-        EngineDied where an engine is dead and nobody replaces it."""
+        EngineDied if an engine is dead and not replaced."""
         response = PartialResponse(request=request)
         deadline = time.monotonic() + self._response_timeout_s
         try:
@@ -207,7 +210,8 @@ class SglangFleet:
         self.on_death(error)
 
     def remove(self, error: EngineDied) -> None:
-        """Ask this engine no more. What it was asked is asked of the others. Idempotent."""
+        """Stop sending requests to this engine, and resend its open ones to the others.
+        Idempotent."""
         assert error.url is not None, error
         left = [engine for engine in self.http.engines if engine.url != error.url]
         if len(left) < len(self.http.engines):
@@ -275,9 +279,9 @@ class SglangFleet:
         )
 
     async def pause(self) -> PublishStats:
-        """Pause all engines. Raises WaitTimeout where requests do not end: aborted ones after
-        `order_timeout_s`, those that are waited for after `response_timeout_s`. What others ask of
-        the same engines stands still until `resume`, and then goes on as if nothing had been."""
+        """Pause all engines. Raises WaitTimeout if requests do not end: aborted ones after
+        `order_timeout_s`, others after `response_timeout_s`. Requests of other fleets to the same
+        engines wait until `resume`, and then continue undisturbed."""
         num_running, began = self._in_flight, time.monotonic()
         self._is_paused = True
         self._set_open()
@@ -329,8 +333,8 @@ class SglangFleet:
                     ) from None
 
     async def resume(self, version: WeightVersion) -> None:
-        """Empty the prefix caches, which are of older weights; say the version; let requests go
-        on."""
+        """Empty the prefix caches, which belong to older weights; set the version; let requests
+        continue."""
         if self._is_paused:
             if self._shares_engines:
                 await self._order_all("/continue_generation", {})
@@ -341,12 +345,12 @@ class SglangFleet:
 
     async def _ready_one(self, engine: EngineAddress, version: WeightVersion) -> None:
         await self._flush(engine)
-        said = {"new_version": str(version), "abort_all_requests": False}
-        await self._order(engine, "/update_weight_version", said)
+        body = {"new_version": str(version), "abort_all_requests": False}
+        await self._order(engine, "/update_weight_version", body)
 
     async def load(self, folder: Path, version: WeightVersion) -> None:
-        """Take the weights of another Hugging Face folder of the same model, which every engine can
-        read. Raises EngineRefused where one cannot, WaitTimeout after `response_timeout_s`."""
+        """Load the weights of another Hugging Face folder of the same model, which every engine can
+        read. Raises EngineRefused if one cannot, WaitTimeout after `response_timeout_s`."""
         async with self._changing:
             await self.pause()
             self._loaded = folder
@@ -364,21 +368,21 @@ class SglangFleet:
         await self._order(engine, f"/flush_cache?timeout={self._order_timeout_s / 2:.0f}", {})
 
     async def sleep(self) -> None:
-        """Release weights and KV cache. On a CPU SGLang has no memory saver: the order is answered
-        and changes nothing."""
+        """Release weights and KV cache. On a CPU SGLang has no memory saver: the order succeeds and
+        changes nothing."""
         await self._for_all(self._flush)  # SGLang dies of this order while it is not idle
         await self._order_all("/release_memory_occupation", {})
 
     async def sleep_weights(self) -> None:
-        """Release the weights alone, which alone are there."""
+        """Release the weights, when there is no KV cache."""
         await self._order_all("/release_memory_occupation", {"tags": ["weights"]})
 
     async def wake_weights(self) -> None:
-        """Memory of the weights back; content undefined until the next publish."""
+        """Allocate the weights again; their content is undefined until the next publication."""
         await self._order_all("/resume_memory_occupation", {"tags": ["weights"]})
 
     async def wake_cache(self) -> None:
-        """Memory of the KV cache (and of captured graphs) back."""
+        """Allocate the KV cache (and captured graphs) again."""
         await self._order_all("/resume_memory_occupation", {"tags": ["kv_cache", "cuda_graph"]})
 
     async def _order(self, engine: EngineAddress, path: str, body: dict[str, object]) -> None:
@@ -404,19 +408,19 @@ POLL_S = 0.1
 
 
 class RouterWorkers:
-    """The engines that the router sends requests to, changed while it runs, as engines die and
-    come. Asks the router through `http`."""
+    """Maintains the list of engines to which the router sends requests while it runs, as engines
+    die and come. Calls the router through `http`."""
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
 
     async def add(self, engine: EngineAddress) -> None:
-        """Returns when it gets requests. Raises WaitTimeout, EngineRefused."""
+        """Add an engine; returns when it gets requests. Raises WaitTimeout, EngineRefused."""
         await self._ask("POST", "/workers", {"url": engine.url, "api_key": engine.api_key})
         await self._until(engine.url, lambda worker: bool(worker and worker["is_healthy"]))
 
     async def remove(self, url: str) -> None:
-        """Returns when the engine at this URL gets no more requests. Raises WaitTimeout."""
+        """Remove an engine; returns when it gets no more requests. Raises WaitTimeout."""
         worker = await self._worker(url)
         if worker is not None:
             await self._ask("DELETE", f"/workers/{worker['id']}", None)

@@ -27,54 +27,54 @@ from milescli.core.units import format_duration
 RETRY_WAITS_S = (0.1, 0.5, 2.0)
 """Before each further try of a request whose connection broke."""
 ROUTER_RETRY_WAITS_S = (*RETRY_WAITS_S, 5.0, 10.0, 15.0)
-"""The same where a router is asked: one that died is replaced within seconds."""
+"""Waits before retries through a router: a dead router is replaced within seconds."""
 HEALTH_TIMEOUT_S = 10.0
 """An engine that is alive answers /health while it works; a busy machine may take seconds, or
 longer: see `find_dead`."""
 _EVENT, _LAST_EVENT = b"data: ", b"data: [DONE]"
 MAX_LINE_BYTES = 2**26
-"""Of one streamed object: a response's tokens, log-probs and routing."""
+"""Largest streamed object: a response's tokens, log-probs and routing."""
 KEEP_ALIVE_S = 2.0
-"""Of an unused connection. SGLang closes one after 5 s; who used it at that moment would lose an
-order, which is not tried again."""
+"""Lifetime of an unused connection. SGLang closes one after 5 s; using it at that moment would lose
+an order, which is not retried."""
 MAX_CONNECTIONS = 1024
 """Open sockets to router and engines together; further requests wait for one."""
 
 
 class EngineRefused(MilesError):
-    """An engine replied that it could not (4xx)."""
+    """Reports that an engine refused an order (4xx)."""
 
 
 class EngineDied(WorkerDied):
-    """An engine does not answer any more; says which."""
+    """Reports which engine does not answer any more."""
 
     url: str | None = None
-    """Of the engine; None after the error has crossed to another process."""
+    """URL of the engine; None after the error has crossed to another process."""
 
 
 class Hiccup(WorkerDied):
-    """A connection broke or a server failed, and every engine still answers."""
+    """Reports that a connection broke or a server failed although every engine still answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """One request."""
+    """Holds one request."""
 
     url: str
     who: str
     """Who is asked, for errors."""
     engines: Sequence[EngineAddress]
-    """That may be the cause where it fails."""
+    """Engines that may be the cause of a failure."""
     timeout_s: float
 
 
 class EngineHttp:
-    """One connection pool for all engines; belongs to one event loop."""
+    """Holds one connection pool for all engines; belongs to one event loop."""
 
     def __init__(
         self, engines: Sequence[EngineAddress], *, caller: str, router_url: str | None = None
     ) -> None:
-        """`caller`: who waits, for errors ("the rollout"). Opens nothing yet."""
+        """Name the `caller` for errors ("the rollout"). Opens nothing yet."""
         keys = {engine.api_key for engine in engines}
         assert len(keys) == 1, f"{len(keys)} keys for one router"
         self.engines = list(engines)
@@ -88,7 +88,7 @@ class EngineHttp:
         self._session: aiohttp.ClientSession | None = None
 
     def session(self) -> aiohttp.ClientSession:
-        """Made on first use, inside the running loop."""
+        """Return the session, created on first use inside the running loop."""
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 limit=MAX_CONNECTIONS, limit_per_host=0, keepalive_timeout=KEEP_ALIVE_S
@@ -101,25 +101,25 @@ class EngineHttp:
         return self._session
 
     def silent_s(self, url: str) -> float:
-        """Seconds since the engine at this URL replied; where a router picks, since it was asked
-        itself. Infinity: never."""
+        """Return the seconds since the engine at this URL replied; behind a router, since it was
+        called directly. Infinity if never."""
         names = [engine.name for engine in self.engines if engine.url == url]
         last = max((self._last_reply_s.get(name, -math.inf) for name in names), default=-math.inf)
         return time.monotonic() - last
 
     async def close(self) -> None:
-        """Give the sockets back."""
+        """Close the sockets."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     async def ask_any(self, path: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """POST to whichever engine the router picks, or to the first where there is no router.
-        Raises EngineDied where one of them does not answer any more.
+        """POST to the engine that the router picks, or to the first one without a router. Raises
+        EngineDied if one of them does not answer any more.
 
-        A connection that breaks although every engine answers (a kept-alive socket that closed at
-        the same moment, a full backlog) is tried again: nothing is lost by that, for equal seeds
-        give equal tokens.
+        Retries a connection that breaks although every engine answers (a kept-alive socket that
+        closed at the same moment, a full backlog): nothing is lost, since equal seeds give equal
+        tokens.
         """
         first = self.engines[0]
         base, who = (self.router_url, "the router") if self.router_url else (first.url, first.name)
@@ -134,8 +134,8 @@ class EngineHttp:
     async def stream(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> AsyncGenerator[dict[str, Any]]:
-        """POST to one engine, which streams objects (server-sent events); each as it comes.
-        Raises as `order`."""
+        """POST to one engine, which streams objects (server-sent events), and yield each as it
+        arrives. Raises as `order`."""
         call = _call_of(engine, path, timeout_s)
         async with self._open(call, body) as response:
             if response.status != 200:
@@ -151,7 +151,7 @@ class EngineHttp:
     async def order(
         self, engine: EngineAddress, path: str, body: dict[str, Any], *, timeout_s: float
     ) -> dict[str, Any]:
-        """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup where the
+        """POST to one engine. Raises EngineRefused, EngineDied, WaitTimeout, and Hiccup if the
         connection broke and the engine still answers."""
         reply = await self._post(_call_of(engine, path, timeout_s), body)
         self._last_reply_s[engine.name] = time.monotonic()
@@ -220,30 +220,31 @@ class EngineHttp:
         *,
         within_s: float = HEALTH_TIMEOUT_S,
     ) -> EngineDied | None:
-        """Return the error for the first of them that is known to be dead, or None. `detail`: what
-        made the caller ask.
+        """Return the error for the first of the engines that is known to be dead, or None. `detail`
+        says why the caller asks.
 
-        One that is dead refuses /health at once. One that computes may take long to answer, and is
-        waited for, `within_s` at most. Who watches its processes (`runtime.engine_watch`) tells it
-        from one that hangs, and ends that one: then it refuses, too."""
-        asked = {
+        A dead engine refuses /health at once. A busy one may answer late, within at most
+        `within_s`. The watcher of its processes (`runtime.recovery`) distinguishes it from one that
+        hangs, and ends that one, which then refuses too.
+        """
+        engine_of = {
             asyncio.ensure_future(self.is_alive(engine, within_s=within_s)): engine
             for engine in engines
         }
-        waiting = set(asked)
+        waiting = set(engine_of)
         try:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for reply in done:
                     if not reply.result():
-                        return engine_died(asked[reply], detail)
+                        return engine_died(engine_of[reply], detail)
         finally:
             for reply in waiting:
                 reply.cancel()
         return None
 
     async def is_alive(self, engine: EngineAddress, *, within_s: float = HEALTH_TIMEOUT_S) -> bool:
-        """True if it answers /health with 200 in this time."""
+        """Return True if the engine answers /health with 200 within this time."""
         try:
             async with (
                 asyncio.timeout(within_s),
@@ -268,7 +269,7 @@ def _refused(call: _Call, why: str) -> EngineRefused:
 
 
 def engine_died(engine: EngineAddress, detail: str) -> EngineDied:
-    """Return the error that says so, with its last words."""
+    """Return the error of a dead engine, with its last log lines."""
     words = f"its log ends:\n{last_log_lines(engine.log_path)}"
     error = EngineDied(
         f"{engine.name} is dead: {engine.url} does not answer",
@@ -298,7 +299,7 @@ class Orders:
     """Sends orders from a trainer rank to the engines of one channel, all at once."""
 
     def __init__(self, engines: list[EngineAddress], *, timeout_s: float) -> None:
-        """`timeout_s` bounds each order."""
+        """Send orders to `engines`. `timeout_s` bounds each order."""
         self.engines = engines
         self.timeout_s = timeout_s
         self._http = EngineHttp(engines, caller="the trainer")
@@ -309,8 +310,7 @@ class Orders:
     def begin_all(
         self, path: str, bodies: list[dict[str, Any]], *, timeout_s: float | None = None
     ) -> list[Reply]:
-        """Send body i to engine i; does not wait. `timeout_s`: where another bound than that of all
-        orders holds."""
+        """Send body i to engine i without waiting. `timeout_s` replaces the bound of all orders."""
         bound_s = self.timeout_s if timeout_s is None else timeout_s
         return [
             self._soon(self._http.order(engine, path, body, timeout_s=bound_s))
@@ -321,8 +321,8 @@ class Orders:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def finish(self, replies: list[Reply]) -> list[dict[str, Any]]:
-        """Return the replies; or the first failure, at once: a dead engine can keep the others
-        waiting for it. Each order is bounded by itself."""
+        """Return the replies; raise the first failure at once, since a dead engine can block the
+        others. Each order has its own bound."""
         done, _ = wait(replies, return_when=FIRST_EXCEPTION)
         for reply in replies:
             if reply in done and (error := reply.exception()):
@@ -336,16 +336,16 @@ class Orders:
             return error
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
-            found = self._http.find_dead(
+            search = self._http.find_dead(
                 self.engines, f"{error.what}: {error.why}", within_s=self.timeout_s
             )
-            if (dead := self._soon(found).result()) is not None:
+            if (dead := self._soon(search).result()) is not None:
                 return dead
             time.sleep(0.1)
         return error
 
     def close(self) -> None:
-        """Give sockets and thread back; an order that is under way is given up."""
+        """Close sockets and thread; cancels an order in progress."""
         self._soon(self._http.close()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -31,19 +31,19 @@ _CPU_PATH = Path(__file__).parents[1] / "cpu_path"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyForm:
-    """How a model writes its responses."""
+    """Describes how a model writes its responses."""
 
     tool_parser: str
-    """As SGLang names it; auto: by the template and the special tokens; none."""
+    """SGLang's name of the parser; auto: chosen by the template and the special tokens; none."""
     reasoning_parser: str
     """Likewise."""
     template: str | None
-    """Of chats."""
+    """Chat template."""
     special_texts: tuple[str, ...] = ()
     """Special tokens."""
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the special tokens, all that SGLang's detection asks a tokenizer for."""
+        """Return the special tokens, which are all that SGLang's detection needs of a tokenizer."""
         return dict.fromkeys(self.special_texts, 0)
 
 
@@ -76,7 +76,7 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
     from sglang.srt.parser.reasoning_parser import ReasoningParser
 
     forced, config = detection.detect_reasoning_pattern(form.template)
-    found = []
+    chosen = []
     for name, key, known, detect in (
         (
             form.tool_parser,
@@ -92,14 +92,14 @@ def _parsers(form: ReplyForm) -> tuple[str | None, str | None]:
         ),
     ):
         if name == AUTO:
-            found.append(detect(form.template, form, config, forced))
+            chosen.append(detect(form.template, form, config, forced))
         elif name == NONE:
-            found.append(None)
+            chosen.append(None)
         elif name in known:
-            found.append(name)
+            chosen.append(name)
         else:
             raise no_parser(name, key=key, known=known)
-    return found[0], found[1]
+    return chosen[0], chosen[1]
 
 
 def _make_importable() -> None:
@@ -159,9 +159,9 @@ def _bad_arguments(calls: Sequence[ToolCall]) -> str | None:
 
 
 START_TIMEOUT_S = 150.0
-"""Of the first response, which waits for SGLang to be imported."""
+"""Bound on the first response, which waits for SGLang's import."""
 PARSE_TIMEOUT_S = 20.0
-"""Of each later one, which takes less than a millisecond; many come at once."""
+"""Bound on each later one, which takes less than a millisecond; many arrive at once."""
 _PROMPT_END = 64
 """Characters of the prompt that tell whether reasoning was opened."""
 
@@ -170,7 +170,7 @@ class SglangReplies:
     """Implements milescli.rollout.base.ReplyParser. Belongs to one event loop."""
 
     def __init__(self, form: ReplyForm, *, process: AsyncWorker | None = None) -> None:
-        """`process`: of another one, to share; None: one of its own, which begins with the first
+        """Parse in `process`, shared with another instance; None creates one at the first
         response."""
         self._form = form
         self._num_ended, self._has_replied = 0, False
@@ -180,18 +180,18 @@ class SglangReplies:
     async def parse(
         self, text: str, tools: Sequence[Mapping[str, Any]], *, prompt_end: str = ""
     ) -> Parsed:
-        """Parse a response. A process that has ended, or does not reply, is replaced, once for a
+        """Parse a response. A process that has ended, or does not reply, is replaced once per
         response. Raises WorkerDied."""
-        asked = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
-        return await self._asked(asked) or await self._asked(asked, is_last=True)
+        arguments = (self._form, text, prompt_end[-_PROMPT_END:], list(tools))
+        return await self._call(arguments) or await self._call(arguments, is_last=True)
 
-    async def _asked(self, asked: tuple[Any, ...], *, is_last: bool = False) -> Any:
+    async def _call(self, arguments: tuple[Any, ...], *, is_last: bool = False) -> Any:
         """Return the parsed response; None where the process fails, unless it is the last try."""
         num_ended = self._num_ended
         bound_s = PARSE_TIMEOUT_S if self._has_replied else START_TIMEOUT_S
         try:
             async with asyncio.timeout(bound_s):
-                parsed = await self.process.call(*asked, answer=_nothing)
+                parsed = await self.process.call(*arguments, answer=_nothing)
             self._has_replied = True
             return parsed
         except (CallFailed, TimeoutError) as error:
@@ -211,7 +211,7 @@ class SglangReplies:
         self.process.close()
 
 
-async def _nothing(*asked: object) -> None:
+async def _nothing(*arguments: object) -> None:
     """Answer nothing: the parsers ask for nothing."""
 
 
@@ -224,7 +224,7 @@ _TABLES = {
 
 
 def check_parsers(rollout: Rollout) -> None:
-    """Raises RecipeError where `rollout.tool_parser` or `rollout.reasoning_parser` names none."""
+    """Raise RecipeError if `rollout.tool_parser` or `rollout.reasoning_parser` names no parser."""
     for key in _TABLES:
         name = getattr(rollout, key)
         known = names_of(key) if name not in (AUTO, NONE) else ()
@@ -233,8 +233,8 @@ def check_parsers(rollout: Rollout) -> None:
 
 
 def names_of(key: str) -> list[str]:
-    """Return the names of SGLang's parsers; empty where SGLang has them elsewhere than we know of:
-    it says itself then."""
+    """Return the names of SGLang's parsers; empty if SGLang has moved them, and reports unknown
+    names itself."""
     file, table = _TABLES[key]
     spec = find_spec("sglang")
     roots = spec.submodule_search_locations if spec is not None else None

@@ -1,5 +1,5 @@
-"""What an engine's /generate says, as our types; and how the parts of a response that was
-paused become one. Pure."""
+"""Parses the replies of an engine's /generate, and joins the parts of a response that was paused.
+Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from milescli.rollout.base import Completion, GenerateRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What one engine replied to one request."""
+    """Holds one engine's reply to one request."""
 
     token_ids: list[int]
     """[num_tokens] new tokens."""
@@ -37,13 +37,13 @@ class Reply:
     guesses: Guesses = NO_GUESSES
 
     def all_of(self, version: WeightVersion) -> Reply:
-        """Return the same reply, every token of it made by this version."""
+        """Return the same reply with every token attributed to this version."""
         whole = [VersionSpan(start=0, end=len(self.token_ids), version=version)]
         return replace(self, spans=whole if self.token_ids else [])
 
 
 def read_reply(raw: dict[str, Any]) -> Reply:
-    """Return the JSON of /generate (with return_logprob) as a Reply."""
+    """Parse the JSON of /generate (with return_logprob)."""
     meta = raw["meta_info"]
     token_ids = list(raw.get("output_ids") or [])
     chosen = meta.get("output_token_logprobs") or []
@@ -90,7 +90,7 @@ def prompt_logprobs(raw: dict[str, Any]) -> array[float]:
 
 @dataclass(slots=True, kw_only=True)
 class PartialResponse:
-    """The part of one response that there is so far; grows by one Reply at a time."""
+    """Accumulates one response, one Reply at a time."""
 
     request: GenerateRequest
     token_ids: list[int] = field(default_factory=list)
@@ -108,9 +108,9 @@ class PartialResponse:
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the next /generate: everything so far is its prompt, the rest of the budget
-        its limit. The sampler hashes seed and position, so the tokens are those of an unbroken run
-        where the weights are the same."""
+        """Return the body of the next /generate: everything so far is its prompt, the rest of the
+        budget its limit. The sampler hashes seed and position, so equal weights give the tokens of
+        an uninterrupted run."""
         wanted = self.request
         sampling: dict[str, Any] = {
             "max_new_tokens": wanted.max_new_tokens - len(self.token_ids),
@@ -134,8 +134,8 @@ class PartialResponse:
         }
 
     def extend(self, reply: Reply) -> None:
-        """Append what came back. Rows of routing that are there already are not asked for again:
-        they are of the weights that sampled."""
+        """Append a reply. Routing rows that exist are not requested again: they belong to the
+        weights that sampled."""
         offset = len(self.token_ids)
         self.token_ids += reply.token_ids
         self.logprobs.extend(reply.logprobs)
@@ -163,7 +163,7 @@ class PartialResponse:
     def completion(
         self, stop_reason: StopReason, *, routing_shape: tuple[int, int] | None
     ) -> Completion:
-        """Return the whole. `routing_shape`: (layers, topk) of the model, for the routing
+        """Return the whole response. `routing_shape` is the model's (layers, topk), for the routing
         record."""
         return Completion(
             response_ids=self.token_ids,

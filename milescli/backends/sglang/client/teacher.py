@@ -1,5 +1,4 @@
-"""Teachers behind SGLang servers that somebody else started, asked by HTTP what they would have
-said."""
+"""Queries teachers behind SGLang servers that somebody else started."""
 
 from __future__ import annotations
 
@@ -22,17 +21,17 @@ from milescli.rollout.endpoint import Endpoint
 KEY = "train.distill.teachers"
 SECTION = "train.distill.server"
 MAX_REPLY_BYTES = 256 * 1024**2
-"""Of one trajectory: about 30 bytes for each of a token's likeliest."""
+"""Largest reply for one trajectory: about 30 bytes for each of a token's likeliest."""
 NUM_COMPARED = 512
 """Tokens, spread over the vocabulary, that both must write as the same text."""
 NUM_SHOWN = 3
 
 
 class SglangTeacher:
-    """Belongs to one event loop."""
+    """Queries one served teacher. Belongs to one event loop."""
 
     def __init__(self, teacher: Teacher, settings: Distill) -> None:
-        """Raises RecipeError where the environment has no key."""
+        """Connect to the teacher. Raises RecipeError if the environment lacks its key."""
         assert teacher.url is not None, "the trainer's ranks hold it"
         self.url = teacher.url.rstrip("/")
         self._topk = 0 if settings.kl == "sampled" else settings.top_k
@@ -67,12 +66,12 @@ class SglangTeacher:
         return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
 
     async def say_all(self, rows: Sequence[Trajectory]) -> list[TeacherTokens]:
-        """Return those of each sequence. Raises EndpointError."""
+        """Return the teacher's log-probs of each sequence. Raises EndpointError."""
         return await all_or_first_error([self.say(row.token_ids) for row in rows])
 
     async def require_same_tokens(self, tokenizer: ChatTokenizer, *, num_tokens: int) -> None:
-        """`tokenizer`: the policy's, whose model knows `num_tokens`. Raises RecipeError where the
-        teacher writes one of NUM_COMPARED tokens otherwise; EndpointError where it does not
+        """Compare the teacher's tokenizer with the policy's, whose model knows `num_tokens`. Raises
+        RecipeError if one of NUM_COMPARED tokens differs; EndpointError if the teacher does not
         answer, as for a token that it does not know."""
         # of a vocabulary's last token SGLang writes the text of its first
         known = min(num_tokens - 1, len(tokenizer.inner))
@@ -99,7 +98,7 @@ class SglangTeacher:
             )
 
     async def model(self) -> str:
-        """Name of the served model: equal names are taken for equal weights."""
+        """Return the name of the served model; equal names are assumed to mean equal weights."""
         reply = await self._server.get("/get_model_info")
         return str(reply.get("model_path") if isinstance(reply, dict) else reply)
 
@@ -125,14 +124,15 @@ class ServedTeachers:
     """Implements milescli.rollout.episode.episode.Teaching. Belongs to one event loop."""
 
     def __init__(self, recipe: Recipe) -> None:
-        """All teachers of the recipe."""
+        """Connect to all teachers of the recipe."""
         settings = recipe.train.distill
         self.teachers = [SglangTeacher(teacher, settings) for teacher in settings.teachers]
         self._by_source = teachers_by_source(settings)
 
     async def meet(self, tokenizer: ChatTokenizer, num_tokens: int) -> list[str]:
-        """Return the address and model of each teacher. `tokenizer`: the policy's, whose model
-        knows `num_tokens`. Raises RecipeError or EndpointError."""
+        """Check the tokenizer of every teacher against the policy's, whose model knows
+        `num_tokens`, and return the address and model of each. Raises RecipeError or
+        EndpointError."""
         for teacher in self.teachers:
             await teacher.require_same_tokens(tokenizer, num_tokens=num_tokens)
         return await self.models()
@@ -143,7 +143,7 @@ class ServedTeachers:
 
     async def taught(self, prompt: Prompt, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         teacher = self.teachers[self._by_source.get(prompt.source, 0)]
-        said = await teacher.say_all(trajectories)
+        answers = await teacher.say_all(trajectories)
         return [
-            replace(line, teacher=words) for line, words in zip(trajectories, said, strict=True)
+            replace(line, teacher=words) for line, words in zip(trajectories, answers, strict=True)
         ]

@@ -9,7 +9,7 @@ VERSION = "0.0.0+miles.cpu.stub"
 
 
 class _Missing:
-    """What is imported: has every attribute, and does nothing."""
+    """Stands in for anything imported: has every attribute, and does nothing."""
 
     def __init__(self, name):
         self.__name__ = name
@@ -26,7 +26,7 @@ class _Missing:
 
 
 class _Submodules(MetaPathFinder, Loader):
-    """`torchvision.transforms.v2.functional` and all others below a stand-in."""
+    """Imports `torchvision.transforms.v2.functional` and everything else below a stand-in."""
 
     def __init__(self):
         self.paths = []
@@ -48,7 +48,7 @@ sys.meta_path.append(_submodules)
 
 
 def stand_in(name):
-    """Make an imported module, which is empty, a stand-in for the package of its name."""
+    """Turn an imported, empty module into a stand-in for the package of its name."""
     module = sys.modules[name]
     module.__version__ = VERSION
     module.__path__ = []

@@ -19,7 +19,7 @@ before_replacing: list[Callable[[Any, str], None]] = []
 
 
 def install() -> None:
-    """Let every engine's model take an adapter wherever it takes weights."""
+    """Let every engine's model receive an adapter through the same calls as weights."""
     from sglang.srt.model_executor.model_runner import ModelRunner
 
     begin = ModelRunner.init_lora_manager
@@ -50,8 +50,8 @@ def _take_adapters(model: torch.nn.Module, manager: Any) -> None:
 
 
 def replace_adapter(manager: Any, name: str, tensors: dict[str, torch.Tensor]) -> None:
-    """`tensors`: all of them, by PEFT's names. They are copied: on a CPU they lie in memory of the
-    sender's, and SGLang keeps some as they are."""
+    """Replace the adapter by `tensors`, all of them, by PEFT's names. They are copied: on a CPU
+    they lie in the sender's memory, and SGLang stores some without a copy."""
     ref = _ref_of(manager, name)
     named = {each: tensor.clone() for each, tensor in tensors.items()}
     manager.load_lora_weights_from_tensors(ref, named)
@@ -82,7 +82,7 @@ def _slot_of(manager: Any, name: str) -> int:
 
 
 def adapter_tensors(manager: Any, name: str) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return (name, tensor) of all that the layers compute this adapter with on this rank."""
+    """Return (name, tensor) of everything with which this rank's layers compute the adapter."""
     slot, pool = _slot_of(manager, name), manager.memory_pool
     return [
         (f"{which} of {module} in layer {layer}", buffer[slot])

@@ -56,8 +56,8 @@ def _pair_weights_of(model: torch.nn.Module) -> None:
 def in_pairs(
     weights: Iterable[tuple[str, torch.Tensor]], waiting: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the weights, with halves held back in `waiting` (by name; copies, since the sender
-    uses its memory again) until the other half is there too."""
+    """Yield the weights. Holds back halves in `waiting` (by name; copies, since the sender reuses
+    its memory) until the other half arrives."""
     for name, tensor in weights:
         other = _other_half(name)
         if other is None:

@@ -26,18 +26,19 @@ NINE_BIT_EXPERTS = 512
 
 
 def request_id(known_rows: int) -> str:
-    """Return the `rid` of a request whose record is wanted, without its first `known_rows` rows."""
+    """Return the `rid` of a request whose routing record is wanted, without its first `known_rows`
+    rows."""
     return f"{_WANTED}{known_rows}"
 
 
 def wanted_from(rid: str | None) -> int | None:
-    """Return the first row that is wanted; None: no record is."""
+    """Return the first wanted row of the record; None if no record is wanted."""
     head, _, _ = (rid or "").partition("/")
     return int(head.removeprefix(_WANTED)) if head.startswith(_WANTED) else None
 
 
 def install() -> None:
-    """Heed the ids of requests; narrow the record where it is taken out of the cache."""
+    """Interpret the ids of requests, and cut the record when it is taken out of the cache."""
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.state_capturer.routed_experts import RoutedExpertsCapturer
@@ -86,8 +87,8 @@ def _unique(rid: str) -> str:
 
 
 def packed(rows: torch.Tensor, *, num_experts: int) -> torch.Tensor:
-    """Return [rows, layers, topk] -> [rows, ...], which `unpacked` reads. Of nine bits, the lower
-    eight of a row come first, one byte each, then the ninth of each, eight to a byte."""
+    """Pack [rows, layers, topk] -> [rows, ...] for `unpacked`. Of nine-bit numbers, the lower eight
+    bits of a row come first, one byte each, then the ninth bits, eight to a byte."""
     import numpy as np  # on one thread: torch's would wait for the cores that engines compute on
     import torch
 
@@ -108,8 +109,8 @@ def _has_nine_bits(numbers: int, num_experts: int) -> bool:
 
 
 def unpacked(sent: bytes, *, num_rows: int, numbers: int) -> bytes:
-    """One byte, or two, of each number; `numbers`: of a row. Raises AssertionError where so many
-    bytes are of no such record."""
+    """Unpack to one byte, or two, per number; `numbers` is their count per row. Raises
+    AssertionError if the number of bytes does not fit."""
     per_row, left = divmod(len(sent), max(num_rows, 1))
     nine = numbers + -(-numbers // 8)
     assert not left and (not num_rows or per_row in (numbers, nine, 2 * numbers)), (

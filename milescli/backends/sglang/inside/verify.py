@@ -29,9 +29,9 @@ BEGIN, END = "begin", "end"
 DIFFERS = "weights differ: "
 """How the reply starts where they do."""
 
-Held = Sequence[tuple[str, torch.Tensor]]
+NamedTensors = Sequence[tuple[str, torch.Tensor]]
 """(name, tensor)"""
-_kept: dict[bool, dict[str, torch.Tensor]] = {}
+_copies: dict[bool, dict[str, torch.Tensor]] = {}
 """Copies by name, of the model (False) and of its MTP layer (True)."""
 _pointers: dict[bool, set[int]] = {}
 """Where lies what they are copies of."""
@@ -50,10 +50,10 @@ def install() -> None:
         order, is_mtp = named_tensors[0][0], runner.is_draft_worker
         if runner.lora_manager is not None:
             return _begin_adapter() if order == BEGIN else _end_adapter(runner.lora_manager)
-        held = list(runner.model.named_parameters())
+        weights = list(runner.model.named_parameters())
         if order == BEGIN:
-            return begin(held, is_mtp=is_mtp)
-        verdict = _end_on_all_ranks(held, is_mtp=is_mtp)
+            return begin(weights, is_mtp=is_mtp)
+        verdict = _end_on_all_ranks(weights, is_mtp=is_mtp)
         if is_mtp and hasattr(runner.model, "post_load_weights"):
             runner.model.post_load_weights(is_nextn=True)  # what is derived of them, too
         return verdict
@@ -85,35 +85,35 @@ def _end_adapter(manager: Any) -> tuple[bool, str]:
 
 
 @torch.no_grad()
-def begin(held: Held, *, is_mtp: bool = False) -> tuple[bool, str]:
-    """Copies go to host memory: there may be no room for a second model on the device. What the
-    other of two models has kept already is left to it."""
+def begin(weights: NamedTensors, *, is_mtp: bool = False) -> tuple[bool, str]:
+    """Copy the weights to host memory, since the device may lack room for a second model, and
+    overwrite them. Skips weights that the other of two models has already saved."""
     theirs = _pointers.get(not is_mtp, set())
-    own = [(name, tensor) for name, tensor in held if tensor.data_ptr() not in theirs]
+    own = [(name, tensor) for name, tensor in weights if tensor.data_ptr() not in theirs]
     _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
-    _kept[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
+    _copies[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
     for _, tensor in own:
         tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
     return True, f"{len(own)} parameters kept"
 
 
 @torch.no_grad()
-def end(held: Held, *, is_mtp: bool = False) -> str | None:
-    """Return what differs first, or None. Puts the copies back in any case."""
+def end(weights: NamedTensors, *, is_mtp: bool = False) -> str | None:
+    """Return the first weight that differs, or None. Restores the copies in any case."""
     finding = None
-    copies = _kept.pop(is_mtp)
+    copies = _copies.pop(is_mtp)
     del _pointers[is_mtp]
-    for name, tensor in held:
-        if (kept := copies.get(name)) is None:
+    for name, tensor in weights:
+        if (copy := copies.get(name)) is None:
             continue
         sent = tensor.detach().to("cpu")
         is_missing = torch.isnan(sent)
         # padding that SGLang adds, and any zero, needs no sending
-        sent.masked_fill_(is_missing & (kept == 0), 0)
+        sent.masked_fill_(is_missing & (copy == 0), 0)
         is_ours = not (is_mtp and bool(is_missing.all()))
-        if is_ours and finding is None and not torch.equal(_bytes(kept), _bytes(sent)):
-            finding = _describe(name, held=kept, sent=sent)
-        tensor.copy_(kept)
+        if is_ours and finding is None and not torch.equal(_bytes(copy), _bytes(sent)):
+            finding = _describe(name, expected=copy, sent=sent)
+        tensor.copy_(copy)
     return finding
 
 
@@ -121,32 +121,32 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _describe(name: str, *, held: torch.Tensor, sent: torch.Tensor) -> str:
-    differs = held.reshape(-1) != sent.reshape(-1)
+def _describe(name: str, *, expected: torch.Tensor, sent: torch.Tensor) -> str:
+    differs = expected.reshape(-1) != sent.reshape(-1)
     where = differs.nonzero().squeeze(1)
     if len(where) == 0:  # equal as numbers, not as bits: signed zeros
         return f"{name}: the sign of zeros"
     first = int(where[0])
     if torch.isnan(sent.reshape(-1)[where]).all():
         return (
-            f"{name}: {len(where)} of {held.numel()} values were not sent, the first at flat "
+            f"{name}: {len(where)} of {expected.numel()} values were not sent, the first at flat "
             f"index {first}"
         )
-    held_value, sent_value = float(held.reshape(-1)[first]), float(sent.reshape(-1)[first])
+    expected_value, sent_value = float(expected.reshape(-1)[first]), float(sent.reshape(-1)[first])
     return (
-        f"{name}: {len(where)} of {held.numel()} values, the first at flat index {first}, held "
-        f"{held_value!r}, sent {sent_value!r}"
+        f"{name}: {len(where)} of {expected.numel()} values, the first at flat index {first}, held "
+        f"{expected_value!r}, sent {sent_value!r}"
     )
 
 
-def _end_on_all_ranks(held: Held, *, is_mtp: bool) -> tuple[bool, str]:
+def _end_on_all_ranks(weights: NamedTensors, *, is_mtp: bool) -> tuple[bool, str]:
     """Every rank compares its own shard; rank 0 alone replies, so it collects the others'
     findings."""
     from sglang.srt.distributed import get_tp_group
 
     group = get_tp_group()
     findings: list[str | None] = [None] * group.world_size
-    own = end(held, is_mtp=is_mtp)
+    own = end(weights, is_mtp=is_mtp)
     give_back_freed_memory()  # else an engine on a CPU keeps as much as its weights, for good
     torch.distributed.all_gather_object(findings, own, group=group.cpu_group)
     for rank, finding in enumerate(findings):

@@ -1,6 +1,6 @@
-"""May `engines.extra` go to SGLang's server? Asked of SGLang's own parser, in a process of its own,
-before a device is taken: an argument that it does not know, or that miles sets already, is refused.
-Called by whoever composes a run; `python -m` is that process."""
+"""Checks `engines.extra` with SGLang's own parser, in a separate process, before a device is taken:
+refuses arguments that SGLang does not know, or that miles sets already. Called by code that
+composes a run; `python -m` is that process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ FREE = {"decode_log_interval", "log_level", "log_level_http", "sampling_backend"
 
 
 def check_extra(spec: EngineSpec) -> None:
-    """Raises RecipeError where `spec.extra_args` are not SGLang's, or not the user's to set;
-    MachineError where SGLang cannot be asked."""
+    """Raise RecipeError if `spec.extra_args` are not SGLang's, or not the user's to set;
+    MachineError if SGLang's parser is not available."""
     if not spec.extra_args:
         return
     extra = list(spec.extra_args)
@@ -62,10 +62,10 @@ def check_extra(spec: EngineSpec) -> None:
             check=True,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = (error.stderr or "").strip().splitlines()
+        lines = (error.stderr or "").strip().splitlines()
         raise MachineError(
             "SGLang's arguments cannot be read here",
-            why=said[-1] if said else str(error),
+            why=lines[-1] if lines else str(error),
             fix=["miles doctor", "--set engines.extra=[]"],
         ) from error
     reply = json.loads(done.stdout.splitlines()[-1])
@@ -107,20 +107,20 @@ def _refusal(name: str, value: str) -> RecipeError:
 
 
 def read_arguments(ours: Sequence[str], extra: Sequence[str]) -> dict[str, object]:
-    """SGLang's names of what each of the two sets, with the values of `extra`; or what its parser
-    says against `extra`."""
+    """Return SGLang's names of what each of the two argument lists sets, with the values of
+    `extra`; or the parser's complaint about `extra`."""
     from sglang.srt.server_args import ServerArgs
 
     parser = argparse.ArgumentParser(prog="sglang")
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:  # so that only what is given is in the namespace
         action.default, action.required = argparse.SUPPRESS, False
-    said = io.StringIO()
+    usage = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(usage):
             given = vars(parser.parse_args(list(extra)))
     except SystemExit:
-        return {"problem": said.getvalue().strip().rpartition("error: ")[2] or "it asks for help"}
+        return {"problem": usage.getvalue().strip().rpartition("error: ")[2] or "it asks for help"}
     known = sorted(vars(parser.parse_args(list(ours))))
     return {"given": {name: str(value) for name, value in given.items()}, "ours": known}
 

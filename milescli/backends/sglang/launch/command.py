@@ -1,4 +1,4 @@
-"""How an engine is started: the arguments and the environment of `sglang.launch_server`. Pure."""
+"""Composes the arguments and the environment of `sglang.launch_server`. Pure."""
 
 from __future__ import annotations
 
@@ -172,14 +172,14 @@ def _attention_backend(spec: EngineSpec) -> str | None:
 
 
 def engine_environment(spec: EngineSpec) -> dict[str, str]:
-    """Return the whole environment of the engine: ours, inherited (MILES_RUN_TOKEN with it), and
+    """Return the whole environment of the engine: ours, inherited (including MILES_RUN_TOKEN), and
     what the device needs."""
     return without_secrets(os.environ) | own_environment(spec)
 
 
 def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
-    """Return the variables that an engine needs beyond what it inherits. `family`: of its model on
-    a CPU, where the folder is not there yet; None: as the folder says."""
+    """Return the variables that an engine needs beyond what it inherits. `family` is that of its
+    model on a CPU before the folder exists; None reads the folder."""
     env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
     env["SPT_NOENV"] = "1"

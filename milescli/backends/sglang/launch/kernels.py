@@ -19,7 +19,7 @@ SKIP_CHECK = "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """SGLang's CUDA kernels that are installed, and those that belong to the installed torch."""
+    """Compares SGLang's installed CUDA kernels with those that belong to the installed torch."""
 
     torch: str | None
     """`2.11.0`; None: not installed."""
@@ -29,7 +29,7 @@ class Kernels:
 
     @property
     def fit(self) -> bool:
-        """True if they were tested with this torch."""
+        """Return True if they were tested with this torch."""
         return self.installed is not None and self.installed == self.tested
 
 
@@ -44,16 +44,16 @@ def kernels(version_of: Callable[[str], str] = importlib.metadata.version) -> Ke
 
 
 def has_flash_attention() -> bool:
-    """True if the installed kernels have FlashAttention-3, nine tenths of their size, which a small
-    installation leaves out. True where there are none at all: that is somebody else's error."""
+    """Return True if the installed kernels have FlashAttention-3, nine tenths of their size, which
+    a small installation omits. Also True without any kernels, which is reported elsewhere."""
     spec = importlib.util.find_spec("sgl_kernel")
     folders = [Path(folder) for folder in (spec and spec.submodule_search_locations) or []]
     return not folders or any(any(folder.glob("flash_ops*.so")) for folder in folders)
 
 
 def kernel_environment() -> dict[str, str]:
-    """Return variables for an engine on CUDA: the kernels that were tested with an older torch are
-    older than SGLang asks for."""
+    """Return variables for an engine on CUDA: kernels that were tested with an older torch are
+    older than SGLang requires."""
     return {SKIP_CHECK: "1"} if kernels().fit else {}
 
 

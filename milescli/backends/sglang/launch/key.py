@@ -1,8 +1,8 @@
-"""The key of a run: engines and router refuse every request that does not bear it, but for those
-that ask after health.
+"""Manages the API key of a run: engines and router refuse every request without it, except health
+checks.
 
 It travels in the environment of a process, never in its arguments; and SGLang, which writes its own
-arguments into its log and into /server_info, does not hold it among them.
+arguments into its log and into /server_info, does not have it among them.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ again."""
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Headers of a request; none where there is no key."""
+    """Return the headers of a request; empty without a key."""
     return {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
 
 
 def take() -> str | None:
-    """Return the key that this process was given. Children do not inherit it afterwards, and no
+    """Remove and return the key of this process. Children do not inherit it afterwards, and no
     report of the environment shows it."""
     return os.environ.pop(KEY_VARIABLE, None)
 
 
 def install(api_key: str) -> None:
-    """Let SGLang's own check stand before every endpoint of this process, with a key that its
-    arguments do not have. Its check leaves websockets alone, so there are none. Called by the
+    """Put SGLang's own check before every endpoint of this process, with a key that does not appear
+    in its arguments. The check does not cover websockets, so these are removed. Called by the
     plug-in, before SGLang imports its HTTP server."""
     from sglang.srt.utils import auth
     from starlette.routing import WebSocketRoute

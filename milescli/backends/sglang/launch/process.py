@@ -36,7 +36,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None) -> int:
-    """Return the status of a GET. Raises OSError where nobody answers."""
+    """Return the status of a GET. Raises OSError if nobody answers."""
     try:
         with DIRECT.open(
             urllib.request.Request(url, headers=headers or {}), timeout=timeout_s
@@ -49,16 +49,16 @@ def status(url: str, *, timeout_s: float, headers: dict[str, str] | None = None)
 
 
 class Child(Protocol):
-    """The methods used of a process that was started: `subprocess.Popen`, or one like it."""
+    """Declares the methods used of a started process: `subprocess.Popen`, or one like it."""
 
     pid: int
     """Also the id of its process group."""
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
 
     def wait(self, timeout: float) -> int:
-        """Exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for and return the exit code. Raises subprocess.TimeoutExpired."""
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process alone."""
@@ -66,7 +66,7 @@ class Child(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLook:
-    """The state of a process and of those without which it cannot work."""
+    """Holds the state of a process and of those that it needs."""
 
     ended: str | None = None
     """How one of them ended; None: all run."""
@@ -77,18 +77,18 @@ class ProcessLook:
 
 
 class ManagedProcess:
-    """Starts one command, watches it, and stops it with all that it spawned."""
+    """Starts one command, watches it, and stops it with everything that it started."""
 
     ready_path = "/health"
-    """What answers 200 when it is ready."""
+    """Path that answers 200 when it is ready."""
     stop_signal = signal.SIGTERM
-    """What asks it to end in good order."""
+    """Signal that asks it to end in order."""
 
     def __init__(
         self, *, name: str, command: list[str], env: dict[str, str], log_path: Path, url: str
     ) -> None:
-        """`name` as errors call it; `env`: the child's whole environment; `url` answers GET
-        `ready_path` when it is ready."""
+        """Prepare to run `command` in `env`, its whole environment. `name` is used in errors; `url`
+        answers GET `ready_path` when the process is ready."""
         self.name = name
         self.command = command
         self.env = env
@@ -102,20 +102,20 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Also the id of its process group; None before `start`."""
+        """Return the process id, which is also that of its process group; None before `start`."""
         return self._process.pid if self._process else None
 
     def group(self) -> int | None:
-        """Id of its process group; None before `start`."""
+        """Return the id of its process group; None before `start`."""
         return self.pid
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         assert self._process is not None, f"{self.name} was not started"
         return self._process.poll()
 
     def ended(self) -> str | None:
-        """Return how it ended, for people; None while it runs."""
+        """Describe how it ended; None while it runs."""
         code = self.poll()
         if code is None:
             return None
@@ -123,7 +123,7 @@ class ManagedProcess:
         return f"its process ended {how}"
 
     def look(self) -> ProcessLook:
-        """Return what the system says of it now."""
+        """Return the current state according to the system."""
         cpu_s = sum(map(cpu_seconds, self._computing_pids()))
         return ProcessLook(ended=self.ended(), stopped=self._stopped(), cpu_s=cpu_s)
 
@@ -137,9 +137,9 @@ class ManagedProcess:
         return f"its process {self._process.pid} is stopped (SIGSTOP)" if is_stopped else None
 
     def start(self) -> None:
-        """Spawn it, in a session of its own so that a Ctrl-C in the terminal reaches only us.
-        Returns at once. What asks it to end reaches it, also from a Ray actor: there SIGINT is
-        blocked, and a child inherits that of the thread that spawns it."""
+        """Start it in its own session, so that a Ctrl-C in the terminal reaches only us. Returns at
+        once. Unblocks SIGINT, which a Ray actor blocks and a child inherits, so that the process
+        can be asked to end."""
         assert self._process is None, f"{self.name} was started already"
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_begins = self.log_path.stat().st_size if self.log_path.exists() else 0
@@ -164,8 +164,8 @@ class ManagedProcess:
             )
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Seconds from start until it answers. Raises WorkerDied as soon as it has ended
-        (WorkerKilled where nothing in it was wrong), WaitTimeout at the bound."""
+        """Wait until it answers; returns the seconds from start. Raises WorkerDied as soon as it
+        has ended (WorkerKilled if nothing in it was wrong), WaitTimeout at the bound."""
         deadline = time.monotonic() + timeout_s
         while True:
             if (how := self._ended_in_start()) is not None:
@@ -188,7 +188,7 @@ class ManagedProcess:
             sleep(POLL_S)
 
     def speaks(self) -> bool:
-        """True if it says anything, ready or not; waits 2 s at most."""
+        """Return True if it answers at all, ready or not; waits 2 s at most."""
         try:
             return bool(status(f"{self.url}/health", timeout_s=2))
         except OSError:
@@ -213,7 +213,7 @@ class ManagedProcess:
         return last_log_lines(self.log_path, since=self._log_begins)
 
     def death(self, when: str) -> WorkerDied:
-        """Return the error that says that it ended, with its last words."""
+        """Return the error that reports its end, with its last log lines."""
         return WorkerDied(
             f"{self.name} ended {when}",
             why=f"its log ends:\n{self.last_words()}",
@@ -221,8 +221,8 @@ class ManagedProcess:
         )
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """`stop_signal` to the leader, which ends its children, then KILL to what is left of the
-        group after `timeout_s`. Idempotent. Its temporary files go with it."""
+        """Send `stop_signal` to the leader, which ends its children, then KILL to the rest of the
+        group after `timeout_s`. Idempotent. Removes its temporary files."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -258,9 +258,8 @@ class ManagedProcess:
 
 
 def end_group_of_run(group: int) -> None:
-    """SIGKILL to a process group of this run, whose leader may be gone. Returns when nothing is
-    left of it, or after `END_TIMEOUT_S`. A group of anybody else's is left alone: numbers are given
-    again."""
+    """Kill a process group of this run, whose leader may be gone. Returns when nothing is left of
+    it, or after `END_TIMEOUT_S`. Spares groups of other runs, since ids are reused."""
     token = os.environ.get(TOKEN_VARIABLE)
     deadline = time.monotonic() + END_TIMEOUT_S
     while token and time.monotonic() < deadline:

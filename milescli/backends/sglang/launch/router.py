@@ -15,7 +15,7 @@ from milescli.core.private import without_secrets
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSpec:
-    """The door before the engines."""
+    """Describes the router before the engines."""
 
     worker_urls: tuple[str, ...]
     port: int
@@ -30,7 +30,7 @@ class RouterSpec:
 
     @property
     def url(self) -> str:
-        """http://host:port"""
+        """Return http://host:port."""
         return f"http://{self.host}:{self.port}"
 
 
@@ -38,8 +38,8 @@ class RouterServer(ManagedProcess):
     """Runs one sglang-router."""
 
     def __init__(self, spec: RouterSpec) -> None:
-        """Starts nothing. Its workers should be ready before it starts: it is then ready at
-        once."""
+        """Prepare the process without starting it. Its workers should be ready before it starts:
+        then it is ready at once."""
         self.spec = spec
         if spec.worker_urls:  # 200 once one is registered; without any, it never is
             self.ready_path = "/readiness"

@@ -1,6 +1,6 @@
-"""Which models SGLang serves: on a CPU those that were compared with transformers, elsewhere those
-whose architecture it has. Reads facts, config.json and the names in SGLang's files; imports nothing
-of SGLang."""
+"""Decides which models SGLang serves: on a CPU those that were compared with transformers,
+elsewhere those whose architecture it has. Reads facts, config.json and the names in SGLang's files;
+imports nothing of SGLang."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from milescli.models.facts import ModelFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFamily:
-    """How a family is served on a CPU."""
+    """Describes how a family is served on a CPU."""
 
     module: str
-    """Of SGLang's model zoo; the others are not loaded."""
+    """Module of SGLang's model zoo; the others are not loaded."""
     architecture: str
     """What config.json calls it where it does; SGLang cannot do without."""
     pieces: tuple[str, ...] = ()
     """Modules of `cpu/` that it needs beside those that every engine has."""
     arguments: tuple[str, ...] = ()
-    """Of `sglang.launch_server`, on a CPU."""
+    """Arguments of `sglang.launch_server` on a CPU."""
     output_layer: Literal["any", "own", "tied"] = "any"
     """own: SGLang leaves an output layer that is tied to the embeddings empty. tied: it uses the
     embeddings, whatever the config says."""
@@ -40,7 +40,8 @@ class CpuFamily:
 
     @property
     def is_plain(self) -> bool:
-        """True if its layers attend to all before them, by pieces that every engine has."""
+        """Return True if its layers use full attention and only the pieces that every engine
+        has."""
         return not (self.pieces or self.windows)
 
 
@@ -115,7 +116,7 @@ responses, before and after new weights were sent (tests/backends/sglang/test_fa
 
 
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
-    """True if SGLang serves this model rightly on a CPU, and why (not)."""
+    """Return (True if SGLang serves this model correctly on a CPU, the reason)."""
     if cpu_family(facts) is None:
         return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
     fault = fault_of_sglang(facts)
@@ -123,20 +124,19 @@ def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
 
 
 def cpu_family(facts: ModelFacts) -> CpuFamily | None:
-    """Return how a model is served on a CPU; None: not at all. Text models of families that have
-    multimodal releases go by a `model_type` of their own."""
+    """Return how a model is served on a CPU, or None if it is not. Text models of families with
+    multimodal releases have their own `model_type`."""
     text = f"{facts.family}_text"
     return CPU_FAMILIES.get(text if text in CPU_FAMILIES and not facts.multimodal else facts.family)
 
 
 def is_served_on_cpu(family: str) -> bool:
-    """True if at least the text models of a family are served on a CPU."""
+    """Return True if at least the text models of a family are served on a CPU."""
     return not CPU_FAMILIES.keys().isdisjoint((family, f"{family}_text"))
 
 
 def fault_of_sglang(facts: ModelFacts) -> str | None:
-    """Why SGLang serves this model wrongly on any device; None where nothing is known against
-    it."""
+    """Return why SGLang serves this model incorrectly on any device; None if no fault is known."""
     family = cpu_family(facts)
     if family is None:
         return None
@@ -190,7 +190,7 @@ of them is served on a CPU."""
 
 
 def fault_of_record(facts: ModelFacts) -> str | None:
-    """Return why no engine says which experts it chose; None where nothing is known against it."""
+    """Return why no engine can record its chosen experts; None if no fault is known."""
     if not facts.num_moe_layers:
         return "no layer of the model has experts"
     return _UNRECORDED.get(facts.family)
@@ -242,7 +242,7 @@ not padded."""
 
 
 def fault_of_adapter(facts: ModelFacts) -> str | None:
-    """Return why an engine on a CPU cannot serve an adapter over this model; None: it can."""
+    """Return why an engine on a CPU cannot serve an adapter over this model; None if it can."""
     if facts.family not in ADAPTER_FAMILIES:
         return f"only {', '.join(ADAPTER_FAMILIES)} were compared with merged models there"
     sizes = (facts.ffn_hidden_size, facts.moe_ffn_hidden_size, facts.shared_expert_ffn_hidden_size)
@@ -253,8 +253,7 @@ def fault_of_adapter(facts: ModelFacts) -> str | None:
 
 
 def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
-    """Fields of config.json that SGLang cannot do without, where it is silent: what transformers
-    takes then."""
+    """Return fields that SGLang requires and config.json omits, with transformers' defaults."""
     model_type = str(config.get("model_type"))
     fields = {
         name: value for name, value in _SILENT.get(model_type, {}).items() if name not in config
@@ -277,7 +276,7 @@ def missing_fields(config: Mapping[str, object]) -> dict[str, object]:
 
 
 def model_zoo() -> Path:
-    """SGLang's folder of models. Raises MachineError where SGLang is not installed."""
+    """Return SGLang's folder of models. Raises MachineError if SGLang is not installed."""
     package = find_spec("sglang")
     if package is None or not package.submodule_search_locations:
         raise MachineError(
@@ -290,9 +289,9 @@ def model_zoo() -> Path:
 
 @functools.lru_cache(maxsize=1)
 def architectures() -> frozenset[str]:
-    """Names of the architectures that the installed SGLang has, as `architectures` of config.json
-    names them; read from its files without importing them (200 modules, seconds). Raises
-    MachineError where SGLang is not installed."""
+    """Return the architectures of the installed SGLang, as in `architectures` of config.json, read
+    from its files without importing them (200 modules, seconds). Raises MachineError if SGLang is
+    not installed."""
     return frozenset(
         name
         for path in sorted(model_zoo().glob("*.py"))

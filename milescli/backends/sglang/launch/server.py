@@ -49,8 +49,8 @@ class EngineServer(ManagedProcess):
     """On TERM SGLang waits 5 s for requests to drain, even where there is none."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        """Raises RecipeError or MachineError where the model cannot be served here; starts
-        nothing."""
+        """Prepare the process without starting it. Raises RecipeError or MachineError if the model
+        cannot be served here."""
         check_servable(spec)
         check_speculates(spec)
         if spec.speculation is not None and spec.speculation.kind == "ngram":
@@ -75,7 +75,7 @@ class EngineServer(ManagedProcess):
         )
 
     def start(self) -> None:
-        """Same as ManagedProcess, with nothing left of its predecessor."""
+        """Start the process after removing what its predecessor left."""
         if self.spec.ends_group:
             end_group_of_run(self.spec.ends_group)
         super().start()
@@ -98,10 +98,9 @@ class EngineServer(ManagedProcess):
             return super()._spawn(env)
 
     def wait_ready(self, timeout_s: float, *, sleep: Callable[[float], None] = time.sleep) -> float:
-        """Same as ManagedProcess; checks also that an engine that was given a key refuses a
-        stranger. What it has built by now is left alone by Python's garbage collector: to go
-        through it takes 0.4 s, in the middle of a rollout and in every flush of a cache on a
-        CPU."""
+        """Wait as ManagedProcess does, and check that an engine with a key refuses other callers.
+        Freezes the engine's objects for Python's garbage collector: searching them takes 0.4 s, in
+        the middle of a rollout and in every cache flush on a CPU."""
         seconds = super().wait_ready(timeout_s, sleep=sleep)
         if self.spec.node_rank == 0:
             if self.spec.api_key is not None:
@@ -137,8 +136,8 @@ class EngineServer(ManagedProcess):
         return was_killed or _KILLED_PART.search(words) is not None
 
     def ended(self) -> str | None:
-        """Return how it ended, or a process of it without which it is none; None while all of it
-        runs. SGLang itself may not notice: without its detokenizer requests wait forever."""
+        """Describe how it, or a process that it needs, ended; None while all of it runs. SGLang
+        itself may not notice: without its detokenizer requests wait forever."""
         if (how := super().ended()) is not None:
             return how
         gone = [name for name, part in self._parts.items() if not _lives(part)]
@@ -154,8 +153,8 @@ class EngineServer(ManagedProcess):
         return [part.pid for name, part in sorted(self._parts.items()) if "sched" in name]
 
     def start_record(self, file: str) -> str | None:
-        """Begin to look where the first of its schedulers is, many times a second. Returns why that
-        cannot be, where so."""
+        """Start sampling the stack of its first scheduler many times a second. Returns the reason
+        if that is impossible."""
         self.stop_record()
         if not (schedulers := self._computing_pids()):
             return "it has no scheduler on this node"
@@ -166,7 +165,7 @@ class EngineServer(ManagedProcess):
         return None
 
     def stop_record(self) -> dict[str, str]:
-        """End it; its `file`, or an `error`."""
+        """End the record; returns its `file`, or an `error`."""
         if (recorder := self._recorder) is None:
             return {"error": "the engine was replaced, or could not be looked at"}
         self._recorder = None
@@ -174,8 +173,8 @@ class EngineServer(ManagedProcess):
         return {"file": recorder.file.name} if error is None else {"error": error}
 
     def dump_stacks(self) -> str | None:
-        """Write where each of its processes is, beside its log; the path, or None where that
-        cannot be seen."""
+        """Write the stacks of all its processes beside its log; returns the path, or None if they
+        cannot be read."""
         assert self.pid is not None, f"{self.name} was not started"
         pids = {self.name: self.pid} | {name: part.pid for name, part in self._parts.items()}
         return dump_stacks(pids, self.log_path.with_suffix(".stacks.txt"))
@@ -196,11 +195,11 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Recorder:
-    """Records by py-spy where an engine's scheduler spends its time, from outside. Reports what
-    goes wrong and never raises after its start."""
+    """Records with py-spy where an engine's scheduler spends its time, from outside. Reports
+    errors, and never raises after its start."""
 
     def __init__(self, pid: int, file: Path) -> None:
-        """Begin to record the process `pid`. Raises OSError where it cannot."""
+        """Start recording the process `pid`. Raises OSError if that fails."""
         self.file = file
         tool = py_spy()
         if tool is None:
@@ -223,15 +222,15 @@ class Recorder:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def stop(self) -> str | None:
-        """End it, and have it write what it saw. Returns why there is nothing, where so."""
+        """End the recording and write it. Returns the reason if there is nothing."""
         self._process.send_signal(signal.SIGINT)
         try:
-            _, said = self._process.communicate(timeout=STOP_TIMEOUT_S)
+            _, stderr = self._process.communicate(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.communicate()
             return f"py-spy did not end within {STOP_TIMEOUT_S:.0f} s"
         if self._process.returncode == 0 and self.file.stat().st_size:
             return None
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in stderr.splitlines() if line.strip()]
         return f"py-spy: {lines[-1] if lines else 'it saw nothing'}"

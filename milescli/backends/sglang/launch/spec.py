@@ -23,7 +23,7 @@ from milescli.models.base import CONFIG_NAME, quantization_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """One engine: what it serves, and where it lives."""
+    """Describes one engine: what it serves, and where it runs."""
 
     model_dir: Path
     tokenizer_dir: Path | None
@@ -33,7 +33,7 @@ class EngineSpec:
     port: int
     log_path: Path
     name: str = "engine 0"
-    """As errors call it."""
+    """Name in errors."""
     tp: int = 1
     ep: int = 1
     """Groups of the tp devices that share out the experts."""
@@ -42,7 +42,7 @@ class EngineSpec:
     host: str = "127.0.0.1"
     """Address of its node, the only one that it listens on. Beyond loopback it needs a key."""
     api_key: str | None = field(default=None, repr=False)
-    """What every request must bear; see `key.py`. Engines behind one router share theirs with
+    """Key that every request must carry (`key.py`). Engines behind one router share theirs with
     it."""
     num_nodes: int = 1
     """Machines that share out its tp ranks; each has an EngineServer, and the one of node 0
@@ -81,9 +81,9 @@ class EngineSpec:
     shares_outer: bool = False
     """All experts of a layer have one A, or one B, of the adapter: `train.lora.experts`."""
     attention_backend: str | None = None
-    """Of an accelerator; None: see `_attention_backend`."""
+    """Attention backend on an accelerator; None: `_attention_backend` chooses."""
     cuda_graphs: bool = True
-    """Of an accelerator."""
+    """True if an accelerator uses CUDA graphs."""
     ends_group: int = 0
     """Process group of the engine in whose place it comes, of which nothing may be left when it
     starts: that holds its device. 0: there is none."""
@@ -93,13 +93,13 @@ class EngineSpec:
 
     @property
     def url(self) -> str:
-        """http://host:port"""
+        """Return http://host:port."""
         return f"http://{self.host}:{self.port}"
 
 
 def check_servable(spec: EngineSpec) -> str:
-    """Return the model's `model_type`. Raises where the folder is no model, or the model is not
-    served rightly on this device."""
+    """Return the model's `model_type`. Raises if the folder is no model, or if the model is not
+    served correctly on this device."""
     config, on_cpu = read_config(spec.model_dir), spec.device_kind == "cpu"
     model_type = str(config["model_type"])
     if model_type not in CPU_FAMILIES:
@@ -114,7 +114,7 @@ def check_servable(spec: EngineSpec) -> str:
 
 
 def refuse_quantised(config: Mapping[str, object]) -> None:
-    """Raises MachineError where a CPU cannot serve the weights of a model with this config.json."""
+    """Raise MachineError if a CPU cannot serve the weights of a model with this config.json."""
     if quantization_config(config) is not None:
         raise MachineError(
             f"the quantised `{config['model_type']}` model cannot be served on a CPU",
@@ -126,8 +126,8 @@ def refuse_quantised(config: Mapping[str, object]) -> None:
 
 
 def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> None:
-    """Raises MachineError or RecipeError where SGLang does not serve this model rightly on such a
-    device. `has_adapter`: with a LoRA adapter over it."""
+    """Raise MachineError or RecipeError if SGLang does not serve this model correctly on such a
+    device. `has_adapter` adds a LoRA adapter."""
     if on_cpu and cpu_family(facts) is None:
         raise _not_compared(facts.family)
     if fault := fault_of_sglang(facts):
@@ -153,7 +153,8 @@ def _not_compared(family: str) -> MachineError:
 
 
 def check_speculates(spec: EngineSpec) -> None:
-    """Raises where it cannot guess ahead as it is told to; see `check_speculation`."""
+    """Raise if the engine cannot speculate as it is configured; see `check_speculation` for the
+    errors."""
     if spec.speculation is not None:
         check_speculation(
             spec.speculation,
@@ -165,7 +166,7 @@ def check_speculates(spec: EngineSpec) -> None:
 
 
 def draft_config(spec: EngineSpec) -> dict[str, object] | None:
-    """Return the config of the model that guesses, where its folder is there."""
+    """Return the config of the draft model, if its folder exists."""
     folder = spec.speculation.draft_dir if spec.speculation is not None else None
     return read_config(folder) if folder is not None and folder.is_dir() else None
 

@@ -44,15 +44,15 @@ NO_DRAFTS = (
 )
 """Model types of which SGLang 0.5.20 takes a draft model for its MTP layer alone."""
 PIECE = "drafts"
-"""Of `cpu/`, in engines that speculate."""
+"""Module of `cpu/` for engines that speculate."""
 STATES = "states"
-"""The same, where layers keep a state."""
+"""Module of `cpu/` for engines that speculate with layers that keep a state."""
 OFF = "--set rollout.speculative.kind=none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """How engines guess ahead: by what, and how much."""
+    """Describes how engines speculate: with what, and how far."""
 
     kind: Literal["ngram", "draft", "mtp"]
     """ngram: what followed the same tokens before; draft: a smaller model; mtp: the model's own
@@ -68,17 +68,17 @@ class Speculation:
 
     @property
     def has_own_weights(self) -> bool:
-        """True if what guesses is no part of the model whose weights are published."""
+        """Return True if the draft is not part of the model whose weights are published."""
         return self.kind == "draft"
 
     @property
     def has_weights(self) -> bool:
-        """True if what guesses is a model."""
+        """Return True if the draft is a model."""
         return self.kind != "ngram"
 
 
 def speculation_arguments(wanted: Speculation) -> dict[str, object]:
-    """Return arguments of `sglang.launch_server`."""
+    """Return the arguments of `sglang.launch_server`."""
     verified = wanted.num_guesses + 1  # the token that they are guessed behind, too
     if wanted.kind == "ngram":
         return {
@@ -101,8 +101,8 @@ def speculation_arguments(wanted: Speculation) -> dict[str, object]:
 def cpu_modules(
     wanted: Speculation, family: CpuFamily, draft_config: Mapping[str, object] | None
 ) -> set[str]:
-    """Modules of SGLang's model zoo that guessing needs on a CPU. `draft_config`: of `draft_dir`,
-    where it is there."""
+    """Return the modules of SGLang's model zoo that speculation needs on a CPU. `draft_config` is
+    that of `draft_dir`, if it exists."""
     if wanted.kind == "mtp":
         return {MTP_MODULES[family.module]} if family.module in MTP_MODULES else set()
     drafting = _draft_family(draft_config)
@@ -110,7 +110,7 @@ def cpu_modules(
 
 
 def cpu_pieces(family: CpuFamily, draft_config: Mapping[str, object] | None) -> tuple[str, ...]:
-    """Modules of `cpu/` that guessing needs; see `cpu_modules`."""
+    """Return the modules of `cpu/` that speculation needs, with arguments as in `cpu_modules`."""
     drafting = _draft_family(draft_config)
     states = (STATES,) if "delta" in family.pieces else ()
     return (PIECE, *states, *(drafting.pieces if drafting else ()))
@@ -128,9 +128,9 @@ def check_speculation(
     draft_config: Mapping[str, object] | None,
     records_experts: bool = False,
 ) -> None:
-    """Raises where engines of this kind cannot guess so for this model, or would sample otherwise
-    than without. `config`: of the model; `draft_config`: of the one that guesses;
-    `records_experts`: they say, too, which experts they chose."""
+    """Raise if engines of this kind cannot speculate in this way for this model, or would sample
+    differently. `config` is the model's, `draft_config` the draft model's; `records_experts` says
+    that they also record their chosen experts."""
     model_type = str(config["model_type"])
     if device_kind == "rocm":
         raise MachineError(
@@ -202,8 +202,8 @@ def _require_same_vocabulary(
 
 
 def require_compiler(name: str) -> None:
-    """Raises MachineError where this machine cannot build SGLang's table of n-grams, which is C++
-    and built when an engine first wants it. `name`: of the engine."""
+    """Raise MachineError if this machine cannot build SGLang's n-gram table, which is C++ and built
+    on first use. `name` is the engine's."""
     compiler = os.environ.get("CXX", "c++")
     missing = [tool for tool in (compiler, "ninja") if shutil.which(tool.split()[0]) is None]
     if missing:

@@ -25,7 +25,7 @@ from milescli.core.silence import is_stopped_process
 FORK_TIMEOUT_S = 120.0
 """For the warm process to finish its imports and fork. Beyond that an engine starts from
 scratch."""
-HELD_S = 5.0
+STOPPED_S = 5.0
 """So long it may be stopped, while an engine is waited for."""
 LOOK_EVERY_S = 0.5
 UNKNOWN_CODE = 255
@@ -34,16 +34,16 @@ it."""
 
 
 class WarmProcess:
-    """Started by the driver of a run, on its main thread: it ends when that thread ends, also by
-    SIGKILL."""
+    """Runs a process with the imports of an engine done. The driver of a run starts it on its main
+    thread; it ends with that thread, even by SIGKILL."""
 
     def __init__(self) -> None:
-        """Starts nothing."""
+        """Create it without starting it."""
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: socket.socket | None = None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Begin the imports, in the environment of the engines to come. Returns at once."""
+        """Start the imports, in the environment of the future engines. Returns at once."""
         assert self._process is None, "the warm process was started already"
         self._pipe, its_end = socket.socketpair()
         self._process = subprocess.Popen(
@@ -62,9 +62,9 @@ class WarmProcess:
         its_end.close()
 
     def listen(self, folder: Path) -> Path:
-        """Listen for requests for engines from now on, in a folder that is ours alone; returns the
-        path of a socket. Who asks before the imports are done waits for them, and learns it at once
-        where the process ends instead."""
+        """Listen for requests for engines, in a folder that is ours alone; returns the path of a
+        socket. A request before the end of the imports waits for it, and fails at once if the
+        process ends instead."""
         assert self._pipe is not None, "listen before start"
         path = folder / "warm"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -78,7 +78,7 @@ class WarmProcess:
         return path
 
     def stop(self) -> None:
-        """End it at once; engines that came of it live on. Idempotent."""
+        """End it at once; its engines live on. Idempotent."""
         if self._process is not None and self._pipe is not None:
             self._process.kill()
             self._process.wait()
@@ -87,15 +87,15 @@ class WarmProcess:
 
 
 class NotForked(Exception):
-    """The warm process gave no engine; the text says why."""
+    """Reports why the warm process gave no engine."""
 
 
 class ForkedEngine:
-    """A process that is a child of the warm process, not of ours; has the interface of
+    """Controls a process that is a child of the warm process, not of ours, with the interface of
     `subprocess.Popen`."""
 
     def __init__(self, pid: int, connection: socket.socket) -> None:
-        """`connection` tells the exit code when it has one."""
+        """Control process `pid`; `connection` delivers its exit code."""
         self.pid = pid
         self.returncode: int | None = None
         self._connection: socket.socket | None = connection
@@ -104,11 +104,11 @@ class ForkedEngine:
             self._pidfd = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        """Exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self._look(0.0)
 
     def wait(self, timeout: float) -> int:
-        """Exit code. Raises subprocess.TimeoutExpired."""
+        """Wait for and return the exit code. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (code := self._look(min(0.1, timeout))) is None:
             if time.monotonic() > deadline:
@@ -116,7 +116,7 @@ class ForkedEngine:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing where it has ended."""
+        """Send a signal; does nothing if the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self._pidfd is not None:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -126,9 +126,9 @@ class ForkedEngine:
             return self.returncode
         ready = _readable((self._connection, self._pidfd), timeout_s)
         if self._connection is not None and self._connection.fileno() in ready:
-            said = _read_line(self._connection)
-            if said is not None:
-                return self._ended(said["code"])
+            reply = _read_line(self._connection)
+            if reply is not None:
+                return self._ended(reply["code"])
             self._connection.close()
             self._connection = None
         if self._connection is None and (self._pidfd is None or _readable((self._pidfd,), 0.0)):
@@ -137,11 +137,11 @@ class ForkedEngine:
 
     def _ended(self, code: int) -> int:
         self.returncode = code
-        for held in (self._connection, self._pidfd):
-            if isinstance(held, socket.socket):
-                held.close()
-            elif held is not None:
-                os.close(held)
+        for handle in (self._connection, self._pidfd):
+            if isinstance(handle, socket.socket):
+                handle.close()
+            elif handle is not None:
+                os.close(handle)
         self._connection = self._pidfd = None
         return code
 
@@ -149,8 +149,8 @@ class ForkedEngine:
 def fork_engine(
     address: Path, *, arguments: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> ForkedEngine:
-    """Fork an engine with these arguments of `sglang.launch_server`. `environment`: what the engine
-    must have beyond what the warm process inherited. Raises NotForked."""
+    """Fork an engine with these arguments of `sglang.launch_server`. `environment` is what it needs
+    beyond what the warm process inherited. Raises NotForked."""
     request = {
         "arguments": list(arguments),
         "environment": dict(environment),
@@ -176,14 +176,14 @@ def fork_engine(
 def _wait_for_reply(connection: socket.socket, address: Path) -> None:
     """Raises TimeoutError; ConnectionError where the system holds the warm process, which is ended:
     let go, it would fork an engine that nobody wants any more."""
-    deadline, held_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
+    deadline, stopped_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
     with contextlib.suppress(FileNotFoundError):
         pid = int(_pid_file(address).read_text())
         while not _readable((connection,), LOOK_EVERY_S):
-            held_s = held_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
-            if held_s >= HELD_S:
+            stopped_s = stopped_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
+            if stopped_s >= STOPPED_S:
                 os.kill(pid, signal.SIGKILL)
-                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {HELD_S:.0f} s")
+                raise ConnectionError(f"process {pid} was stopped (SIGSTOP) for {STOPPED_S:.0f} s")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"no reply within {FORK_TIMEOUT_S:.0f} s")
 

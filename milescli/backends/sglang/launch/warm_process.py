@@ -50,7 +50,7 @@ REAP_TIMEOUT_S = 2.0
 
 
 def main() -> None:
-    """Import, listen, fork. Returns in engines alone, with their arguments in `sys.argv`."""
+    """Import, listen, fork. Returns only in engines, with their arguments in `sys.argv`."""
     end_with_parent(int(sys.argv[1]))
     environment = dict(os.environ)
     import_all()
@@ -62,8 +62,8 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """Import everything in the order of an engine: our plug-in must be there before SGLang's HTTP
-    server. What they make is frozen: it is not looked through for garbage, and so not copied, in
+    """Import everything in the order of an engine: our plug-in must precede SGLang's HTTP server.
+    Freezes the imported objects, so that the garbage collector neither searches nor copies them in
     any engine."""
     with without_garbage_search():
         compile_nothing()  # engines on a CPU are told to (TORCH_COMPILE_DISABLE)
@@ -76,7 +76,7 @@ def import_all() -> None:
 
 
 class _Server:
-    """Listens, and holds the ends of the connections of living engines."""
+    """Listens for requests, and holds the connections of living engines."""
 
     def __init__(
         self, listener: socket.socket, driver: socket.socket, environment: dict[str, str]
@@ -89,7 +89,7 @@ class _Server:
         self.forked = False
 
     def serve(self) -> None:
-        """Serve until the end of this process; returns in every engine that was forked."""
+        """Serve until the end of this process; returns in every forked engine."""
         while not self.forked:
             for key, _ in self.selector.select():
                 key.data()
@@ -172,8 +172,7 @@ class _Server:
 
 
 def become(request: dict) -> None:
-    """Do what `exec` does for a process: session, descriptors, signals, environment and
-    arguments."""
+    """Set up a process as `exec` does: session, descriptors, signals, environment and arguments."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # an engine is stopped by it; a run in the background of a shell begins with it ignored
@@ -190,9 +189,9 @@ def become(request: dict) -> None:
 
 
 def run_engine() -> None:
-    """Run the engine until its end, which is that of the process: to take the interpreter apart,
-    with all that it has imported, takes two seconds. Ends as `python -m` would: by SIGINT after a
-    KeyboardInterrupt, else with a code."""
+    """Run the engine, and end the process with it, since tearing down the interpreter and its
+    imports takes two seconds. Ends as `python -m` would: by SIGINT after a KeyboardInterrupt, else
+    with a code."""
     code = 0
     try:
         runpy.run_module(ENGINE_MODULE, run_name="__main__", alter_sys=True)

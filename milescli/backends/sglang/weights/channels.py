@@ -28,8 +28,8 @@ READ_WITHIN_S = 30.0
 
 
 class _Channel:
-    """The common part of both channels: every rank goes through the buckets, a failure is raised on
-    all of them, and what arrived is verified."""
+    """Implements what both channels share: every rank consumes all buckets, raises any rank's
+    failure, and verifies what arrived."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class _Channel:
         host: str = "127.0.0.1",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """`backend` of collectives, gloo or nccl; `host`: address of trainer rank 0's node, as the
-        engines reach it; `timeout_s` bounds each order to an engine."""
+        """Take the `backend` of collectives, gloo or nccl, and `host`, the address of trainer rank
+        0's node for the engines; `timeout_s` bounds each order to an engine."""
         self._backend = backend
         self._host = host
         self._timeout_s = timeout_s
@@ -48,7 +48,7 @@ class _Channel:
 
     @property
     def orders(self) -> Orders:
-        """The engines; `open` was called."""
+        """Return the orders to the engines; `open` must have been called."""
         assert self._orders is not None, "send before open"
         return self._orders
 
@@ -68,8 +68,8 @@ class _Channel:
             self._free()
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
-        """Send everything once more, in the same way, into engines whose weights were overwritten
-        with NaN."""
+        """Overwrite the engines' weights with NaN, send everything once more in the same way, and
+        compare."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
         try:
             failure = self._send_all(buckets) or failure
@@ -144,15 +144,15 @@ class _Channel:
 
 
 class TensorChannel(_Channel):
-    """Through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, where it was not
-    tried. Each engine rank reads from the trainer rank that shares its memory.
+    """Sends through shared memory: host memory on a CPU, CUDA or HIP IPC on a GPU, which is
+    untested. Each engine rank reads from the trainer rank that shares its memory.
 
-    Buffers take turns, on every rank: engines read one while the next is filled. It is filled again
-    only after they have replied.
+    Buffers alternate on every rank: engines read one while the next is filled. It is reused only
+    after they have replied.
     """
 
     def __init__(self, **settings: Any) -> None:
-        """As for every channel; shared memory needs neither backend nor host."""
+        """Accept the settings of every channel; shared memory needs neither backend nor host."""
         super().__init__(**settings)
         self._buffers: list[SharedBuffer | None] = [None, None]
         self._readers: list[list[tuple[int, int]]] = []
@@ -188,11 +188,11 @@ class TensorChannel(_Channel):
         return [buffer.payload(slices) for _ in mine]
 
     def _buffer(self, device: torch.device, size_bytes: int, index: int) -> SharedBuffer:
-        held = self._buffers[index % 2]
-        if held is None or held.flat.numel() < size_bytes or held.device != device:
+        buffer = self._buffers[index % 2]
+        if buffer is None or buffer.flat.numel() < size_bytes or buffer.device != device:
             self._free_one(index % 2)
-            held = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
-        return held
+            buffer = self._buffers[index % 2] = SharedBuffer(size_bytes, device)
+        return buffer
 
     def _collect(self, own: list[str] | MilesError) -> list[list[str] | MilesError]:
         if not any(self._readers[1:]):  # all engines read the memory of rank 0
@@ -230,16 +230,16 @@ class TensorChannel(_Channel):
 
     def _free(self) -> None:
         """Training wants the memory, and on a device the engines for their caches."""
-        on_device = any(held is not None and held.flat.is_cuda for held in self._buffers)
+        on_device = any(buffer is not None and buffer.flat.is_cuda for buffer in self._buffers)
         for place in range(len(self._buffers)):
             self._free_one(place)
         if on_device:
             torch.cuda.ipc_collect()
 
     def _free_one(self, place: int) -> None:
-        held, self._buffers[place] = self._buffers[place], None
-        if held is not None:
-            held.free()
+        buffer, self._buffers[place] = self._buffers[place], None
+        if buffer is not None:
+            buffer.free()
 
     def close(self) -> None:
         super().close()
@@ -247,7 +247,7 @@ class TensorChannel(_Channel):
 
 
 def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[int, int]]]:
-    """Per trainer rank, the (engine, engine rank) that read its memory. Pure."""
+    """Return per trainer rank the (engine, engine rank) pairs that read its memory. Pure."""
     of_rank: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]
     for index, engine in enumerate(engines):
         assert len(engine.sharing_ranks) == engine.tp, (
@@ -259,11 +259,11 @@ def readers(engines: list[EngineAddress], *, num_ranks: int) -> list[list[tuple[
 
 
 class DistributedChannel(_Channel):
-    """Through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or RCCL)
-    on a GPU, where it was not tried."""
+    """Sends through a process group of trainer rank 0 and all engine ranks: gloo on a CPU, NCCL (or
+    RCCL) on a GPU, which is untested."""
 
     def __init__(self, **settings: Any) -> None:
-        """As for every channel."""
+        """Accept the settings of every channel."""
         super().__init__(**settings)
         self._group: WeightGroup | None = None
 
@@ -289,7 +289,7 @@ class DistributedChannel(_Channel):
         self._loading = self._group.broadcast(*whole)
 
     def close(self) -> None:
-        """Leave the group, on both sides."""
+        """Leave the group on both sides."""
         if self._group is not None:
             self._group.close()
             self._group = None

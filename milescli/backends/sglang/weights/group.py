@@ -28,11 +28,12 @@ LEAVE_TIMEOUT_S = 10.0
 
 
 class WeightGroup:
-    """Rank 0 is this process; the ranks of engine i follow those of engine i - 1."""
+    """Joins this process as rank 0 with the engines; the ranks of engine i follow those of engine i
+    - 1."""
 
     def __init__(self, orders: Orders, *, backend: str, host: str) -> None:
-        """Forms the group: the engines are ordered to join while this process opens the store.
-        Raises WorkerDied or WaitTimeout."""
+        """Form the group: the engines are told to join while this process opens the store. Raises
+        WorkerDied or WaitTimeout."""
         self._orders = orders
         self._name = f"miles-weights-{uuid4().hex[:8]}"
         self.world_size = 1 + sum(engine.tp for engine in orders.engines)
@@ -102,9 +103,9 @@ class WeightGroup:
         return group
 
     def broadcast(self, flat: torch.Tensor, slices: list[Slice]) -> list[Reply]:
-        """Let all engines load one bucket: they are sent what comes, and it is broadcast as one run
-        of bytes. Returns when it has left; an engine replies when it has put the tensors into
-        place. Raises WorkerDied or WaitTimeout."""
+        """Load one bucket into all engines: they are told what follows, and it is broadcast as one
+        run of bytes. Returns when it is sent; an engine replies when the tensors are in place.
+        Raises WorkerDied or WaitTimeout."""
         body = {
             "names": [piece.name for piece in slices],
             "dtypes": [str(piece.dtype).removeprefix("torch.") for piece in slices],
@@ -146,7 +147,7 @@ class WeightGroup:
         return loading
 
     def close(self) -> None:
-        """Both sides leave; an engine that has died meanwhile has left already."""
+        """Leave the group on both sides; an engine that has died is skipped."""
         bodies = [{"group_name": self._name}] * len(self._orders.engines)
         leaving = self._orders.begin_all(
             "/destroy_weights_update_group", bodies, timeout_s=LEAVE_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""Memory of this process that engines' processes on the same machine read: a file in /dev/shm, or
-device memory by IPC. Nothing of SGLang is imported: that would cost a trainer rank seconds; its
-unpickler allows what torch has."""
+"""Shares memory of this process with engines on the same machine: a file in /dev/shm, or device
+memory by IPC. Imports nothing of SGLang, which would cost a trainer rank seconds; its unpickler
+allows what torch has."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _DEVICE_ARGUMENT = 6
 
 
 class SharedBuffer:
-    """[size_bytes] uint8 that engines read by handles, until it is freed.
+    """Provides [size_bytes] uint8 that engines read through handles until it is freed.
 
-    Host memory is a file named by this process (`miles_PID_...`): the run's watchdog removes what
-    a process that was killed has left. It is not torch's own sharing by name, whose manager process
-    has to answer within a second of the clock, and whose descriptors by socket kill SGLang's
+    Host memory is a file named by this process (`miles_PID_...`), which the run's watchdog removes
+    after a kill. It does not use torch's sharing by name, whose manager process has to answer
+    within a second of wall-clock time, nor its sharing by socket, whose descriptors kill SGLang's
     scheduler.
     """
 
     def __init__(self, size_bytes: int, device: torch.device) -> None:
-        """Raises MachineError where /dev/shm has no room for it."""
+        """Allocate the buffer. Raises MachineError if /dev/shm has no room for it."""
         self.device = device
         self._file: Path | None = None
         if device.type == "cpu":
@@ -51,9 +51,9 @@ class SharedBuffer:
             self.flat = torch.empty(size_bytes, dtype=torch.uint8, device=device)
 
     def payload(self, slices: list[Slice]) -> str:
-        """Return what /update_weights_from_tensor takes for one engine rank with
+        """Return the payload of /update_weights_from_tensor for one engine rank with
         load_format=flattened_bucket. Handles of device memory count their readers: each reader
-        takes one of its own."""
+        takes its own."""
         metadata = [
             SimpleNamespace(
                 name=piece.name,
@@ -70,14 +70,14 @@ class SharedBuffer:
         return _encoded(ForkingPickler.dumps({"flattened_tensor": handle, "metadata": metadata}))
 
     def free(self) -> None:
-        """Remove its name from /dev/shm; its memory goes when the last reader lets go of it."""
+        """Remove its name from /dev/shm; the memory is freed when the last reader closes it."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
 
 
 class _File:
-    """Pickles as the reader's private view of a file, which is never written: a reader makes no
-    file anew that is gone, but fails."""
+    """Pickles as the reader's private view of a file, which is never written: a reader fails if the
+    file is gone, and never recreates it."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self._arguments = (str(path), False, size_bytes)
@@ -87,8 +87,8 @@ class _File:
 
 
 class _DeviceHandle:
-    """Pickles as torch's handle of the tensor, with the device as its UUID: sender and receiver may
-    number devices differently."""
+    """Pickles as torch's handle of the tensor, with the device given by UUID: sender and receiver
+    may number devices differently."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor

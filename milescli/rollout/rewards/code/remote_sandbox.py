@@ -25,7 +25,7 @@ class RemoteSandbox:
     kind = "remote"
 
     def __init__(self, url: str, *, retries: int = 3) -> None:
-        """`url`: of the server, without the path."""
+        """Connect to the server at `url`, given without the path."""
         self.url, self._retries = url.rstrip("/"), retries
 
     async def run(

@@ -47,13 +47,13 @@ class Remote:
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
     ) -> float:
-        """As BoundedReward: its own settings bound it."""
+        """Score one response (BoundedReward); its own settings bound the call."""
         return await self(prompt=prompt, response=response, label=label)
 
     async def score_group(
         self, *, prompt: str, responses: list[str], label: str | None, timeout_s: float
     ) -> list[float]:
-        """As BoundedReward, with `group`."""
+        """Score all responses to a prompt (BoundedReward); its own settings bound the call."""
         body = {"prompt": prompt, "responses": responses, "label": label}
         reply = await self._endpoint.post(body)
         rewards = _field(reply, "rewards")

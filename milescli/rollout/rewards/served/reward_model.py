@@ -15,7 +15,7 @@ AT_ONCE = 4096
 
 
 class ScoreServer(Protocol):
-    """Who holds the model."""
+    """Defines the owner of the reward model."""
 
     async def score(self, token_ids: Sequence[int]) -> float:
         """Of one line of tokens, read when all of it was. Bounded in time; raises WaitTimeout or
@@ -62,7 +62,7 @@ class ModelReward:
         timeout_s: float,
         token_ids: Sequence[int] = (),
     ) -> float:
-        """As BoundedReward: its server bounds it."""
+        """Score one response (BoundedReward); its server bounds the call."""
         return await self(prompt=prompt, response=response, label=label, token_ids=token_ids)
 
 

@@ -34,7 +34,7 @@ _DETECTING = Lock()
 
 
 def detected_language(text: str) -> str | None:
-    """ISO code, by langdetect; None where the text has nothing to tell it by."""
+    """Return the ISO code of the language, by langdetect; None if the text gives no evidence."""
     from langdetect import DetectorFactory, LangDetectException, detect
 
     DetectorFactory.seed = 0  # else it answers by chance
@@ -56,7 +56,7 @@ def _count(word: str, text: str) -> int:
 
 
 def keywords(text: str, *, keywords: Sequence[str]) -> bool:
-    """All are there, in any case."""
+    """Return True if the text contains all keywords, in any case."""
     return all(keyword.lower() in text.lower() for keyword in keywords)
 
 
@@ -81,7 +81,7 @@ def response_language(text: str, *, language: str) -> bool:
 
 
 def number_sentences(text: str, *, num_sentences: int, relation: str) -> bool:
-    """So many sentences."""
+    """Return True if the number of sentences fits."""
     return _holds(_num_sentences(text), relation, num_sentences)
 
 
@@ -97,21 +97,22 @@ def _num_sentences(text: str) -> int:
 
 
 def number_paragraphs(text: str, *, num_paragraphs: int) -> bool:
-    """Exactly so many, divided by `***`; none of them empty."""
+    """Return True if there are exactly so many paragraphs, divided by `***`, none of them empty."""
     parts = [part.strip() for part in text.split(_DIVIDER)]
     inner = [part for place, part in enumerate(parts) if part or 0 < place < len(parts) - 1]
     return all(inner) and len(inner) == num_paragraphs
 
 
 def number_words(text: str, *, num_words: int, relation: str) -> bool:
-    """So many words."""
+    """Return True if the number of words fits."""
     return _holds(len(_WORD.findall(text)), relation, num_words)
 
 
 def nth_paragraph_first_word(
     text: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
-    """Exactly so many paragraphs, divided by blank lines, and the n-th begins with the word."""
+    """Return True if there are exactly so many paragraphs, divided by blank lines, and the n-th
+    begins with the word."""
     parts = [part.strip() for part in _BLANK_LINE.split(text) if part.strip()]
     if len(parts) != num_paragraphs or not 1 <= nth_paragraph <= len(parts):
         return False
@@ -120,35 +121,37 @@ def nth_paragraph_first_word(
 
 
 def number_placeholders(text: str, *, num_placeholders: int) -> bool:
-    """At least so many, like [address]."""
+    """Return True if there are at least so many placeholders like [address]."""
     return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 
 def postscript(text: str, *, postscript_marker: str) -> bool:
-    """A line begins with the marker (P.S., P.P.S), dots and blanks in it aside."""
+    """Return True if a line begins with the marker (P.S., P.P.S), ignoring dots and blanks in
+    it."""
     letters = [sign for sign in postscript_marker if sign.isalnum()]
     marker = r"\.?\s?".join(map(re.escape, letters))
     return re.search(rf"^[ \t]*[*_]*{marker}(?!\w)", text, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def number_bullet_lists(text: str, *, num_bullets: int) -> bool:
-    """Exactly so many lines that begin with `*` or `-`."""
+    """Return True if exactly so many lines begin with `*` or `-`."""
     return len(_BULLET.findall(text)) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
-    """It holds one of three given sentences."""
+    """Return True if the text contains one of three given sentences."""
     return any(option in text.strip() for option in _CONSTRAINED)
 
 
 def number_highlighted_sections(text: str, *, num_highlights: int) -> bool:
-    """At least so many in `*stars*` or `**stars**`."""
+    """Return True if at least so many sections are in `*stars*` or `**stars**`."""
     marked = (match["bold"] or match["plain"] for match in _HIGHLIGHT.finditer(text))
     return sum(bool(inner.strip()) for inner in marked) >= num_highlights
 
 
 def multiple_sections(text: str, *, section_spliter: str, num_sections: int) -> bool:
-    """At least so many, each begun by the word and a number: SECTION 1."""
+    """Return True if there are at least so many sections, each begun by the word and a number:
+    SECTION 1."""
     mark = re.compile(rf"(?<!\w){re.escape(section_spliter.strip())}\s+\d+")
     return len(mark.findall(text)) >= num_sections
 
@@ -167,12 +170,12 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """A title in <<double angular brackets>>."""
+    """Return True if the text has a title in <<double angular brackets>>."""
     return any(inner.strip() for inner in _TITLE.findall(text))
 
 
 def two_responses(text: str) -> bool:
-    """Exactly two that differ, with six asterisks between."""
+    """Return True if there are exactly two different responses with six asterisks between."""
     parts = [part.strip() for part in text.split(_TWO_RESPONSES)]
     while parts and not parts[0]:
         parts.pop(0)
@@ -182,12 +185,12 @@ def two_responses(text: str) -> bool:
 
 
 def repeat_prompt(text: str, *, prompt_to_repeat: str) -> bool:
-    """It begins with the request, word for word."""
+    """Return True if the text begins with the request, word for word."""
     return text.strip().lower().startswith(prompt_to_repeat.strip().lower())
 
 
 def end_checker(text: str, *, end_phrase: str) -> bool:
-    """It ends in the phrase, quotation marks around the whole aside."""
+    """Return True if the text ends in the phrase, ignoring quotation marks around the whole."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
@@ -198,23 +201,24 @@ def quotation(text: str) -> bool:
 
 
 def capital_word_frequency(text: str, *, capital_frequency: int, capital_relation: str) -> bool:
-    """So many words in capitals."""
+    """Return True if the number of words in capitals fits."""
     number = sum(word.isupper() for word in _CASED_WORD.findall(text))
     return _holds(number, capital_relation, capital_frequency)
 
 
 def english_capital(text: str) -> bool:
-    """English, and capitals only. Its language is told by small letters: capitals mislead."""
+    """Return True if the text is English, and in capitals only. The language is detected in lower
+    case, since capitals mislead."""
     return text.isupper() and detected_language(text.lower()) in ("en", None)
 
 
 def english_lowercase(text: str) -> bool:
-    """English, and small letters only."""
+    """Return True if the text is English, and in lower case only."""
     return text.islower() and detected_language(text) in ("en", None)
 
 
 def no_comma(text: str) -> bool:
-    """No comma anywhere."""
+    """Return True if the text has no comma."""
     return "," not in text
 
 

@@ -12,8 +12,8 @@ import importlib
 
 
 def install(pieces: tuple[str, ...] = ()) -> None:
-    """Put every piece in place, and the named modules of this package, which some families need.
-    Order does not matter; each patches its own names."""
+    """Install every piece, and the named modules of this package, which some families need. The
+    order does not matter; each patches its own names."""
     for name in (
         "serving",
         "layers",

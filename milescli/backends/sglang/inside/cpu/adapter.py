@@ -15,7 +15,7 @@ from milescli.platform.onednn import product
 
 
 def install() -> None:
-    """Into the layers that SGLang puts around those with an adapter."""
+    """Patch the layers that SGLang wraps around those with an adapter."""
     from sglang.srt.lora import layers, mem_pool
     from sglang.srt.lora.backend import base_backend, torch_backend
 
@@ -34,8 +34,8 @@ def _unpinned(plain: ModuleType) -> ModuleType:
 
     class Torch(ModuleType):
         def __getattr__(self, name: str) -> Any:
-            found = getattr(plain, name)
-            return _without_pins(found) if name in _MAKERS else found
+            value = getattr(plain, name)
+            return _without_pins(value) if name in _MAKERS else value
 
     return Torch("torch")
 
@@ -93,8 +93,8 @@ def _sole(batch: Any) -> tuple[int, int, float] | None:
 
 
 def experts_forward(self, hidden_states: torch.Tensor, topk_output: Any, **_: Any) -> torch.Tensor:
-    """hidden_states [tokens, hidden] -> the same, of the chosen experts with their adapters.
-    SGLang's own kernels are for GPUs."""
+    """Compute the chosen experts with their adapters, hidden_states [tokens, hidden] -> the same
+    shape. SGLang's own kernels are for GPUs."""
     batch = self.lora_backend.batch_info
     if batch is None:
         return self.base_layer.forward(hidden_states, topk_output)

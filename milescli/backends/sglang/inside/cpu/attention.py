@@ -18,8 +18,8 @@ which is slower with two threads than with one there."""
 
 
 def install() -> None:
-    """Register the backend under the name that SGLang's checks know, and as one that goes with kept
-    prefixes."""
+    """Register the backend under the name that SGLang's checks know, and as compatible with prefix
+    caching."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers.attention import attention_registry
     from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
@@ -45,8 +45,8 @@ def install() -> None:
 
 
 class Batched:
-    """Plans each forward once (which cache slots, which mask), then attends for all
-    requests of a layer at once."""
+    """Plans each forward once (cache slots and mask), then computes attention for all requests of a
+    layer at once."""
 
     _has_kernel = False
     """A decode step over this cache is one call."""
@@ -69,12 +69,13 @@ class Batched:
     (gpt-oss)."""
 
     def forward_extend(self, *arguments, sinks=None, **settings):
-        """The stock method, which takes no sinks."""
+        """Call the stock method, which accepts no sinks."""
         self._sinks = sinks
         return super().forward_extend(*arguments, **settings)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **more):
-        """Decode by a kernel where there is one; else by the stock method, which takes no sinks."""
+        """Decode with a kernel if there is one, else with the stock method, which accepts no
+        sinks."""
         if self._by_kernel and k is not None and sinks is None and _is_plain(layer):
             self._store(layer, forward_batch, k, v)
             window = layer.sliding_window_size
@@ -97,7 +98,7 @@ class Batched:
         )
 
     def init_forward_metadata(self, forward_batch) -> None:
-        """Called once per forward, before the layers."""
+        """Plan a forward pass; called once per pass, before the layers."""
         super().init_forward_metadata(forward_batch)
         self._slots, self._by_kernel, self._tree = None, False, None
         if forward_batch.encoder_lens is not None or forward_batch.batch_size == 0:
@@ -128,8 +129,8 @@ class Batched:
             forward_batch.req_pool_indices, :num_slots
         ].long()
         position_N = torch.arange(num_slots, device=slots_BN.device)
-        held_BN = position_N[None] < lens_B[:, None]
-        self._slots = slots_BN.masked_fill_(~held_BN, 0).reshape(-1)
+        is_used_BN = position_N[None] < lens_B[:, None]
+        self._slots = slots_BN.masked_fill_(~is_used_BN, 0).reshape(-1)
         self._batch, self._num_slots = slots_BN.shape
         self._positions = position_N
         self._masks: dict[tuple[torch.dtype, int | None], torch.Tensor] = {}
@@ -286,9 +287,9 @@ def attend_unfused(
     *,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Return [B, H, Q, D of values] as torch's `scaled_dot_product_attention` gives, with all
-    scores in memory. `query`: [B, H, Q, D]; `key` and `value`: [B, K, N, D]; `mask`: [B, 1 or H, 1
-    or Q, N] additive."""
+    """Compute torch's `scaled_dot_product_attention` with all scores in memory. `query` is [B, H,
+    Q, D]; `key` and `value` are [B, K, N, D]; `mask` is [B, 1 or H, 1 or Q, N] additive. Returns
+    [B, H, Q, D of values]."""
     batch, num_heads, num_new, size = query.shape
     num_kv, num_positions = key.shape[1:3]
     group = num_heads // num_kv

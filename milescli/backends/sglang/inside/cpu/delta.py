@@ -20,11 +20,11 @@ from milescli.backends.sglang.inside.cpu.states import convolve, recur, step
 CHUNK = 64
 """Tokens that are computed at once."""
 NORM_EPSILON = 1e-6
-"""Of the norm of queries and keys, as in SGLang's own kernels."""
+"""Epsilon of the norm of queries and keys, as in SGLang's own kernels."""
 
 
 def install() -> None:
-    """Give SGLang's modules the functions that they look for when they are imported."""
+    """Give SGLang's modules the functions that they look up when they are imported."""
     mamba = ModuleType("sgl_kernel.mamba")
     for function in (causal_conv1d_fn_cpu, causal_conv1d_update_cpu, chunk_gated_delta_rule_cpu):
         setattr(mamba, function.__name__, function)
@@ -47,8 +47,8 @@ def install() -> None:
 
 
 def gated_norm(self, x: Tensor, z: Tensor | None = None) -> Tensor:
-    """RMSNorm, times silu(z): what SGLang's module does in Triton. Its other forms are not for
-    these families."""
+    """Compute RMSNorm, times silu(z): what SGLang's module does in Triton. These families do not
+    use its other forms."""
     assert z is not None and self.group_size is None and self.norm_before_gate, (
         "not a gated delta net's norm"
     )
@@ -60,7 +60,7 @@ def gated_norm(self, x: Tensor, z: Tensor | None = None) -> Tensor:
 def fused_gated_norm(
     self, x: Tensor, g: Tensor, residual=None, prenorm: bool = False, residual_in_fp32: bool = False
 ) -> Tensor:
-    """Same as `fused_gated_norm_cpu`, in Qwen3-Next's module."""
+    """Compute `fused_gated_norm_cpu` with the signature of Qwen3-Next's module."""
     assert residual is None and not prenorm and self.activation in ("silu", "swish"), (
         self.activation
     )
@@ -70,20 +70,20 @@ def fused_gated_norm(
 def add_gated_shared_expert(
     hidden_TM: Tensor, gate_weight: Tensor, shared_TM: Tensor, output_TM: Tensor
 ) -> None:
-    """The shared expert's output, times the sigmoid of its gate (`gate_weight` [M]), is added to
-    that of the others, in place."""
+    """Add the shared expert's output, times the sigmoid of its gate (`gate_weight` [M]), to that of
+    the others, in place."""
     output_TM.add_(torch.sigmoid(hidden_TM @ gate_weight)[:, None] * shared_TM)
 
 
 def fused_sigmoid_mul_cpu(x: Tensor, gate: Tensor) -> None:
-    """x *= sigmoid(gate), in place."""
+    """Multiply x by sigmoid(gate) in place."""
     x.mul_(torch.sigmoid(gate.reshape(x.shape)))
 
 
 def fused_qk_gemma_rmsnorm_cpu(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, head_dim: int
 ):
-    """Per-head norms that multiply by 1 + weight; shapes stay."""
+    """Apply per-head norms that multiply by 1 + weight; shapes stay."""
     return tuple(
         (_rms(x.reshape(-1, head_dim).float(), eps) * (1.0 + weight.float()))
         .to(x.dtype)
@@ -101,7 +101,8 @@ def fused_qk_gemma_rmsnorm_with_gate_cpu(
     head_dim: int,
     num_heads: int,
 ):
-    """The same where each query head is followed by its gate: (queries, keys, gates)."""
+    """Apply the per-head norms if each query head is followed by its gate, and return (queries,
+    keys, gates)."""
     query, gate = q_gate.reshape(-1, num_heads, 2, head_dim).unbind(2)
     query, key = fused_qk_gemma_rmsnorm_cpu(query, k, q_weight, k_weight, eps, head_dim)
     return query, key, gate.contiguous()
@@ -110,7 +111,8 @@ def fused_qk_gemma_rmsnorm_with_gate_cpu(
 def fused_qkvzba_split_reshape_cat_contiguous_cpu(
     qkvz: Tensor, ba: Tensor, num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int
 ):
-    """([T, q k v], z [T, H, value_dim], b [T, H], a [T, H])."""
+    """Split and reshape the projections to ([T, q k v], z [T, H, value_dim], b [T, H], a [T,
+    H])."""
     qkv, z = qkvz.split(
         [2 * num_key_heads * key_dim + num_value_heads * value_dim, num_value_heads * value_dim],
         dim=-1,
@@ -145,10 +147,10 @@ def causal_conv1d_fn_cpu(
     seq_lens_cpu,
     **_,
 ) -> Tensor:
-    """x: [dim, T], requests one after the other. A depth-wise convolution over each; `conv_states`
-    [slots, dim, width - 1] are read where a request goes on, and hold its last inputs afterwards.
-    Returns [dim, T]."""
-    kept = weight.shape[1] - 1
+    """Convolve each request depth-wise; x [dim, T] holds the requests one after the other.
+    `conv_states` [slots, dim, width - 1] provide the inputs before a continued request, and hold
+    its last inputs afterwards. Returns [dim, T]."""
+    num_states = weight.shape[1] - 1
     pieces = []
     starts = query_start_loc.tolist()
     for row, slot in enumerate(cache_indices.tolist()):
@@ -156,10 +158,10 @@ def causal_conv1d_fn_cpu(
         before = (
             conv_states[slot].to(x.dtype)
             if bool(has_initial_state[row])
-            else x.new_zeros(x.shape[0], kept)
+            else x.new_zeros(x.shape[0], num_states)
         )
         whole = torch.cat([before, new], dim=1)
-        conv_states[slot] = whole[:, whole.shape[1] - kept :].to(conv_states.dtype)
+        conv_states[slot] = whole[:, whole.shape[1] - num_states :].to(conv_states.dtype)
         pieces.append(F.conv1d(whole[None], weight[:, None], bias, groups=x.shape[0])[0])
     return _activated(torch.cat(pieces, dim=1), activation)
 
@@ -176,8 +178,8 @@ def causal_conv1d_update_cpu(
     retrieve_parent_token=None,
     **_,
 ) -> Tensor:
-    """Convolve one new token per request: x [B, dim] -> [B, dim]; the states move on by one. Or the
-    guesses of each, x [B, dim, N]: see `states.convolve`."""
+    """Convolve one new token per request, x [B, dim] -> [B, dim], and advance the states by one; or
+    the guesses of each, x [B, dim, N], as in `states.convolve`."""
     slots = conv_state_indices.long()
     if x.dim() == 3:
         mixed = convolve(
@@ -186,7 +188,7 @@ def causal_conv1d_update_cpu(
             weight,
             slots=slots,
             parents=retrieve_parent_token,
-            kept=intermediate_conv_window,
+            nodes=intermediate_conv_window,
         )
         return _activated(mixed if bias is None else mixed + bias[:, None], activation)
     whole = torch.cat([conv_states[slots].to(x.dtype), x[:, :, None]], dim=2)
@@ -210,9 +212,9 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
     retrieve_parent_token=None,
     **_,
 ) -> Tensor:
-    """One new token per request. q, k: [1, B, key heads, key dim]; v: [1, B, H, value dim]; a, b:
-    [B, H]; the states [slots, H, value dim, key dim] move on. Returns [1, B, H, value dim]. Or the
-    guesses of each, B times as many: see `states.recur`."""
+    """Process one new token per request. q, k are [1, B, key heads, key dim], v [1, B, H, value
+    dim], a, b [B, H]; the states [slots, H, value dim, key dim] advance. Returns [1, B, H, value
+    dim]. For speculation, processes the guesses of each, B times as many, as in `states.recur`."""
     slots = initial_state_indices.long()
     g, beta = (gate[0] for gate in fused_gdn_gating_cpu(A_log, a, b, dt_bias))
     query, key = (_per_value_head(x[0], v.shape[2]) for x in (q, k))
@@ -223,7 +225,7 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
             states=initial_state_source,
             slots=slots,
             parents=retrieve_parent_token,
-            kept=intermediate_states_buffer,
+            nodes=intermediate_states_buffer,
         )  # fmt: skip
         return outputs.to(v.dtype)[None]
     state_BHVK, outputs = step(initial_state_source[slots].float(), query, key, value, g, beta)
@@ -234,9 +236,9 @@ def fused_sigmoid_gating_delta_rule_update_cpu(
 def chunk_gated_delta_rule_cpu(
     *, q, k, v, g, beta, initial_state, initial_state_indices, cu_seqlens, **_
 ):
-    """Several new tokens per request, one after the other: q, k [1, T, key heads, key dim], v
-    [1, T, H, value dim], g, beta [1, T, H]; the states [slots, H, value dim, key dim] move on.
-    Returns ([1, T, H, value dim], None, None)."""
+    """Process several new tokens per request, one request after the other: q, k [1, T, key heads,
+    key dim], v [1, T, H, value dim], g, beta [1, T, H]; the states [slots, H, value dim, key dim]
+    advance. Returns ([1, T, H, value dim], None, None)."""
     slots, starts = initial_state_indices.long(), cu_seqlens.long()
     new_B = starts[1:] - starts[:-1]
     longest = (

@@ -13,7 +13,8 @@ import torch
 
 
 def install() -> None:
-    """Only in engines that speculate: SGLang's modules of it take a second to import."""
+    """Install the pieces, only in engines that speculate: SGLang's modules for it take a second to
+    import."""
     from sglang.srt.speculative import draft_utils, eagle_utils, spec_utils
 
     stock_sample, stock_verify = eagle_utils.eagle_sample, eagle_utils.verify_tree_greedy_func
@@ -86,8 +87,8 @@ def _nothing(*arguments: object) -> None:
 
 
 def choose(logits: torch.Tensor, info, positions: torch.Tensor) -> torch.Tensor:
-    """Return [rows] what the sampler draws of `logits` [rows, vocabulary]: as many rows, one behind
-    the other, of each request of `info`; `positions`: [rows]."""
+    """Sample [rows] tokens of `logits` [rows, vocabulary], with equally many consecutive rows per
+    request of `info`, at `positions` [rows]."""
     from sglang.srt.layers import sampler
 
     num_nodes = len(logits) // len(info.temperatures)
@@ -122,7 +123,7 @@ def _backend(runner):
 
 
 class _Steps:
-    """The passes of a draft model after its first, each with a backend of its own: pass i sees i
+    """Runs the passes of a draft model after its first, each with its own backend: pass i sees i
     tokens more than the request has."""
 
     def __init__(self, factory) -> None:
@@ -134,6 +135,6 @@ class _Steps:
             self.attn_backends.append(backend)
 
     def init_forward_metadata(self, forward_batch) -> None:
-        """As a backend's."""
+        """Plan the passes like a backend plans one."""
         for backend in self.attn_backends:
             backend.init_forward_metadata(forward_batch)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 
 def install() -> None:
-    """SGLang has no latent attention for `torch_native`, its CPU rotary embedding knows DeepSeek's
-    YaRN alone, and it gives the norms of the latents the epsilon of the others."""
+    """Add latent attention to `torch_native`, rotary embeddings other than DeepSeek's YaRN to the
+    CPU path, and the latents' own epsilon to their norms."""
     from sglang.srt.layers.rotary_embedding import factory
     from sglang.srt.models import deepseek_v2
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry

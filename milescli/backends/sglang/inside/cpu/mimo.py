@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def install() -> None:
-    """Let `AutoConfig` know it."""
+    """Register the config with `AutoConfig`."""
     from transformers import AutoConfig, Qwen2Config
 
     class MiMoConfig(Qwen2Config):

@@ -15,8 +15,8 @@ from milescli.backends.sglang.inside.routing import ROUTING_VARIABLE
 
 
 def install() -> None:
-    """Wrap the forward pass of a batch of new requests. Not where each token's routing is recorded,
-    which SGLang keeps by cache slot."""
+    """Wrap the forward pass of a batch of new requests, unless each token's routing is recorded,
+    which SGLang stores by cache slot."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
     from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -42,7 +42,7 @@ def install() -> None:
 
 
 def is_plain(forward_batch) -> bool:
-    """New requests of text alone, of which nothing but the next token is wanted."""
+    """Return True for new requests of text alone that need nothing but the next token."""
     batch = forward_batch
     if (
         batch.forward_mode.name != "EXTEND"
@@ -68,7 +68,7 @@ def is_plain(forward_batch) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Which prompts are computed, and which share their results."""
+    """Says which prompts are computed, and which reuse their results."""
 
     batch: object
     """The first request of each prompt."""
@@ -81,24 +81,24 @@ class Shared:
 
 
 def find_shared(forward_batch) -> Shared | None:
-    """Find prompts that occur more than once; None where every prompt is another."""
+    """Find prompts that occur more than once; None if all are different."""
     ids, slots = forward_batch.input_ids.tolist(), forward_batch.out_cache_loc
     ends = itertools.accumulate(forward_batch.extend_seq_lens_cpu, initial=0)
     spans = list(itertools.pairwise(ends))
     first_of: dict[tuple[int, ...], int] = {}
-    original_of, kept, copies = [], [], []
+    original_of, unique, copies = [], [], []
     for request, (start, end) in enumerate(spans):
         prompt = tuple(ids[start:end])
         if prompt not in first_of:
-            first_of[prompt] = len(kept)
-            kept.append(request)
+            first_of[prompt] = len(unique)
+            unique.append(request)
         else:
-            copies.append((request, kept[first_of[prompt]]))
+            copies.append((request, unique[first_of[prompt]]))
         original_of.append(first_of[prompt])
     if not copies:
         return None
     return Shared(
-        batch=_only(forward_batch, kept, spans),
+        batch=_only(forward_batch, unique, spans),
         original_of=torch.tensor(original_of),
         copies=torch.cat([slots[slice(*spans[copied])] for copied, _ in copies]),
         originals=torch.cat([slots[slice(*spans[original])] for _, original in copies]),
@@ -114,18 +114,18 @@ _BY_REQUEST = (
 _BY_TOKEN = ("input_ids", "out_cache_loc", "positions")
 
 
-def _only(forward_batch, kept: list[int], spans: list[tuple[int, int]]):
+def _only(forward_batch, unique: list[int], spans: list[tuple[int, int]]):
     """Return the batch with these requests alone."""
-    batch, chosen = copy.copy(forward_batch), torch.tensor(kept)
-    tokens = torch.cat([torch.arange(*spans[request]) for request in kept])
-    for names, index, places in ((_BY_REQUEST, chosen, kept), (_BY_TOKEN, tokens, None)):
+    batch, chosen = copy.copy(forward_batch), torch.tensor(unique)
+    tokens = torch.cat([torch.arange(*spans[request]) for request in unique])
+    for names, index, places in ((_BY_REQUEST, chosen, unique), (_BY_TOKEN, tokens, None)):
         for name in names:
             value = getattr(batch, name)
             if isinstance(value, torch.Tensor):
                 setattr(batch, name, value[index])
             elif value is not None:
                 setattr(batch, name, [value[place] for place in places])
-    batch.batch_size = len(kept)
+    batch.batch_size = len(unique)
     batch.extend_num_tokens = len(tokens)
     batch.seq_lens_sum = int(batch.seq_lens.sum())
     batch.extend_start_loc = batch.extend_seq_lens.cumsum(0) - batch.extend_seq_lens

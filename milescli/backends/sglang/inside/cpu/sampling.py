@@ -14,7 +14,7 @@ _MASK = 0xFFFFFFFF
 
 
 def install() -> None:
-    """Let `--enable-deterministic-inference` run with torch_native; without it SGLang ignores a
+    """Enable `--enable-deterministic-inference` with torch_native; without it SGLang ignores a
     request's seed."""
     from sglang.srt.arg_groups import choices
     from sglang.srt.layers import sampler
@@ -70,9 +70,9 @@ def likeliest(
     probs_BV: torch.Tensor, top_ks_B: torch.Tensor, top_ps_B: torch.Tensor
 ) -> torch.Tensor:
     """Return [batch, vocabulary] the probabilities of each row's `top_k` likeliest tokens, as many
-    of them as reach `top_p` together; 0 elsewhere. In the vocabulary's order: stock draws in that
-    of the probabilities, so that a token would depend on whether anybody else in the batch has a
-    bound."""
+    of them as reach `top_p` together; 0 elsewhere. They are in the vocabulary's order: SGLang draws
+    in the order of probabilities, so that a token would depend on whether another request in the
+    batch has a bound."""
     sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True)
     before_BV = sorted_BV.cumsum(-1) - sorted_BV
     rank_V = torch.arange(probs_BV.shape[-1], device=probs_BV.device)
@@ -85,8 +85,8 @@ def likeliest(
 def sample_from_logprobs(
     logprobs_BV: torch.Tensor, seeds_B: torch.Tensor, positions_B: torch.Tensor
 ) -> torch.Tensor:
-    """Return [batch, 1], from log-probs that need not be normalised (top-p and top-k leave -inf).
-    Takes multinomial_with_seed's place."""
+    """Return [batch, 1] tokens from log-probs that need not be normalised (top-p and top-k leave
+    -inf). Replaces multinomial_with_seed."""
     weights_BV = (logprobs_BV - logprobs_BV.amax(-1, keepdim=True)).exp_()
     return sample(weights_BV, seeds_B, positions_B)[:, None]
 

@@ -13,7 +13,7 @@ from milescli.backends.sglang.client.batching import ONLY_WHEN_DONE
 
 
 def install() -> None:
-    """Put the corrections of this module in place."""
+    """Install the corrections of this module."""
     _install_fork()
     install_cache_size()
     _install_whole_responses()
@@ -51,7 +51,7 @@ _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 
 @torch.no_grad()
 def mark(model: torch.nn.Module) -> None:
-    """Every weight is NaN until it is loaded."""
+    """Set every weight to NaN until it is loaded."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.fill_(float("nan"))
@@ -59,8 +59,7 @@ def mark(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def unfilled(model: torch.nn.Module) -> list[str]:
-    """Names of parameters of which something is still NaN. Padding that SGLang adds it fills
-    itself."""
+    """Return the names of parameters that still contain NaN. SGLang fills its own padding."""
     return [
         name
         for name, weight in model.named_parameters()
@@ -85,11 +84,10 @@ def _install_fork() -> None:
 
 
 def install_cache_size() -> None:
-    """Make the cache as large as the plan says, whatever other processes take meanwhile. SGLang
-    looks at the main memory that is left before and after it loads weights, and takes the
-    difference for its own: with a trainer rank that loads beside it, it refuses to start. The cache
-    needs no such look: command.py always gives `max-total-tokens`. States of linear attention are
-    shared out of what was there before."""
+    """Make the cache as large as the plan says, regardless of other processes. SGLang compares free
+    main memory before and after it loads weights, and attributes the difference to itself: beside a
+    trainer rank that loads, it refuses to start. The comparison is not needed: command.py always
+    sets `max-total-tokens`. States of linear attention are sized by the memory before."""
     from sglang.srt.mem_cache import kv_cache_configurator as stock
 
     profile = stock.KVCacheConfigurator._profile_available_bytes

@@ -7,8 +7,8 @@ import torch
 
 
 def install() -> None:
-    """SGLang refuses gpt-oss with `torch_native`, which has no sinks; the backend of this folder,
-    which goes by that name, has them."""
+    """Allow gpt-oss with `torch_native`, whose stock backend has no sinks; this folder's backend,
+    which has its name, has them."""
     from sglang.srt.arg_groups import model_hook
     from sglang.srt.models import gpt_oss
 

@@ -26,13 +26,13 @@ def install() -> None:
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
-    """exp(x - max) / sum, over the last axis of float32 `logits`; of their shape."""
+    """Compute exp(x - max) / sum over the last axis of float32 `logits`; keeps their shape."""
     weights = (logits - logits.amax(-1, keepdim=True)).exp_()
     return weights.div_(weights.sum(-1, keepdim=True))
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
-    """x - log(sum(exp(x))), over the last axis of float32 `logits`; of their shape."""
+    """Compute x - log(sum(exp(x))) over the last axis of float32 `logits`; keeps their shape."""
     return logits - logits.logsumexp(-1, keepdim=True)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def install() -> None:
-    """Only in engines that speculate."""
+    """Install the pieces, only in engines that speculate."""
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
 
     stock = hybrid.MambaAttnBackendBase._forward_metadata
@@ -34,17 +34,17 @@ def install() -> None:
 
 
 def parents(next_token: Tensor, next_sibling: Tensor) -> Tensor:
-    """Return [B, N] the node that each hangs on, -1 of node 0. Of each node the arguments [B, N]
-    have the first child, and the next child of its own parent; -1: there is none."""
-    found = []
+    """Return [B, N] the parent of each node, -1 for node 0. The arguments [B, N] hold each node's
+    first child, and the next child of its own parent; -1 if there is none."""
+    parents_of = []
     for children, siblings in zip(next_token.tolist(), next_sibling.tolist(), strict=True):
         parent = [-1] * len(children)
         for node, first in enumerate(children):
             child = first
             while child != -1:
                 parent[child], child = node, siblings[child]
-        found.append(parent)
-    return torch.tensor(found)
+        parents_of.append(parent)
+    return torch.tensor(parents_of)
 
 
 def take_over(
@@ -54,27 +54,27 @@ def take_over(
     track_slots: Tensor | None,
     track_steps: Tensor | None,
 ) -> None:
-    """The states [layers, slots, ...] of requests `slots` [B] become those of their nodes
-    `last_right` [B]. No prefix is kept on a CPU whose states would be tracked."""
+    """Replace the states [layers, slots, ...] of requests `slots` [B] by those of their nodes
+    `last_right` [B]. On a CPU no cached prefix has states to track."""
     assert track_slots is None and track_steps is None, "states of kept prefixes"
     rows, to = torch.arange(len(slots)), slots.long()
-    kept = [(caches.temporal, caches.intermediate_ssm)]
-    kept += zip(caches.conv, caches.intermediate_conv_window, strict=True)
-    for states, of_nodes in kept:
+    nodes = [(caches.temporal, caches.intermediate_ssm)]
+    nodes += zip(caches.conv, caches.intermediate_conv_window, strict=True)
+    for states, of_nodes in nodes:
         states[:, to] = of_nodes[:, rows, last_right.long()].to(states.dtype)
 
 
 def convolve(
-    x: Tensor, states: Tensor, weight: Tensor, *, slots: Tensor, parents: Tensor, kept: Tensor
+    x: Tensor, states: Tensor, weight: Tensor, *, slots: Tensor, parents: Tensor, nodes: Tensor
 ) -> Tensor:
-    """x [B, dim, N] -> [B, dim, N], of a depth-wise convolution whose `states` [slots, dim, width -
-    1] stay as they are; those of each node go to `kept` [rows, N, dim, width - 1]."""
+    """Convolve depth-wise, x [B, dim, N] -> [B, dim, N], without changing `states` [slots, dim,
+    width - 1]; the states of each node go to `nodes` [rows, N, dim, width - 1]."""
     made = torch.empty_like(x)
     requests, first = torch.arange(len(x)), states[slots].to(x.dtype)
     for node in range(x.shape[2]):
-        before = first if node == 0 else kept[requests, parents[:, node]].to(x.dtype)
+        before = first if node == 0 else nodes[requests, parents[:, node]].to(x.dtype)
         whole = torch.cat([before, x[:, :, node, None]], dim=2)
-        kept[requests, node] = whole[:, :, 1:].to(kept.dtype)
+        nodes[requests, node] = whole[:, :, 1:].to(nodes.dtype)
         made[:, :, node] = (whole * weight).sum(-1)
     return made
 
@@ -89,27 +89,28 @@ def recur(
     states: Tensor,
     slots: Tensor,
     parents: Tensor,
-    kept: Tensor,
+    nodes: Tensor,
 ) -> Tensor:
-    """Outputs [B * N, H, V] of the delta rule, for query and key [B * N, H, K], value [B * N, H,
-    V], g and beta [B * N, H], whose `states` [slots, H, V, K] stay as they are; those of each node
-    go to `kept` [rows, N, H, V, K]."""
+    """Return the outputs [B * N, H, V] of the delta rule, for query and key [B * N, H, K], value [B
+    * N, H, V], g and beta [B * N, H], without changing `states` [slots, H, V, K]; the states of
+    each node go to `nodes` [rows, N, H, V, K]."""
     shape, requests = parents.shape, torch.arange(len(parents))
     query, key, value, g, beta = (part.unflatten(0, shape) for part in (query, key, value, g, beta))
     made, first = torch.empty_like(value), states[slots].float()
     for node in range(shape[1]):
-        before = first if node == 0 else kept[requests, parents[:, node]].float()
+        before = first if node == 0 else nodes[requests, parents[:, node]].float()
         state, made[:, node] = step(
             before, query[:, node], key[:, node], value[:, node], g[:, node], beta[:, node]
         )
-        kept[requests, node] = state.to(kept.dtype)
+        nodes[requests, node] = state.to(nodes.dtype)
     return made.flatten(0, 1)
 
 
 def step(
     state: Tensor, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute one token of each request: (state after it [B, H, V, K], output [B, H, V])."""
+    """Compute one token of each request; returns (state after it [B, H, V, K], output [B, H,
+    V])."""
     state = state * g.exp()[:, :, None, None]
     recalled = torch.einsum("bhvk,bhk->bhv", state, key)
     written = (value - recalled) * beta[..., None]

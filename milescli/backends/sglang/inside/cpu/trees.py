@@ -30,17 +30,17 @@ def build_tree_kernel_efficient_cpu(
     num_nodes: int,
     mask_mode: int,
 ) -> None:
-    """Build the tree of a draft model's guesses. `selected_index`: [B, N - 1] which of all were
-    kept, by level; `parent_list`: [B, ...] those that `topk` guesses each go on from, the first of
-    them from node 0. The next five are written."""
+    """Build the tree of a draft model's guesses. `selected_index` [B, N - 1] says which guesses
+    were kept, by level; `parent_list` [B, ...] those from which `topk` guesses each continue, the
+    first of them from node 0. Writes the next five arguments."""
     assert int(mask_mode) == QUERIES_ONLY, f"a tree mask of mode {mask_mode}"
     mask_BNN = tree_mask.view(-1, num_nodes, num_nodes)
     _number(retrieve_index)
     parents_of = parent_list.reshape(len(seq_lens), -1).tolist()
-    for request, kept in enumerate(selected_index.tolist()):
-        node_of = {index: node for node, index in enumerate(kept, start=1)}
+    for request, selected in enumerate(selected_index.tolist()):
+        node_of = {index: node for node, index in enumerate(selected, start=1)}
         parents = [-1] + [
-            0 if index < topk else node_of[parents_of[request][index // topk]] for index in kept
+            0 if index < topk else node_of[parents_of[request][index // topk]] for index in selected
         ]
         seen = _ancestors(parents)
         mask_BNN[request] = seen
@@ -58,8 +58,7 @@ def reconstruct_indices_from_tree_mask(
     num_requests: int,
     num_nodes: int,
 ) -> None:
-    """Write all that follows from `tree_mask` [B * N * N] of guessed n-grams, which is there
-    already."""
+    """Write everything that follows from an existing `tree_mask` [B * N * N] of guessed n-grams."""
     mask_BNN = tree_mask.view(num_requests, num_nodes, num_nodes)
     _number(retrieve_index)
     positions.view(num_requests, num_nodes).copy_(seq_lens[:, None] + mask_BNN.sum(-1) - 1)
@@ -105,10 +104,10 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Go down each tree while a guess is what the model chose. `candidates`: [B, N] guessed tokens;
-    `target_predict`: [B, N] what the model chose behind each. Written: `predicts` [B * N] the
-    choices on the way; `accept_index` [B, K] rows of the way, -1 behind it; `accept_token_num`
-    [B] right guesses."""
+    """Descend each tree while a guess equals the model's choice. `candidates` [B, N] are guessed
+    tokens; `target_predict` [B, N] are the model's choices after each. Writes `predicts` [B * N],
+    the choices on the path; `accept_index` [B, K], the rows of the path, then -1;
+    `accept_token_num` [B], the number of right guesses."""
     rows = zip(
         candidates.tolist(),
         retrive_index.tolist(),
@@ -141,8 +140,8 @@ def assign_extend_cache_locs_cpu(
     out: torch.Tensor,
     row_size: int,
 ) -> None:
-    """`out`: the cache slots of positions [start, end) of each request, one request behind the
-    other."""
+    """Write to `out` the cache slots of positions [start, end) of each request, one request after
+    the other."""
     spans = _spans(slots_of, requests, starts, ends)
     slots = torch.cat(spans)
     out[: len(slots)] = slots
@@ -156,7 +155,7 @@ def assign_req_to_token_pool_cpu(
     slots: torch.Tensor,
     row_size: int,
 ) -> None:
-    """The other way round: `slots` become those of these positions."""
+    """Assign `slots` to these positions; the inverse of `assign_extend_cache_locs_cpu`."""
     first = 0
     for span in _spans(slots_of, requests, starts, ends):
         span.copy_(slots[first : first + len(span)])
@@ -180,7 +179,7 @@ def assign_draft_cache_locs_contiguous_cpu(
     topk: int,
     num_steps: int,
 ) -> None:
-    """`out`: [B * topk * num_steps] the slots behind each request's context."""
+    """Write to `out` [B * topk * num_steps] the slots after each request's context."""
     columns = seq_lens[:, None].long() + torch.arange(topk * num_steps)
     out.copy_(slots_of[requests[:, None].long(), columns].reshape(-1))
 
@@ -188,7 +187,7 @@ def assign_draft_cache_locs_contiguous_cpu(
 def fill_bonus_tokens_cpu(
     tokens: torch.Tensor, num_accepted: torch.Tensor, out: torch.Tensor, stride: int
 ) -> None:
-    """`out`: [B] the last of each request's `num_accepted` among its `stride` tokens."""
+    """Write to `out` [B] the last of each request's `num_accepted` among its `stride` tokens."""
     rows = torch.arange(len(num_accepted)) * stride + num_accepted.long() - 1
     out.copy_(tokens.reshape(-1)[rows])
 
@@ -196,7 +195,7 @@ def fill_bonus_tokens_cpu(
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, slots: torch.Tensor, out: torch.Tensor
 ) -> None:
-    """`out`: slots of the accepted rows, in front."""
+    """Write to the front of `out` the slots of the accepted rows."""
     rows = accept_index.reshape(-1)
     rows = rows[rows >= 0].long()
     out[: len(rows)] = slots[rows]
@@ -205,8 +204,8 @@ def fill_accept_out_cache_loc_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: torch.Tensor, row_bytes: torch.Tensor, to: torch.Tensor, source: torch.Tensor
 ) -> None:
-    """Move rows of all caches, of which only the addresses are given, from slots `source` to slots
-    `to`; all are read before one is written."""
+    """Move rows of all caches, given by their addresses alone, from slots `source` to slots `to`;
+    reads all before it writes one."""
     moved = [(a, b) for a, b in zip(to.tolist(), source.tolist(), strict=True) if a != b]
     for address, size in zip(data_ptrs.tolist(), row_bytes.tolist(), strict=True):
         rows = [ctypes.string_at(address + b * size, size) for _, b in moved]
@@ -217,4 +216,4 @@ def copy_all_layer_kv_cache_cpu(
 KERNELS = {
     name: kernel for name, kernel in globals().items() if name.endswith("_cpu") and callable(kernel)
 }
-"""By SGLang's names."""
+"""Kernels by SGLang's names."""

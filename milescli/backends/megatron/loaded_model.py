@@ -1,0 +1,78 @@
+"""Holds one model on a rank: its part of the weights, its passes, its place on the device. A model
+that is not trained (a teacher, a reward model) is nothing more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from milescli.backends.megatron.architecture import model
+from milescli.backends.megatron.layer_specs import DEFAULT
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.state import weights
+from milescli.backends.megatron.state.sleeping import FrozenSleeper, Sleeper
+from milescli.backends.megatron.step import replay
+from milescli.backends.megatron.step.forward import Passes
+from milescli.core.plug_points import LAYER_SPECS
+from milescli.models import load_facts, table
+from milescli.models.mtp import with_mtp
+from milescli.recipe.speculative import Mtp
+
+
+class LoadedModel:
+    """Made of a Hugging Face folder; its weights are the folder's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        mesh: Mesh,
+        dtype: torch.dtype,
+        recompute: str = "none",
+        replays_routing: bool = False,
+        layer_spec: str = DEFAULT,
+        has_adapter: bool = False,
+        mtp: Mtp | None = None,
+    ) -> None:
+        """The last five: as plan and recipe say, of a model that is trained. TransformerEngine
+        fuses norms into linear layers, beside which no adapter can stand. Raises CheckpointError
+        for a folder that is no model."""
+        self.folder, self.mesh = folder, mesh
+        self.facts = load_facts(folder)
+        if mtp is not None:
+            self.facts = with_mtp(self.facts)
+        self.replays_routing = replays_routing
+        self.table = table(self.facts)
+        engine = not has_adapter and model.uses_engine(self.facts, mesh.device)
+        config = model.build_config(
+            self.facts,
+            mesh.layout,
+            dtype=dtype,
+            device=mesh.device,
+            recompute=recompute,
+            routing_replay=replays_routing,
+            engine=engine,
+        )
+        change = LAYER_SPECS.load(layer_spec)
+        gpt = model.build_model(
+            config,
+            self.facts,
+            mesh,
+            engine=engine,
+            change_layer=change,
+            mtp_trains_trunk=mtp is not None and mtp.trains_trunk,
+        )
+        self.weights = weights.local_weights(gpt, self.table, mesh)
+        weights.load_hf(self.weights, self.table, folder=folder, mesh=mesh)
+        self.model: torch.nn.Module = gpt
+        self.sleeper: Sleeper | FrozenSleeper = FrozenSleeper(list(gpt.parameters()))
+        self.passes = Passes(
+            model=gpt,
+            mesh=mesh,
+            facts=self.facts,
+            vocab_size=self.facts.vocab_size,
+            routers=replay.own_routers(gpt, self.facts),
+            recomputes=recompute == "full",
+            mtp_trains_head=mtp is not None and mtp.trains_trunk,
+        )

@@ -1,0 +1,368 @@
+"""Trainer state on disk in Megatron's `torch_dist` format: weights, distributed optimizer, RNG;
+written in the background, read under any layout. Every rank writes and reads the pieces that it
+holds, from and into their own memory. The manifest beside it belongs to the checkpoint room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedBase,
+    ShardedTensor,
+    ShardedTensorFactory,
+)
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from milescli.backends.megatron.architecture.lora import Adapters
+from milescli.backends.megatron.state.host_adam import HostAdamW
+from milescli.backends.megatron.state.optimizer import inner_optimizers
+from milescli.backends.megatron.state.saving import BackgroundSave, release_state
+from milescli.checkpoint.store import not_written
+from milescli.checkpoint.torch_dist.metadata import read_metadata
+from milescli.core.errors import CheckpointError
+from milescli.models.adapter import write_shape
+
+PIECE_BYTES = 2**28
+"""Largest piece: so many bytes are held twice when one is read, or comes from a device."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""(offsets, sizes)"""
+
+
+def boxes(shape: Sequence[int], start: int, end: int, *, limit: int) -> Iterator[Box]:
+    """Yield the boxes of a tensor that cover its elements `start` to `end`, in the order of
+    contiguous memory; each has at most `limit` elements."""
+    row = math.prod(shape[1:])
+    while start < end:
+        if not shape:
+            yield (), ()
+            return
+        first, inside = divmod(start, row)
+        if inside or end - start < row or row > limit:
+            stop = min(end, (first + 1) * row)
+            for offsets, sizes in boxes(shape[1:], inside, stop - first * row, limit=limit):
+                yield (first, *offsets), (1, *sizes)
+        else:
+            rows = min((end - start) // row, limit // row)
+            stop = start + rows * row
+            yield (first, *(0 for _ in shape[1:])), (rows, *shape[1:])
+        start = stop
+
+
+def pieces(
+    described: ShardedBase,
+    values: torch.Tensor,
+    *,
+    start: int,
+    prefixes: Sequence[str] = ("",),
+    stored: Collection[str] = (),
+) -> Iterator[ShardedTensor]:
+    """Yield what a rank saves, or loads in place, of one parameter or of an optimizer state of it.
+    `described` is the parameter in Megatron's `sharded_state_dict`; `values` [n] are its elements
+    from `start` on, in flat memory; `prefixes` are those of the key: the first in `stored` is used,
+    else the last."""
+    limit = PIECE_BYTES // values.element_size()
+    for at, part in _parts(described):
+        key = next((p + part.key for p in prefixes if p + part.key in stored), None)
+        key = prefixes[-1] + part.key if key is None else key
+        low = max(start, at) - at
+        high = min(start + len(values), at + math.prod(part.local_shape)) - at
+        ahead = part.prepend_axis_num
+        for offsets, sizes in boxes(part.local_shape, low, high, limit=limit):
+            begin, sizes = at + low - start, (*(1 for _ in range(ahead)), *sizes)
+            low += math.prod(sizes)
+            offsets = (*(0 for _ in range(ahead)), *offsets)
+            yield replace(
+                part,
+                key=key,
+                data=values[begin : begin + math.prod(sizes)].view(sizes),
+                dtype=values.dtype,
+                local_shape=sizes,
+                global_offset=tuple(map(sum, zip(part.global_offset, offsets, strict=True))),
+                axis_fragmentations=None,
+                prepend_axis_num=0,
+                # no two data-parallel ranks have the same range
+                replica_id=(*part.replica_id[:2], 0),
+            )
+
+
+def _parts(described: ShardedBase) -> list[tuple[int, ShardedTensor]]:
+    """(first element within the parameter, how it is stored) of each tensor that is stored of a
+    parameter: two of a fused gate and up projection. They lie one after the other."""
+    if isinstance(described, ShardedTensor):
+        return [(0, described.without_data())]
+    assert isinstance(described, ShardedTensorFactory), type(described)
+    whole = torch.empty(described.data.shape, dtype=described.data.dtype, device="meta")
+    built = nested_values([replace(described, data=whole).build()])
+    parts = sorted(((part.data.storage_offset(), part) for part in built), key=lambda part: part[0])
+    end = 0
+    for at, part in parts:
+        assert at == end and part.data.is_contiguous(), f"{part.key} is no run of {described.key}"
+        end += part.data.numel()
+    assert end == whole.numel(), f"{end} of {whole.numel()} numbers of {described.key} are stored"
+    return [(at, part.without_data()) for at, part in parts]
+
+
+_RNG = "rng"
+_MODEL = "model"
+_OPTIMIZER = "optimizer"
+_NUM_UPDATES = "num_updates"
+_STATE = "optimizer.state."
+"""Before the name of a state, and the key of its parameter."""
+_PARAM = "param"
+"""The state that is float32 weights, where the optimizer keeps them beside others."""
+
+
+class CheckpointIO:
+    """Saves and loads one model and its optimizer. At most one save is in flight."""
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        optimizer: MegatronOptimizer,
+        *,
+        timeout_s: float,
+        adapters: Adapters | None = None,
+    ) -> None:
+        """Save and load `model` and `optimizer`, or only `adapters` if nothing else of the model
+        changes. `timeout_s` bounds the wait of `finish`."""
+        self._adapters = adapters
+        self._model, self._optimizer, self._timeout_s = model, optimizer, timeout_s
+        self._device = next(model.parameters()).device
+        self._pending: BackgroundSave | None = None
+
+    def start(self, folder: Path, *, copies: bool) -> None:
+        """Start to write the state into `folder`, after any earlier save. Training may continue,
+        and waits in `release_state` before it changes what is not written yet. With `copies`,
+        device memory is copied to the host first; otherwise it must not change until `wait`
+        returns."""
+        self.finish()
+        _make_folder(folder, adapters=self._adapters)
+        writer = BackgroundSave(timeout_s=self._timeout_s, copies=copies)
+        make_moments(self._optimizer)
+        described = self._described()
+        state = {
+            _MODEL: _untrained(described),
+            _OPTIMIZER: dict(enumerate(self._own_pieces(described))),
+            _RNG: _rng_of_rank_zero(),
+            _NUM_UPDATES: _largest(num_updates(self._optimizer), self._device),
+        }
+        dist_checkpointing.save(
+            state, str(folder), sharded_strategy=writer, async_sharded_save=True
+        )
+        self._pending = writer
+
+    @property
+    def is_written(self) -> bool:
+        """Return True if `finish` has nothing to wait for on this rank."""
+        return self._pending is None or self._pending.is_written
+
+    def finish(self) -> dict[str, str]:
+        """Wait until the last save is on disk. Returns the SHA-256 of its files, by name. Raises
+        CheckpointError if writing failed on any rank, WaitTimeout past the bound."""
+        if self._pending is None:
+            return {}
+        writer, self._pending = self._pending, None
+        writer.wait()
+        return writer.complete()
+
+    def wait(self) -> None:
+        """Wait until this rank's files are on disk; `finish` must follow. Raises WaitTimeout."""
+        if self._pending is not None:
+            self._pending.wait()
+
+    def give_up(self) -> None:
+        """Wait for the last save and leave it unfinished. Raises WaitTimeout."""
+        if self._pending is not None:
+            writer, self._pending = self._pending, None
+            writer.wait()
+
+    def load(self, folder: Path, *, weights_only: bool) -> None:
+        """Load the state from `folder`, written under any layout, piece by piece into the memory
+        where it is used. `weights_only` leaves optimizer and RNG unchanged.
+
+        Raises CheckpointError for a folder that is missing, torn, of another model, or contains
+        pickles that are not Megatron's; what was loaded until then stays.
+        """
+        self.finish()
+        stored = read_metadata(folder).state_dict_metadata
+        if self._adapters is not None:
+            self._adapters.require_own(folder)
+        release_state()
+        described = self._described()
+        into = list(self._whole_weights(described, stored))
+        if not weights_only:
+            make_moments(self._optimizer)
+            into += self._own_pieces(described, stored)
+        state: dict[str, object] = {_OPTIMIZER: dict(enumerate(into))}
+        if rest := _untrained(described):
+            state[_MODEL] = rest
+        try:
+            # what Megatron would check takes each key for one dtype, and a float32 run's weights
+            # become both weights and copies of a bfloat16 one
+            loaded = dist_checkpointing.load(state, str(folder), validate_access_integrity=False)
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+            RuntimeError,
+            dist_checkpointing.core.CheckpointingException,
+        ) as error:
+            raise CheckpointError(
+                f"cannot load the checkpoint `{folder}`",
+                why=f"{type(error).__name__}: "
+                f"{str(error).splitlines()[0] if str(error) else 'no further word'}",
+                fix="resume from another checkpoint of the run, or check that model.path is the "
+                "one that was trained",
+            ) from error
+        if rest:
+            self._model.module.load_state_dict(loaded[_MODEL], strict=False)
+        if weights_only:
+            # the optimizer holds copies of bfloat16 weights, which would undo the load at the next
+            # step
+            self._optimizer.reload_model_params()
+            return
+        for inner in inner_optimizers(self._optimizer):
+            for moments in inner.optimizer.state.values():
+                moments["step"].fill_(loaded[_NUM_UPDATES])
+        torch.set_rng_state(loaded[_RNG])
+
+    def _described(self) -> dict[str, ShardedBase]:
+        """Name -> what of the model is saved: parameters, buffers and what else modules have; of an
+        adapter its parameters alone."""
+        if self._adapters is not None:
+            return self._adapters.sharded_state()
+        # names of layers are global numbers, so that any split into stages finds them
+        metadata = {
+            "non_homogeneous_layers": True,
+            "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        }
+        return self._model.module.sharded_state_dict(prefix="", metadata=metadata)
+
+    def _whole_weights(
+        self, described: dict[str, ShardedBase], stored: Collection[str]
+    ) -> Iterator[ShardedTensor]:
+        """All weights of this rank that are trained. Float32 ones come from the copies that a
+        bfloat16 run keeps, where that wrote the checkpoint."""
+        rest = _untrained(described)
+        for name in (name for name in described if name not in rest):
+            weight = described[name].data
+            wide = weight.dtype is torch.float32
+            yield from pieces(
+                described[name],
+                weight.detach().view(-1),
+                start=0,
+                prefixes=[f"{_STATE}{_PARAM}.", ""] if wide else [""],
+                stored=stored,
+            )
+
+    def _own_pieces(
+        self, described: dict[str, ShardedBase], stored: Collection[str] | None = None
+    ) -> Iterator[ShardedTensor]:
+        """Of the ranges of parameters that this data-parallel rank updates: what the optimizer
+        remembers and, where they are saved, the weights. `stored`: keys of a checkpoint that is
+        loaded."""
+        of_parameter = {base.data: base for base in described.values()}
+        for inner in inner_optimizers(self._optimizer):
+            for parameter in inner.model_param_gbuf_map:
+                base = of_parameter[parameter]
+                own = inner._get_model_param_range_map(parameter)["param"]
+                if stored is None:
+                    flat = parameter.detach().view(-1)[own.start : own.end]
+                    yield from pieces(base, flat, start=own.start)
+                states = inner._get_main_param_and_optimizer_states(parameter)
+                if _share_memory(states[_PARAM], parameter):
+                    del states[_PARAM]
+                for name, values in states.items():
+                    if name == "step":  # equal for all, and saved once
+                        continue
+                    prefixes = [f"{_STATE}{name}."]
+                    if name == _PARAM and stored is not None:
+                        prefixes.append("")  # a float32 run has them as its weights
+                    yield from pieces(
+                        base,
+                        values.detach(),
+                        start=own.start,
+                        prefixes=prefixes,
+                        stored=stored or (),
+                    )
+
+
+def _untrained(described: dict[str, ShardedBase]) -> dict[str, ShardedBase]:
+    """Weights that are frozen, buffers, and what is no tensor."""
+    return {
+        name: base
+        for name, base in described.items()
+        if not getattr(base.data, "requires_grad", False)
+    }
+
+
+def _share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def make_moments(optimizer: MegatronOptimizer) -> None:
+    """Create the state that AdamW creates at its first step: Megatron 0.16.1 can neither save nor
+    load without it."""
+    for inner in inner_optimizers(optimizer):
+        for group in inner.optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(inner.optimizer, HostAdamW):
+                    inner.optimizer.moments(parameter)
+                elif not inner.optimizer.state[parameter]:
+                    counter = parameter.device if group.get("fused") else torch.device("cpu")
+                    inner.optimizer.state[parameter] = {
+                        "step": torch.zeros((), dtype=torch.float32, device=counter),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+
+
+def num_updates(optimizer: MegatronOptimizer) -> int:
+    """Return the number of updates since the moments were created; equal for all parameters of all
+    ranks."""
+    counts = {
+        int(moments["step"])
+        for inner in inner_optimizers(optimizer)
+        for moments in inner.optimizer.state.values()
+    }
+    assert len(counts) <= 1, f"parameters have seen different numbers of updates: {counts}"
+    return counts.pop() if counts else 0
+
+
+def _make_folder(folder: Path, *, adapters: Adapters | None) -> None:
+    """By rank 0; where it cannot, all ranks raise CheckpointError. `adapters`: that are saved
+    there."""
+    failure: list[str | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if adapters is not None:
+                write_shape(folder, adapters.shape, base=adapters.base_mark)
+        except OSError as error:
+            failure = [f"trainer rank 0: {type(error).__name__}: {error}"]
+    dist.broadcast_object_list(failure, src=0)
+    if failure[0] is not None:
+        raise not_written(folder, failure[0])
+
+
+def _rng_of_rank_zero() -> torch.Tensor:
+    """Nothing in training draws on the host generator at random between ranks, so one state serves
+    all layouts."""
+    holder = [torch.get_rng_state()]
+    dist.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def _largest(number: int, device: torch.device) -> int:
+    """Over all ranks: one that holds no part of any parameter counts none."""
+    holder = torch.tensor([number], device=device)
+    dist.all_reduce(holder, op=dist.ReduceOp.MAX)
+    return int(holder)

@@ -1,0 +1,158 @@
+"""What `miles data check` found, as pages or as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from milescli.console.output import Mode, Output
+
+if TYPE_CHECKING:
+    from milescli.data.example_limits import ExampleReport
+    from milescli.data.prompt_source import SourceReport
+    from milescli.runtime.inputs.data_check import DataCheck, Part
+    from milescli.runtime.inputs.data_look import FileLook
+
+BAR_WIDTH = 40
+MAX_ROWS = 20
+"""Bad ones that are shown."""
+MAX_PIECES = 600
+"""Tokens of one prompt that are shown."""
+
+
+def show_data(check: DataCheck, *, output: Output) -> None:
+    """Show the data part by part, then what a run would warn about. The command raises the
+    problems, the first in full."""
+    if output.mode is Mode.JSON:
+        output.json("data", as_payload(check))
+        return
+    for part in check.parts:
+        for named, look in zip(part.named, part.files, strict=False):
+            _show_file(f"{part.name}: {named}", look, output=output)
+        _show_lengths(part, output=output)
+        _show_prompts(part, output=output)
+    for warning in check.warnings:
+        output.warn(warning)
+    for problem in check.problems[1:]:
+        output.error(problem)
+    if not check.problems:
+        output.success("a run would take it in")
+
+
+def as_payload(check: DataCheck) -> dict[str, object]:
+    """Return the check as JSON fields."""
+    return {
+        "usable": not check.problems,
+        "parts": [_part_payload(part) for part in check.parts],
+        "problems": [problem.as_dict() for problem in check.problems],
+        "warnings": check.warnings,
+    }
+
+
+def _part_payload(part: Part) -> dict[str, object]:
+    from milescli.runtime.inputs.data_look import histogram
+
+    unit, lengths = _lengths(part)
+    return {
+        "name": part.name,
+        "files": [
+            {
+                "named": named,
+                **{name: value for name, value in asdict(look).items() if name in _FILE_FIELDS},
+                "bad": [{"line": row.line, "reason": row.reason} for row in look.bad],
+                "duplicates": [
+                    {"line": again, "first_line": first} for again, first in look.duplicates
+                ],
+            }
+            for named, look in zip(part.named, part.files, strict=False)
+        ],
+        "report": asdict(report) if (report := _report(part)) else None,
+        "length_unit": unit,
+        "lengths": [
+            {"from": low, "to": high, "rows": count}
+            for low, high, count in (histogram(lengths) if lengths else [])
+        ],
+        "dropped_rows": part.loaded.long_rows if part.loaded else [],
+        "rendered": [asdict(shown) for shown in part.rendered],
+    }
+
+
+_FILE_FIELDS = (
+    *("path", "columns", "prompt_key", "label_key", "learned"),
+    *("num_rows", "num_bad", "num_duplicates"),
+)
+
+
+def _report(part: Part) -> SourceReport | ExampleReport | None:
+    return part.loaded.report if part.loaded else part.report
+
+
+def _lengths(part: Part) -> tuple[str, list[int]]:
+    if part.examples:
+        return "tokens", sorted(row.num_tokens for row in part.examples)
+    if part.loaded is not None:
+        return "tokens", part.loaded.lengths
+    return "characters", sorted(length for look in part.files for length in look.lengths)
+
+
+def _show_file(title: str, look: FileLook, *, output: Output) -> None:
+    whole = "row" if look.learned else "prompt"
+    output.kv(
+        {
+            "columns": ", ".join(look.columns) or "none",
+            **({"learned": look.learned} if look.learned else {}),
+            "prompt": look.prompt_key,
+            "label": look.label_key,
+            "rows": f"{look.num_rows:,}",
+            "bad rows": f"{look.num_bad:,}",
+            f"repeated {whole}s": f"{look.num_duplicates:,}",
+        },
+        title=title,
+    )
+    told = [f"{look.unit} {row.line}: {row.reason}" for row in look.bad[:MAX_ROWS]]
+    told += [
+        f"{look.unit} {again}: the {whole} of {look.unit} {first} again"
+        for again, first in look.duplicates
+    ]
+    for line in told:
+        output.text(f"  {line}")
+    if look.num_bad > MAX_ROWS:
+        output.note(f"  and {look.num_bad - MAX_ROWS:,} more bad rows")
+    output.blank()
+
+
+def _show_lengths(part: Part, *, output: Output) -> None:
+    from milescli.runtime.inputs.data_look import histogram
+
+    unit, lengths = _lengths(part)
+    if not lengths:
+        return
+    ranges = histogram(lengths)
+    most = max(count for _, _, count in ranges)
+    output.table(
+        [unit, "rows" if part.examples else "prompts", ""],
+        [
+            (f"{low} to {high}", count, "█" * -(-count * BAR_WIDTH // most))
+            for low, high, count in ranges
+        ],
+    )
+    if part.loaded is not None and (report := part.loaded.report).num_dropped:
+        rows = ", ".join(str(row) for row in part.loaded.long_rows[:5])
+        bound = part.data.max_prompt_tokens
+        output.note(
+            f"{report.num_dropped:,} of {report.num_measured:,} prompts are longer than {bound} "
+            f"tokens and are left out: row {rows}" + (", ..." if report.num_dropped > 5 else "")
+        )
+    if part.report is not None:
+        shares = f"{part.report.loss_tokens:,} of {part.report.tokens:,} tokens are learned"
+        output.note("; ".join(filter(None, (shares, part.report.note))))
+    output.blank()
+
+
+def _show_prompts(part: Part, *, output: Output) -> None:
+    for shown in part.rendered[:2]:
+        side = f", {shown.side}" * bool(shown.side)
+        output.note(f"row {shown.row + 1} of {part.name}{side}, as the model sees it")
+        pieces = zip(shown.tokens, map(bool, shown.loss_mask), strict=True)
+        output.masked(list(pieces)[:MAX_PIECES])
+        output.blank()

@@ -1,0 +1,311 @@
+"""A Plan on the screen and as JSON: layout, placement, batch arithmetic, each choice with its
+reason; with -v who set what."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from milescli.console.output import Mode, Output
+from milescli.console.theme import Segment, staircase
+from milescli.core.units import GIB, format_bytes, format_count, format_duration
+from milescli.plan.types import Forecast, Part, Plan, Slot
+from milescli.platform.environment import environment_rows
+from milescli.recipe.load import LoadedRecipe, value_at
+from milescli.recipe.section import plain
+
+WIDTH = 40
+"""Characters that stand for a device's memory."""
+
+
+def show_forecast(plan: Plan, forecast: Forecast, *, price: float | None, output: Output) -> None:
+    """Show the forecast; nothing in JSON mode, where the plan contains it."""
+    for title, parts in (
+        ("during training", forecast.training),
+        ("during rollout", forecast.rollout),
+    ):
+        if not parts:
+            continue
+        output.table(
+            ["part", "GiB", "", "known by"],
+            _rows(parts, forecast.memory_bytes),
+            title=f"memory of the fullest {forecast.device} {title}, of "
+            f"{forecast.memory_bytes / GIB:.0f} GiB",
+        )
+        output.blank()
+    output.kv(
+        _times(plan, forecast, price), title="predicted, not measured: estimates by rooflines"
+    )
+    output.blank()
+    if forecast.alternatives:
+        output.table(
+            ["next best trainer", "step", "training", "GiB"],
+            [
+                (
+                    other.layout,
+                    format_duration(other.step_s),
+                    format_duration(other.train_s),
+                    round(other.train_bytes / GIB, 1),
+                )
+                for other in forecast.alternatives
+            ],
+        )
+        output.blank()
+    output.table(["these figures assume"], [(text,) for text in forecast.assumptions])
+    output.blank()
+
+
+def _rows(parts: list[Part], total: int) -> list[tuple[object, ...]]:
+    segments = [
+        Segment(name=part.name, size=part.size_bytes, is_free=part.name == "margin")
+        for part in parts
+    ]
+    lines = staircase(segments, total=total, width=WIDTH)
+    return [
+        (part.name, round(part.size_bytes / GIB, 1), line, part.basis)
+        for part, line in zip(parts, lines, strict=True)
+    ]
+
+
+def _times(plan: Plan, forecast: Forecast, price: float | None) -> dict[str, object]:
+    parts = ", ".join(
+        f"{name} {seconds:.1f}"
+        for name, seconds in forecast.train_parts_s.items()
+        if seconds >= 0.05
+    )
+    rollout = {
+        "rollout": f"{format_duration(forecast.rollout_s)}; an engine holds "
+        f"{format_count(forecast.cache_tokens)} tokens"
+    }
+    sync = {
+        "sync": format_duration(forecast.sync_s)
+        + (", with sleep and wake-up" if plan.colocated else "")
+    }
+    rows = {
+        **(rollout if plan.engines.num else {}),
+        "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
+        **(sync if plan.engines.num else {}),
+        "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} "
+        "tokens/s",
+        "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, "
+        f"{forecast.gpu_hours:,.1f} GPU-hours",
+        "host": f"{format_bytes(forecast.host_bytes)} of "
+        f"{format_bytes(forecast.host_memory_bytes)} main memory of a node",
+    }
+    if forecast.publishing_bytes:
+        rows["publishing"] = (
+            f"{format_bytes(forecast.publishing_bytes)} while trainer and engine both hold weights"
+        )
+    if price is not None:
+        rows["cost"] = f"{cost(forecast, price):,.0f} at {price:g} a GPU-hour"
+    return rows
+
+
+def cost(forecast: Forecast, price: float) -> float:
+    """Return the cost to the end of the recipe, in the unit of the price."""
+    return round(forecast.gpu_hours * price, 2)
+
+
+SMALL = 8
+"""Slots up to which each has a line of its own."""
+ENVIRONMENT = (
+    "MILES_",
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "NCCL_",
+    "GLOO_",
+)
+"""Variables that change what runs; shown by -v."""
+
+
+def show_plan(
+    plan: Plan,
+    loaded: LoadedRecipe,
+    *,
+    output: Output,
+    with_origins: bool,
+    price_per_gpu_hour: float | None = None,
+) -> None:
+    """Show everything that would run, and why."""
+    payload: dict[str, object] = {
+        "plan": json.loads(plan.to_json()),
+        "fingerprint": plan.fingerprint,
+    }
+    if price_per_gpu_hour is not None and plan.forecast is not None:
+        payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
+    if with_origins:
+        payload["recipe"] = {
+            name: {"value": plain(value_at(loaded.recipe, name)), "origin": str(by)}
+            for name, by in loaded.origins.items()
+        }
+        payload["environment"] = _environment()
+        payload["actor_environment"] = [
+            {"for": whom, "variable": name, "value": value, "reason": reason}
+            for whom, name, value, reason in environment_rows(plan)
+        ]
+    output.json("plan", payload)
+    output.kv(_layout(plan), title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
+    output.blank()
+    output.kv(_batch(plan), title="one step")
+    output.blank()
+    if len(plan.slots) <= SMALL:
+        rows = [_slot_row(slot) for slot in plan.slots]
+        output.table(["node", "device", "trainer rank", "engine"], rows, title="placement")
+    else:
+        output.table(
+            ["nodes", "devices", "trainer ranks", "pipeline stages", "engines"],
+            _node_rows(plan),
+            title="placement",
+        )
+    output.blank()
+    if plan.forecast is not None:
+        show_forecast(plan, plan.forecast, price=price_per_gpu_hour, output=output)
+    if plan.decisions:
+        rows = [(choice.key, choice.value, choice.reason) for choice in plan.decisions]
+        output.table(["chosen", "value", "because"], rows, title="decisions")
+        output.blank()
+    if with_origins and output.mode is not Mode.JSON:
+        _show_origins(loaded, plan, output)
+    output.note("nothing was started")
+
+
+def _layout(plan: Plan) -> dict[str, object]:
+    trainer, engines = plan.trainer, plan.engines
+    sizes = " x ".join(f"{axis} {getattr(trainer, axis)}" for axis in ("tp", "pp", "cp", "dp"))
+    experts = f", ep {trainer.ep}, etp {trainer.etp}" if trainer.ep * trainer.etp > 1 else ""
+    sequence = ", sequence parallel" if trainer.sequence_parallel else ""
+    ends = [("first", trainer.first_stage_layers), ("last", trainer.last_stage_layers)]
+    sequence += "".join(f", {layers} layers in the {name} stage" for name, layers in ends if layers)
+    sequence += (", recompute" * (trainer.recompute == "full")) + (
+        ", optimizer on the host" * trainer.offload_optimizer
+    )
+    cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
+        engines.attention_dp > 1
+    )
+    where = (
+        "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
+    )
+    apart = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
+    threads = ""
+    if plan.device_kind == "cpu":
+        count = engines.cpu_threads or plan.cpu_threads
+        threads = f", {plan.cpu_threads} threads for a trainer rank"
+        threads += f", {count} for an engine's" * bool(engines.num)
+    rollout = {
+        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
+        f"{engines.max_running_requests} requests at once, "
+        f"context {engines.context_length}",
+        "weights": f"channel {plan.channel}",
+        "staleness": f"at most {plan.max_staleness}",
+    }
+    return {
+        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
+        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
+        f"{sizes}{experts}{sequence}",
+        **(rollout if engines.num else {"engines": "none: nothing is sampled"}),
+        "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
+        + (f"{plan.steps}" if plan.batch.of_rows else f"{plan.steps} RL"),
+    }
+
+
+def _batch(plan: Plan) -> dict[str, object]:
+    batch = plan.batch
+    most_tokens = batch.num_samples * batch.max_sequence_tokens
+    per_update = batch.num_samples // batch.updates_per_step
+    sizes = (
+        {
+            "samples": f"{batch.prompts_per_step} prompts x {batch.samples_per_prompt} samples = "
+            f"{batch.num_samples}"
+        }
+        if not batch.of_rows
+        else {
+            "rows": f"{batch.prompts_per_step}"
+            + (f" pairs = {batch.num_samples} sequences" * (batch.samples_per_prompt == 2))
+        }
+    )
+    return {
+        **sizes,
+        "tokens": f"at most {batch.num_samples} x {batch.max_sequence_tokens} = {most_tokens:,}",
+        "updates": f"{batch.updates_per_step} x {per_update} sequences, in microbatches of at most "
+        f"{batch.max_tokens_per_microbatch:,} tokens a rank",
+    }
+
+
+def _node_rows(plan: Plan) -> list[tuple[object, ...]]:
+    """One row for each node; neighbours that differ in nothing but numbers are not merged, so that
+    every rank can be looked up."""
+    nodes: dict[int, list[Slot]] = {}
+    for slot in plan.slots:
+        nodes.setdefault(slot.node, []).append(slot)
+    per_stage = plan.trainer.world_size // plan.trainer.pp
+    rows = []
+    for node, slots in nodes.items():
+        ranks = [slot.trainer_rank for slot in slots if slot.trainer_rank is not None]
+        engines = [slot.engine for slot in slots if slot.engine is not None]
+        rows.append(
+            (
+                str(node),
+                _span([slot.device for slot in slots]),
+                _span(ranks) or None,
+                _span([rank // per_stage for rank in ranks]) or None,
+                _span(engines) or None,
+            )
+        )
+    return rows
+
+
+def _span(numbers: list[int]) -> str:
+    """[4, 5, 6, 7] -> '4-7'"""
+    if not numbers:
+        return ""
+    return f"{min(numbers)}-{max(numbers)}" if min(numbers) < max(numbers) else str(numbers[0])
+
+
+def _slot_row(slot: Slot) -> list[object]:
+    engine = (
+        None
+        if slot.engine is None
+        else f"{slot.engine}"
+        + (f" (rank {slot.engine_rank})" if slot.engine_rank is not None else "")
+    )
+    rank = None if slot.trainer_rank is None else str(slot.trainer_rank)
+    return [str(slot.node), str(slot.device), rank, engine]
+
+
+def _show_origins(loaded: LoadedRecipe, plan: Plan, output: Output) -> None:
+    rows = []
+    for name, origin in loaded.origins.items():
+        value = plain(value_at(loaded.recipe, name))
+        rows.append(
+            (
+                name,
+                "null"
+                if value is None
+                else str(value).lower()
+                if isinstance(value, bool)
+                else value,
+                str(origin),
+            )
+        )
+    output.table(
+        ["key", "value", "origin"],
+        [(name, str(value), by) for name, value, by in rows],
+        title="recipe",
+    )
+    output.blank()
+    output.kv(_environment() or {"(none)": ""}, title="environment of this shell")
+    output.blank()
+    output.table(
+        ["for", "variable", "value", "because"],
+        environment_rows(plan),
+        title="environment of actors",
+    )
+    output.blank()
+
+
+def _environment() -> dict[str, object]:
+    return {
+        name: value for name, value in sorted(os.environ.items()) if name.startswith(ENVIRONMENT)
+    }

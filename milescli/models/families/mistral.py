@@ -1,0 +1,41 @@
+"""Mistral: Llama whose layers may all look at a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from milescli.core.errors import CheckpointError
+from milescli.models import fields
+from milescli.models.base import WeightTable
+from milescli.models.facts import Layer, ModelFacts
+from milescli.models.families import llama
+
+
+def facts(config: Mapping[str, object]) -> ModelFacts:
+    """Parse the ModelFacts of a `mistral` config. Raises CheckpointError for what the trainer
+    cannot compute."""
+    if config.get("layer_types") is not None:
+        raise CheckpointError(
+            "a mistral model with `layer_types` is not supported",
+            why="Hugging Face's implementation does not heed it: every layer has the window, or "
+            "none",
+            fix="take `layer_types` out of config.json",
+        )
+    model = llama.plain_facts(
+        config,
+        family="mistral",
+        num_kv_heads=fields.number(config, "num_key_value_heads", default=8, kind=int),
+    )
+    # null means none, unlike a field that is left out
+    if "sliding_window" in config and config["sliding_window"] is None:
+        return model
+    window = fields.number(config, "sliding_window", default=4096, kind=int)
+    return replace(
+        model, layers=(Layer(mixer="sliding"),) * model.num_layers, sliding_window=window
+    )
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """Map the names and transforms of every weight."""
+    return llama.table(facts)

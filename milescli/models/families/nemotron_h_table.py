@@ -1,0 +1,248 @@
+"""Nemotron-H's weight table, with the names of Megatron's MambaModel: layers of one part each. The
+family file calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from milescli.models import layers, mamba2
+from milescli.models.base import (
+    COLUMN,
+    EXPERT_COLUMN,
+    EXPERT_ROW,
+    REPLICATED,
+    ROW,
+    Rule,
+    Sharding,
+    WeightTable,
+    Where,
+    dense_layers,
+    every_layer,
+    mixer_layers,
+    moe_layers,
+)
+from milescli.models.facts import Layer, ModelFacts
+from milescli.models.transforms import alone, same, shapes
+
+KINDS: dict[str, Layer] = {
+    "mamba": Layer(mixer="mamba", mlp="none"),
+    "attention": Layer(mixer="full", mlp="none"),
+    "mlp": Layer(mixer="none", mlp="dense"),
+    "moe": Layer(mixer="none", mlp="moe"),
+}
+"""Kinds of layers, as transformers calls them."""
+_HF = "model.layers.{layer}."
+_MEGATRON = "decoder.layers.{layer}."
+_PREFIX = "backbone."
+"""Prefix of the releases' names, in place of `model.`"""
+
+
+def _rule(
+    hf: str,
+    megatron: str,
+    *dims: Callable[[ModelFacts], int],
+    sharding: Sharding,
+    where: Where,
+    stacked: Rule | None = None,
+) -> Rule:
+    """One tensor that stays as it is, of the lengths `dims`. `stacked`: as disks hold it for all
+    experts in one."""
+    return Rule(
+        hf=(_HF + hf,),
+        megatron=_MEGATRON + megatron,
+        shapes=shapes(lambda facts: tuple(dim(facts) for dim in dims)),
+        sharding=sharding,
+        fuse=same,
+        split=alone,
+        where=where,
+        alternatives=() if stacked is None else (stacked,),
+    )
+
+
+def _hidden(facts: ModelFacts) -> int:
+    return facts.hidden_size
+
+
+def _ffn(facts: ModelFacts) -> int:
+    return facts.ffn_hidden_size
+
+
+def _expert_ffn(facts: ModelFacts) -> int:
+    return facts.moe_ffn_hidden_size
+
+
+def _shared_ffn(facts: ModelFacts) -> int:
+    return facts.shared_expert_ffn_hidden_size
+
+
+def _latent(facts: ModelFacts) -> int:
+    return facts.moe_latent_size
+
+
+def _expert_width(facts: ModelFacts) -> int:
+    """What goes into an expert, and comes out."""
+    return facts.moe_latent_size or facts.hidden_size
+
+
+def _has_latent(facts: ModelFacts, layer: int) -> bool:
+    return bool(facts.moe_latent_size) and moe_layers(facts, layer)
+
+
+def _expert(hf: str, megatron: str, *dims: Callable[[ModelFacts], int], sharding: Sharding) -> Rule:
+    """Of each expert; transformers holds all in one in memory."""
+    name = "mlp.experts.local_experts.{expert}." + megatron
+    stacked = replace(
+        _rule(f"mixer.experts.{hf}", name, *dims, sharding=sharding, where=moe_layers), stacked=True
+    )
+    return _rule(
+        "mixer.experts.{expert}." + f"{hf}.weight",
+        name,
+        *dims,
+        sharding=sharding,
+        where=moe_layers,
+        stacked=stacked,
+    )
+
+
+_ATTENTION_LAYERS = mixer_layers("full")
+_ATTENTION = (
+    _rule(
+        "norm.weight",
+        "input_layernorm.weight",
+        _hidden,
+        sharding=REPLICATED,
+        where=_ATTENTION_LAYERS,
+    ),
+    replace(
+        layers.QKV,
+        hf=tuple(_HF + f"mixer.{name}_proj.weight" for name in "qkv"),
+        where=_ATTENTION_LAYERS,
+    ),
+    replace(layers.ATTENTION_OUTPUT, hf=(_HF + "mixer.o_proj.weight",), where=_ATTENTION_LAYERS),
+)
+_MLP = (
+    _rule(
+        "norm.weight", "pre_mlp_layernorm.weight", _hidden, sharding=REPLICATED, where=dense_layers
+    ),
+    _rule(
+        "mixer.up_proj.weight",
+        "mlp.linear_fc1.weight",
+        _ffn,
+        _hidden,
+        sharding=COLUMN,
+        where=dense_layers,
+    ),
+    _rule(
+        "mixer.down_proj.weight",
+        "mlp.linear_fc2.weight",
+        _hidden,
+        _ffn,
+        sharding=ROW,
+        where=dense_layers,
+    ),
+)
+_MOE = (
+    _rule(
+        "norm.weight", "pre_mlp_layernorm.weight", _hidden, sharding=REPLICATED, where=moe_layers
+    ),
+    replace(layers.ROUTER, hf=(_HF + "mixer.gate.weight",)),
+    replace(layers.ROUTER_BIAS, hf=(_HF + "mixer.gate.e_score_correction_bias",)),
+    _rule(
+        "mixer.fc1_latent_proj.weight",
+        "mlp.fc1_latent_proj.weight",
+        _latent,
+        _hidden,
+        sharding=REPLICATED,
+        where=_has_latent,
+    ),
+    _expert("up_proj", "linear_fc1.weight", _expert_ffn, _expert_width, sharding=EXPERT_COLUMN),
+    _expert("down_proj", "linear_fc2.weight", _expert_width, _expert_ffn, sharding=EXPERT_ROW),
+    _rule(
+        "mixer.fc2_latent_proj.weight",
+        "mlp.fc2_latent_proj.weight",
+        _hidden,
+        _latent,
+        sharding=REPLICATED,
+        where=_has_latent,
+    ),
+    _rule(
+        "mixer.shared_experts.up_proj.weight",
+        "mlp.shared_experts.linear_fc1.weight",
+        _shared_ffn,
+        _hidden,
+        sharding=COLUMN,
+        where=moe_layers,
+    ),
+    _rule(
+        "mixer.shared_experts.down_proj.weight",
+        "mlp.shared_experts.linear_fc2.weight",
+        _hidden,
+        _shared_ffn,
+        sharding=ROW,
+        where=moe_layers,
+    ),
+)
+_OF_KIND = {"mamba": mamba2.RULES, "attention": _ATTENTION, "mlp": _MLP, "moe": _MOE}
+_SPELT_BY_TRANSFORMERS = replace(layers.EMBEDDING, hf=("backbone.embedding.weight",))
+"""transformers 5.12.1 reads `backbone.embeddings.weight` and writes this."""
+
+
+def table(facts: ModelFacts) -> WeightTable:
+    """Map the names and transforms of every weight."""
+    embedding = replace(
+        layers.EMBEDDING, hf=("model.embeddings.weight",), alternatives=(_SPELT_BY_TRANSFORMERS,)
+    )
+    final_norm = replace(
+        layers.FINAL_NORM, hf=("model.norm_f.weight",), megatron="decoder.final_norm.weight"
+    )
+    decoder = tuple(rule for rules in _OF_KIND.values() for rule in rules)
+    within = tuple(_either_prefix(rule) for rule in (embedding, *decoder, final_norm))
+    return WeightTable(facts=facts, rules=(*within, layers.OUTPUT_LAYER, *_mtp_rules(facts)))
+
+
+def _either_prefix(rule: Rule) -> Rule:
+    """The rule under the releases' names, with those that begin with `model.` as another form."""
+    (released,) = layers.prefixed((rule,), _PREFIX)
+    return replace(released, alternatives=(*released.alternatives, rule, *rule.alternatives))
+
+
+def _mtp_rules(facts: ModelFacts) -> tuple[Rule, ...]:
+    """Of a multi-token-prediction layer, under the names of the releases, which count the layers
+    within it. Megatron-Core 0.16.1 gives MambaModel none; the names are those of later versions."""
+    last = len(facts.mtp_layers) - 1
+    rules: list[Rule] = []
+    for number, layer in enumerate(facts.mtp_layers):
+        (within,) = (_OF_KIND[kind] for kind, known in KINDS.items() if known == layer)
+        hf, megatron = (
+            f"mtp.layers.{number if last else '{mtp}'}.",
+            f"{layers.MTP}mtp_model_layer.layers.{number}.",
+        )
+        if number == 0:
+            rules += [_frame(hf, name, _hidden) for name in ("enorm", "hnorm")]
+            rules.append(
+                _frame(hf, "eh_proj", _hidden, lambda f: 2 * f.hidden_size, sharding=COLUMN)
+            )
+        rules += [
+            replace(
+                rule,
+                hf=tuple(hf + name.removeprefix(_HF) for name in rule.hf),
+                megatron=megatron + rule.megatron.removeprefix(_MEGATRON),
+                block="mtp",
+                alternatives=(),
+            )
+            for rule in within
+            if facts.moe_latent_size or rule.where is not _has_latent
+        ]
+        if number == last:
+            rules.append(_frame(hf, "final_layernorm", _hidden))
+    return tuple(rules)
+
+
+def _frame(
+    hf: str, name: str, *dims: Callable[[ModelFacts], int], sharding: Sharding = REPLICATED
+) -> Rule:
+    rule = _rule("", "", *dims, sharding=sharding, where=every_layer)
+    return replace(
+        rule, hf=(f"{hf}{name}.weight",), megatron=f"{layers.MTP}{name}.weight", block="mtp"
+    )

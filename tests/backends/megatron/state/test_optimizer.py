@@ -1,0 +1,89 @@
+"""Whole optimizer steps against plain PyTorch on the same model in transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from megatron.core import utils
+from megatron.core.optimizer import clip_grads
+from safetensors.torch import load_file
+
+from milescli.backends.megatron.state.optimizer import install_clipping, norm_of_all, scale_all
+from tests.backends.megatron.conftest import Worlds
+from tests.backends.megatron.layouts import ADAMW, ADAMW_LAYOUTS
+
+
+@pytest.fixture(scope="module")
+def plain(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Name -> weight after the three steps."""
+    folder = tmp_path_factory.mktemp("plain")
+    settings, out = folder / "settings.json", folder / "out.safetensors"
+    settings.write_text(json.dumps(ADAMW))
+    module = "tests.backends.megatron.plain_adamw"
+    done = subprocess.run(
+        [sys.executable, "-m", module, models["dense"], str(settings), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return load_file(out)
+
+
+@pytest.mark.parametrize(
+    ("size", "name"), [(size, name) for size, names in ADAMW_LAYOUTS.items() for name in names]
+)
+def test_three_steps_are_those_of_plain_pytorch_where_gains_do_not_decay(
+    worlds: Worlds, models: dict[str, str], plain: dict, size: str, name: str
+) -> None:
+    worlds.get(size)[name]
+    before = load_file(Path(models["dense"]) / "model.safetensors")
+    after = load_file(worlds.adamw(name))
+    assert set(after) == set(plain)
+    for key, weight in plain.items():
+        assert not torch.equal(after[key], before[key]), f"{key} did not learn"
+        torch.testing.assert_close(after[key], weight, atol=1e-6, rtol=0, msg=key)
+
+
+def gradients() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator) for shape in ((3, 5), (7,), (2, 4, 1), (1,))]
+
+
+def test_the_norm_is_that_of_all_numbers_together() -> None:
+    first, second = gradients(), gradients()[:2]
+    (norm,), per_tensor = norm_of_all(65536, torch.zeros(1), [first, second], False)
+    numbers = torch.cat([tensor.flatten() for tensor in (*first, *second)])
+    assert per_tensor is None
+    assert float(norm) == pytest.approx(float(numbers.double().norm()), rel=1e-6)
+
+
+def test_scaling_is_megatrons_own_in_place_and_into_others() -> None:
+    ours, theirs = gradients(), gradients()
+    scale_all(65536, torch.zeros(1), [ours, ours], 0.3)
+    utils.local_multi_tensor_scale(65536, torch.zeros(1), [theirs, theirs], 0.3)
+    for mine, own in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, own)
+    source, target = gradients(), [torch.full_like(tensor, torch.nan) for tensor in gradients()]
+    scale_all(65536, torch.zeros(1), [source, target], 0.3)
+    for mine, own, given in zip(target, theirs, source, strict=True):
+        assert torch.equal(mine, own) and not torch.equal(given, own)
+
+
+def test_only_megatrons_replacements_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: object) -> None: ...
+
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", compiled)
+    monkeypatch.setattr(clip_grads, "multi_tensor_scale_impl", compiled)
+    install_clipping()
+    assert clip_grads.l2_norm_impl is clip_grads.multi_tensor_scale_impl is compiled
+    monkeypatch.setattr(clip_grads, "l2_norm_impl", utils.local_multi_tensor_l2_norm)
+    install_clipping()
+    assert clip_grads.l2_norm_impl is norm_of_all

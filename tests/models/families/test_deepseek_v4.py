@@ -1,0 +1,120 @@
+"""DeepSeek-V4: what a release holds, and every tensor by name and bits against transformers' own
+model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from milescli import models
+from milescli.core.errors import CheckpointError
+from tests.families.cases import ALL
+
+ROOT = Path(__file__).resolve().parents[3]
+FLASH = ROOT.parent / "shared" / "configs" / "deepseek-ai--DeepSeek-V4-Flash.json"
+QUANTISED = (
+    ".wq_a.",
+    ".wq_b.",
+    "attn.wkv.",
+    ".wo_a.",
+    ".wo_b.",
+    ".w1.",
+    ".w2.",
+    ".w3.",
+    ".e_proj.",
+    ".h_proj.",
+)
+"""Weights that the release holds in FP8 or FP4, with a tensor of scales beside each."""
+
+WITNESS = """
+import json, sys, torch
+from pathlib import Path
+from milescli.checkpoint.hf_folder import (HfReader)
+from milescli.models import load_facts, table
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+root, config = Path(sys.argv[1]), json.loads(sys.argv[2])
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+for tensor in model.state_dict().values():
+    whole = tensor.dtype == torch.int64
+    tensor.copy_(torch.randint(0, 5, tensor.shape) if whole else torch.randn(tensor.shape))
+model.save_pretrained(root / "saved")
+facts = load_facts(root / "saved")
+released, megatron = {}, {}
+with HfReader(root / "saved") as reader:
+    for entry in table(facts).as_on_disk(reader.names()).entries:
+        parts = entry.rule.to_parts([reader.read(name) for name in entry.hf], entry.facts)
+        megatron[entry.megatron] = entry.rule.fuse(parts, entry.facts)
+for entry in table(facts).entries:
+    if entry.mtp is None:
+        parts = entry.rule.split(megatron.pop(entry.megatron), entry.facts)
+        disk = [part.clone() for part in entry.rule.to_disk(parts, entry.facts)]
+        released |= dict(zip(entry.hf, disk, strict=True))
+assert not megatron, megatron.keys()
+(root / "released").mkdir()
+(root / "released" / "config.json").write_text((root / "saved" / "config.json").read_text())
+save_file(released, root / "released" / "model.safetensors", metadata={"format": "pt"})
+read, info = AutoModelForCausalLM.from_pretrained(root / "released", output_loading_info=True)
+own, theirs = model.state_dict(), read.state_dict()
+different = [name for name in own if not torch.equal(own[name], theirs[name])]
+missing = sorted(info["missing_keys"])
+report = {"tensors": len(own), "different": different, "missing": missing, "names": [*released]}
+print(json.dumps(report))
+"""
+
+
+def test_the_flash_release_is_named_to_the_last_tensor() -> None:
+    if not FLASH.exists():
+        pytest.skip("the published configs are not beside this repository")
+    table = models.table(models.parse_facts(json.loads(FLASH.read_text())))
+    copies = {name for entry in table.entries if entry.rule.optional for name in entry.hf}
+    names = table.hf_shapes().keys() - copies
+    scales = [name for name in names if any(part in name for part in QUANTISED)]
+    assert len(names) + len(scales) == 69_187  # tensors of the published release
+    assert table.hf_shapes()["layers.2.attn.compressor.ape"] == (4, 1024)
+    assert table.hf_shapes()["layers.3.attn.compressor.ape"] == (128, 512)
+    assert table.hf_shapes()["mtp.0.hc_head_fn"] == (4, 16_384)
+
+
+def test_transformers_reads_the_same_bits_from_a_folder_with_the_names_of_the_releases(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            WITNESS,
+            str(tmp_path),
+            json.dumps(ALL["deepseek-v4"].config),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["tensors"] > 100
+    assert (report["different"], report["missing"]) == ([], [])
+    assert {
+        "embed.weight",
+        "layers.0.ffn.gate.tid2eid",
+        "layers.1.attn.indexer.compressor.ape",
+    } <= set(report["names"])
+
+
+def test_training_is_refused_by_name() -> None:
+    facts = models.parse_facts(ALL["deepseek-v4"].config)
+    with pytest.raises(
+        CheckpointError, match=r"deepseek_v4.*compressed attention.*hyper-connections"
+    ):
+        facts.require_trainable()
+    models.parse_facts(ALL["nemotron-h"].config).require_trainable()
