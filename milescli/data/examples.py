@@ -21,7 +21,6 @@ from milescli.data.chat_masks import (
     marked_text,
     tokenized,
 )
-from milescli.data.epoch_order import epoch_order
 from milescli.data.example_limits import ExampleReport, fitted
 from milescli.data.example_rows import (
     Chat,
@@ -32,10 +31,10 @@ from milescli.data.example_rows import (
     form_of,
     read_row,
 )
+from milescli.data.file_prompts import epoch_order
 from milescli.data.prompt_source import file_named
 from milescli.data.rows import BadRow, bad_rows_error
-from milescli.data.tables import check_file, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.trajectories import up_to_last
 from milescli.recipe.data import Data
@@ -105,7 +104,7 @@ def load_examples(
     hashes: list[str] = []
     for file in named:
         path = Path(file.name)
-        read = read_file(file, data=data, key=key, kind=kind)
+        read = read_examples(file, data=data, key=key, kind=kind)
         if read.problem is not None:
             raise read.problem
         made = _tokenised(read.rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
@@ -168,11 +167,11 @@ class ReadFile:
         return _unusable(self.path, self.bad, self.num_rows) if self.bad else None
 
 
-def read_file(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
+def read_examples(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
     """What `data.<key>` names. Raises DataError where it is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    records = list(islice(open_table(path).records(), file.start, file.stop))
+    records = list(islice(Table(path).records(), file.start, file.stop))
     names = next((list(row) for _, row in records if isinstance(row, dict)), [])
     if not records:
         raise DataError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.mapped_prompts import prompt_hashes, read_places
+from milescli.data.file_rows import prompt_hashes, read_places
 
 if TYPE_CHECKING:
     from datasketch import MinHash

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.epoch_order import random_bits
-from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_prompts import FilePrompts, random_bits
 from milescli.data.prompt_source import Loaded, Say, SourceReport, load_part, percentile
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
@@ -167,7 +166,7 @@ def load_mix(
             first_index=first_index,
         )
         last = part.source.files[-1]
-        first_index = last.first_index + last.scan.last_line
+        first_index = last.first_index + last.last_line
         loaded.append(part)
     prompts = MixedPrompts([part.source for part in loaded], counts_of(mix), seed=seed)
     return prompts, _report(loaded, mix)

@@ -1,53 +1,40 @@
-"""Reads rows of data files: finds the columns, and returns each row's prompt (messages or tokens)
-and label; bad rows are reported by line. Independent of the format (`tables`), of the tokenizer and
-of the order (`prompt_source`)."""
+"""Parses rows of prompts: finds the columns of a file, and the prompt (messages or tokens), label,
+tools and worked response of each row. It knows no file format, tokenizer or order."""
 
 from __future__ import annotations
 
 import json
 import math
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from milescli.core.errors import DataError, nearest
-from milescli.data.chat_turns import TOOLS_COLUMN, Tools, Turns, tools_in, turns_in, with_system
-from milescli.data.tables import Record, Table, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
-from milescli.data.tables.json_lines import kind_of
-
-__all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows"]
+from milescli.data.chat_turns import Tools, Turns, tools_in, turns_in, with_system
+from milescli.data.tables import LINE_SUFFIXES, kind_of
 
 NUM_BAD_ROWS_SHOWN = 5
-MAX_BAD_ROWS = 1000
-"""Kept to be told; more are counted."""
-_Asked = Turns | tuple[int, ...]
-"""A prompt: a chat, or the tokens that the model reads."""
 Demonstration = str | Turns | None
-"""A worked response: its text, or its turns where it calls tools; None: the row has none."""
-TICK_ROWS = 4096
-"""So many rows are read between two words on how far it is."""
+"""A worked response: its text, or its turns if it calls tools; None if the row has none."""
+_Prompt = Turns | tuple[int, ...]
+"""A chat, or the tokens that the model reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRow:
+class DataRow(NamedTuple):
     """One good row, not yet tokenised."""
 
     index: int
     """Row in the file, counted from 0."""
     messages: Turns
-    """Empty: the prompt is `token_ids`."""
+    """The chat; empty if the prompt is `token_ids`."""
     text: str
-    """What the user wrote last; empty where only tokens are known."""
+    """The last message of the user; empty if the prompt is `token_ids`."""
     label: str | None
     demonstration: Demonstration
-    token_ids: Sequence[int] = ()
-    """Where the row holds them instead of text: what the model reads, whole."""
-    tools: Tools = dataclass_field(default_factory=list)
+    token_ids: Sequence[int]
+    """The whole prompt of a row that holds tokens instead of text."""
+    tools: Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,149 +48,17 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """What is wanted of each row."""
+    """What a source needs from each row."""
 
     field: PathField
     prompt_key: str | None = None
+    """None: the column is found by its name."""
     label_key: str | None = None
-    """None: found by name."""
     system_prompt: str | None = None
     needs_label: bool | None = True
-    """The reward compares with a label."""
+    """Whether the reward compares with a label; None if that is not known."""
     max_tokens: int | None = None
-    """Prompts of more are not used, and of how many more is all the same."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Scan:
-    """What one pass over the rows of a file came to."""
-
-    columns: Columns | None = None
-    """None where no row could be read."""
-    num_rows: int = 0
-    last_line: int = 0
-    """Of those rows, counted from 1."""
-    rows: list[DataRow] | None = dataclass_field(default_factory=list)
-    """The good ones; None where there are more than were to be kept."""
-    prompt_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
-    """[good rows] equal for equal prompts, within this process."""
-    label_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
-    """[good rows] the same of labels."""
-    num_demonstrations: int = 0
-    num_bad: int = 0
-    bad: list[BadRow] = dataclass_field(default_factory=list)
-    """The first of them."""
-
-    def add_bad(self, line: int, reason: str) -> None:
-        """Count it, and keep it where there are few."""
-        self.num_bad += 1
-        if self.num_bad <= MAX_BAD_ROWS:
-            self.bad.append(BadRow(line=line, reason=reason))
-
-
-def read_rows(
-    path: Path,
-    *,
-    field: PathField,
-    prompt_key: str | None,
-    label_key: str | None,
-    system_prompt: str | None,
-    needs_label: bool | None,
-) -> tuple[Columns, list[DataRow]]:
-    """All rows of the file, in order.
-
-    Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
-    first few by line.
-    """
-    form = RowForm(
-        field=field,
-        prompt_key=prompt_key,
-        label_key=label_key,
-        system_prompt=system_prompt,
-        needs_label=needs_label,
-    )
-    scan = scan_rows(open_table(path), form)
-    columns = require_good(scan, path, field=field)
-    assert scan.rows is not None, "all rows are kept"
-    return columns, scan.rows
-
-
-def scan_rows(
-    table: Table,
-    form: RowForm,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    most: int | None = None,
-    tick: Callable[[int], None] | None = None,
-) -> Scan:
-    """Look at each row from `start` to `stop` once. `most`: of a file with more good rows none is
-    kept; `tick` is told now and then how many rows were read.
-
-    Raises DataError where columns are ambiguous or absent, or the file cannot be read.
-    """
-    scan, columns, field = Scan(), None, form.field
-    prompt_hashes, label_hashes = scan.prompt_hashes, scan.label_hashes
-    for line, record in islice(table.records(), start, stop):
-        scan.num_rows += 1
-        scan.last_line = line
-        if tick is not None and not scan.num_rows % TICK_ROWS:
-            tick(scan.num_rows)
-        if isinstance(record, str):
-            scan.add_bad(line, record)
-            continue
-        if columns is None:
-            columns = scan.columns = find_columns(
-                list(record),
-                table.path,
-                field=field,
-                prompt_key=form.prompt_key,
-                label_key=form.label_key,
-                needs_label=form.needs_label,
-            )
-        if columns.tools is None and record.get(TOOLS_COLUMN) is not None:
-            columns = scan.columns = replace(columns, tools=TOOLS_COLUMN)
-        try:
-            asked, tools, label, demonstration = _parts(record, columns, field=field)
-        except ValueError as error:
-            scan.add_bad(line, str(error))
-            continue
-        prompt_hashes.append(_hash_of(asked, tools))
-        label_hashes.append(hash(label))
-        scan.num_demonstrations += demonstration is not None
-        if scan.rows is not None:
-            scan.rows.append(
-                _data_row(asked, tools, label, demonstration, line=line, system=form.system_prompt)
-            )
-            if most is not None and len(scan.rows) > most:
-                scan.rows = None
-    return scan
-
-
-def require_good(scan: Scan, path: Path, *, field: PathField) -> Columns:
-    """Raises DataError where no row is there, or any is bad."""
-    if not scan.num_rows:
-        raise DataError(
-            f"{path} is empty",
-            why="it holds no row",
-            fix=f"--set data.{field}=FILE   # a file with at least one prompt",
-        )
-    if scan.num_bad or scan.columns is None:
-        what = f"{scan.num_bad} of {scan.num_rows} rows of {path} cannot be used"
-        raise bad_rows_error(what, path, scan.bad, num_bad=scan.num_bad)
-    return scan.columns
-
-
-def row_of(record: Record, columns: Columns, form: RowForm) -> DataRow | BadRow:
-    """One record as a row."""
-    line, value = record
-    if isinstance(value, str):
-        return BadRow(line=line, reason=value)
-    try:
-        parts = _parts(value, columns, field=form.field)
-    except ValueError as error:
-        return BadRow(line=line, reason=str(error))
-    return _data_row(*parts, line=line, system=form.system_prompt)
+    """Longer prompts are not used, so the tokeniser may stop behind this length."""
 
 
 def bad_rows_error(
@@ -214,8 +69,8 @@ def bad_rows_error(
     fixes: Sequence[str] = (),
     num_bad: int | None = None,
 ) -> DataError:
-    """`what`, with the first few of the bad rows as the reason and a look at the first as the
-    fix. `num_bad`: where `bad` are not all."""
+    """Make the error `what`, with the first few bad rows as its reason and a command that shows the
+    first one as its fix. `num_bad`: number of bad rows, if `bad` are not all."""
     unit = "line" if path.suffix in LINE_SUFFIXES else "row"
     num_more = (len(bad) if num_bad is None else num_bad) - NUM_BAD_ROWS_SHOWN
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
@@ -228,65 +83,41 @@ def bad_rows_error(
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
 
 
-def _parts(
-    record: dict[str, object], columns: Columns, *, field: PathField
-) -> tuple[_Asked, Tools, str | None, Demonstration]:
-    """Prompt, tools, label and worked response. Raises ValueError with the reason."""
-    asked = _asked(record, columns.prompt)
+def row_of(
+    record: Mapping[str, object], line: int, columns: Columns, form: RowForm
+) -> tuple[DataRow, int]:
+    """Return the row on `line`, and a hash that is equal for equal prompts within this process.
+    Raises ValueError with the reason if the row cannot be used."""
+    prompt = _prompt(record, columns.prompt)
     tools = [] if columns.tools is None else tools_in(record)
-    if tools and isinstance(asked, tuple):
+    if tools and isinstance(prompt, tuple):
         raise ValueError(f"`{columns.prompt}` is tokens, in which its `{columns.tools}` must stand")
     label = _label_of(record, columns)
-    messages = [] if isinstance(asked, tuple) else asked
-    demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
-    return asked, tools, label, demonstration
-
-
-def _data_row(
-    asked: _Asked,
-    tools: Tools,
-    label: str | None,
-    demonstration: Demonstration,
-    *,
-    line: int,
-    system: str | None,
-) -> DataRow:
-    if isinstance(asked, tuple):
-        return DataRow(
-            index=line - 1,
-            messages=[],
-            text="",
-            label=label,
-            demonstration=demonstration,
-            token_ids=asked,
-        )
-    messages = with_system(asked, system)
-    text = next(
-        (message["content"] for message in reversed(messages) if message["role"] == "user"),
-        messages[-1]["content"],
+    messages: Turns = [] if isinstance(prompt, tuple) else prompt
+    demonstration = _demonstration(
+        record, columns, label=label, messages=messages, field=form.field
     )
-    return DataRow(
-        index=line - 1,
-        messages=messages,
-        text=text,
-        label=label,
-        demonstration=demonstration,
-        tools=tools,
-    )
+    prompt_hash = _hash_of(prompt, tools)
+    text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
+    if messages:
+        messages = with_system(messages, form.system_prompt)
+        of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
+        text = next(of_user, messages[-1]["content"])
+    row = DataRow(line - 1, messages, text, label, demonstration, token_ids, tools)
+    return row, prompt_hash
 
 
-def _hash_of(asked: _Asked, tools: Tools) -> int:
-    if isinstance(asked, tuple):
-        return hash(asked)
-    if len(asked) == 1 and asked[0]["role"] == "user" and not tools:
-        return hash(asked[0]["content"])
-    if not tools and not any("tool_calls" in message for message in asked):
-        return hash(tuple((message["role"], message["content"]) for message in asked))
-    return hash(json.dumps([asked, tools], sort_keys=True, default=str))
+def _hash_of(prompt: _Prompt, tools: Tools) -> int:
+    if isinstance(prompt, tuple):
+        return hash(prompt)
+    if len(prompt) == 1 and prompt[0]["role"] == "user" and not tools:
+        return hash(prompt[0]["content"])
+    if not tools and not any("tool_calls" in message for message in prompt):
+        return hash(tuple((message["role"], message["content"]) for message in prompt))
+    return hash(json.dumps([prompt, tools], sort_keys=True, default=str))
 
 
-def _asked(record: dict[str, object], key: str) -> _Asked:
-    """The prompt. Raises ValueError with the reason."""
+def _prompt(record: Mapping[str, object], key: str) -> _Prompt:
     value = record.get(key)
     if type(value) is str:
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
@@ -300,8 +131,8 @@ def _asked(record: dict[str, object], key: str) -> _Asked:
     return turns_in(value, key)
 
 
-def _worked(record: dict[str, object], key: str) -> Demonstration:
-    """A response, or the turns of one with tools, of which the assistant's is the last."""
+def _worked(record: Mapping[str, object], key: str) -> Demonstration:
+    """Return a response, or the turns of one that calls tools, which end with the assistant's."""
     value = record.get(key)
     if not isinstance(value, list):
         return _text_of(record, key)
@@ -312,18 +143,15 @@ def _worked(record: dict[str, object], key: str) -> Demonstration:
 
 
 def _demonstration(
-    record: dict[str, object],
+    record: Mapping[str, object],
     columns: Columns,
     *,
     label: str | None,
     messages: Turns,
     field: PathField,
 ) -> Demonstration:
-    """The worked response: its own column, a text or turns; else the assistant's last message;
-    else a label that is one (`... #### 72`).
-
-    Takes the assistant's last message off `messages`. Raises ValueError with the reason.
-    """
+    """Return the worked response: its own column, a text or turns; else the assistant's last
+    message, which is removed from `messages`; else a label that is one (`... #### 72`)."""
     last = None
     if messages and messages[-1]["role"] == "assistant":
         last = messages.pop()["content"]
@@ -345,8 +173,8 @@ def _demonstration(
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 
 
-def _label_of(record: dict[str, object], columns: Columns) -> str | None:
-    """None: the row has none, and needs none. Raises ValueError with the reason."""
+def _label_of(record: Mapping[str, object], columns: Columns) -> str | None:
+    """Return the label; None if the row has none and needs none."""
     if columns.label is None:
         return None
     if not columns.needs_label:
@@ -357,8 +185,8 @@ def _label_of(record: dict[str, object], columns: Columns) -> str | None:
     return _text_of(record, columns.label)
 
 
-def _text_of(record: dict[str, object], key: str) -> str:
-    """A text or a number as text. Raises ValueError with the reason."""
+def _text_of(record: Mapping[str, object], key: str) -> str:
+    """Return a text, or a number as text."""
     value = record.get(key)
     if type(value) is str:
         return value if _is_plain(value) else _nonempty(value, key)
@@ -372,7 +200,7 @@ def _text_of(record: dict[str, object], key: str) -> str:
     return _nonempty(str(value), key)
 
 
-def _present(record: dict[str, object], key: str) -> object:
+def _present(record: Mapping[str, object], key: str) -> object:
     if key not in record:
         raise ValueError(f"`{key}` is missing")
     if record[key] is None:
@@ -381,8 +209,7 @@ def _present(record: dict[str, object], key: str) -> object:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether `_nonempty` has nothing against it, as for most texts; it is looked at millions of
-    times."""
+    """Whether `_nonempty` would accept the text: a quick test that most of millions pass."""
     return text.isascii() and not text.isspace() and text != ""
 
 
@@ -409,21 +236,15 @@ PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns are read."""
+    """The names of the columns that are read."""
 
     prompt: str
     label: str | None
     needs_label: bool
-    """A row without one cannot be used."""
+    """Whether a row without a label is bad."""
     demonstration: str | None
     tools: str | None = None
-    """None: no row has any."""
-
-    @property
-    def names(self) -> list[str]:
-        """All that are."""
-        named = (self.prompt, self.label, self.demonstration, self.tools)
-        return [name for name in named if name is not None]
+    """None if no row has any."""
 
 
 def find_columns(
@@ -435,8 +256,8 @@ def find_columns(
     label_key: str | None,
     needs_label: bool | None,
 ) -> Columns:
-    """Raises DataError where one is ambiguous, or is wanted and absent. `needs_label`: None where
-    it is not known whether anybody looks at it."""
+    """Find the columns by `names`, those of the first row. Raises DataError if one is ambiguous, or
+    is needed and absent. `needs_label`: None if nobody knows whether labels are used."""
     prompt = _column(
         names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", is_needed=True
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from milescli.core.errors import DataError
-from milescli.data.prompt_encoder import enough_of
+from milescli.core.types import Prompt
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, TURN_END
 
 if TYPE_CHECKING:
@@ -29,6 +30,71 @@ AUTO, RAW, CHATML = "auto", "none", "chatml"
 Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`, both text; and what else a template
 takes."""
+
+
+class PromptEncoder(Protocol):
+    """Turns chats into token ids for readers of prompts."""
+
+    folder: Path
+    vocab_size: int
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
+        """Return the text that the model reads: the chat template applied."""
+
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
+    ) -> list[list[int]]:
+        """Return [num_chats][num_tokens]. `tools`: those of each chat. `most`: a chat with more
+        tokens may be cut to no fewer than `most` + 1."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of tokens, special ones left out."""
+
+
+class NoTokens:
+    """A PromptEncoder for a model that reads messages, whose tokenizer is elsewhere: no prompt has
+    tokens, so none is too long."""
+
+    folder = Path()
+    vocab_size = sys.maxsize
+    """The model may know any token."""
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
+        """Return a text that differs wherever messages or tools differ."""
+        return repr((messages, tools))
+
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
+    ) -> list[list[int]]:
+        """Return an empty list for each chat."""
+        return [[] for _ in chats]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return no text: the tokens are unknown."""
+        return ""
+
+
+MAX_CHARS_OF_TOKEN = 256
+"""Vocabularies have runs of spaces and dashes of half as many."""
+
+
+def enough_of(text: str, most: int) -> str:
+    """Return a beginning of the text that has more than `most` tokens, or all of it."""
+    return text[: MAX_CHARS_OF_TOKEN * (most + 1)]
+
+
+def shown_length(prompt: Prompt, most: int) -> str:
+    """Return the number of tokens for messages; of a prompt that was cut, the least it can be."""
+    is_cut = enough_of(prompt.text, most) != prompt.text
+    return f"at least {len(prompt.token_ids)}" if is_cut else str(len(prompt.token_ids))
 
 
 class ChatTokenizer:

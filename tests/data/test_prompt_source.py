@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.prompt_source import FilePrompts, SourceReport, epoch_order, load_source
+from milescli.data.file_prompts import FilePrompts, epoch_order
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 

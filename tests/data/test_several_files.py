@@ -11,8 +11,9 @@ import pytest
 
 from milescli.core.errors import DataError
 from milescli.data import prompt_source
-from milescli.data.mapped_prompts import by_file, row_named
-from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_rows import by_file, row_named
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 

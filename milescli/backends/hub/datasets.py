@@ -104,11 +104,11 @@ def _join_rows(files: Sequence[Path], into: Path) -> None:
     one."""
     import json
 
-    from milescli.data.tables import open_table
+    from milescli.data.tables import Table
 
     with into.open("w", encoding="utf-8") as joined:
         for file in files:
-            for _, row in open_table(file).records():
+            for _, row in Table(file).records():
                 joined.write(json.dumps(row, default=str) + "\n")
 
 

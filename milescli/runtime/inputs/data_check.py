@@ -17,11 +17,11 @@ from milescli.core.types import Pair, Trajectory
 from milescli.data.example_limits import ExampleReport
 from milescli.data.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import load_examples
+from milescli.data.file_rows import row_named
 from milescli.data.held_out_leaks import exact_leaks
-from milescli.data.mapped_prompts import row_named
-from milescli.data.prompt_source import Loaded, file_named, load_part
+from milescli.data.prompt_source import Loaded, file_named, load_files
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tables import check_file, open_table
+from milescli.data.tables import Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
@@ -116,7 +116,7 @@ def _kind_of(data: Data) -> Kind | None:
     answer, are learned from."""
     file = file_named(names_in(data.prompts)[0], key="data.prompts")
     check_file(Path(file.name), field="prompts")
-    records = (row for _, row in open_table(Path(file.name)).records() if isinstance(row, dict))
+    records = (row for _, row in Table(Path(file.name)).records() if isinstance(row, dict))
     first = next(records, {})
     if {CHOSEN, REJECTED} <= set(first):
         return "pairs"
@@ -218,7 +218,7 @@ def _checked(
             continue
         wants = part.rollout is not None and needs_label(part.rollout)
         try:
-            part.files = look_at(
+            part.files, files = look_at(
                 part.data,
                 part.field,
                 needs_label=wants,
@@ -229,14 +229,8 @@ def _checked(
             check.problems += [look.problem for look in part.files if look.problem]
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
-            part.loaded = load_part(
-                part.data,
-                part.field,  # type: ignore[arg-type]
-                tokenizer=tokenizer,
-                seed=seed,
-                base_dir=run.path,
-                needs_label=wants,
-                say=output.note,
+            part.loaded = load_files(
+                files, part.data, tokenizer=tokenizer, seed=seed, say=output.note
             )
         except DataError as error:
             check.problems.append(error)

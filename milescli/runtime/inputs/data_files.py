@@ -22,12 +22,12 @@ from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_rows import by_file, evenly, row_named
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
-from milescli.data.mapped_prompts import by_file, evenly, row_named
 from milescli.data.mixed_prompts import MixedPrompts
-from milescli.data.prompt_source import FilePrompts, file_named
-from milescli.data.tables import check_file, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.prompt_source import file_named
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
@@ -299,7 +299,7 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
         with path.open("rb") as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
         return text.splitlines()
-    rows = islice(open_table(path).records(), SCRATCH_ROWS)
+    rows = islice(Table(path).records(), SCRATCH_ROWS)
     return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
 
 

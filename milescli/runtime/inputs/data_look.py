@@ -15,12 +15,11 @@ from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.example_rows import RowForm as ExampleForm
-from milescli.data.examples import ReadFile, read_file
-from milescli.data.mapped_prompts import FileRows, evenly
-from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, RowForm, Scan, require_good, scan_rows
-from milescli.data.tables import Table, check_file, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.examples import ReadFile, read_examples
+from milescli.data.file_rows import FileRows, evenly, read_file
+from milescli.data.prompt_source import file_named, form_of
+from milescli.data.rows import BadRow, RowForm
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.trajectories import unsampled
 from milescli.recipe.agents import Role
@@ -58,7 +57,7 @@ class FileLook:
     unit: str = "line"
     """What rows are named by: line or row."""
     problem: DataError | None = None
-    """For which a run would refuse it."""
+    """The error with which a run would refuse the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,79 +82,67 @@ def look_at(
     with_lengths: bool,
     folder: Path,
     output: Output,
-) -> list[FileLook]:
-    """Look at each file that `data.<field>` names. `folder`: for what is needed meanwhile. Raises
-    DataError for what is no file of rows, or has not the columns; bad rows are told."""
-    form = RowForm(
-        field=field,  # type: ignore[arg-type]
-        prompt_key=data.prompt_key,
-        label_key=data.label_key,
-        needs_label=needs_label,
-    )
-    looks = []
+) -> tuple[list[FileLook], list[FileRows]]:
+    """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
+    are written. Raises DataError for what is no file of rows, or lacks the columns."""
+    form = form_of(data, field, needs_label=needs_label)  # type: ignore[arg-type]
+    looks, files, first_index = list[FileLook](), list[FileRows](), 0
     for name in names_in(getattr(data, field)):
         file = file_named(name, key=f"data.{field}")
-        path = Path(file.name)
-        check_file(path, field=field)
-        table = open_table(path)
+        check_file(Path(file.name), field=field)
+        table = Table(Path(file.name))
         names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
-        scan = _scanned(table, form, file, output=output)
-        look = _look(scan, table, form, path=file.spelled(), names=names)
+        rows = _read(table, file, form, folder=folder, first_index=first_index, output=output)
+        look = _look(rows, names)
         if look.problem is None:
-            rows = _rows(scan, table, form, start=file.start, spelled=file.spelled())
-            rows.table.keep(rows.columns.names, folder=folder)
             look.num_duplicates, look.duplicates = _duplicates(rows)
             if with_lengths:
                 sample = rows.read(evenly(len(rows), NUM_MEASURED))
                 look.lengths = sorted(len(row.text) for row in sample if row.messages)
         looks.append(look)
-    return looks
+        files.append(rows)
+        first_index += rows.last_line
+    return looks, files
 
 
-def _scanned(table: Table, form: RowForm, file: DataFile, *, output: Output) -> Scan:
+def _read(
+    table: Table,
+    file: DataFile,
+    form: RowForm,
+    *,
+    folder: Path,
+    first_index: int,
+    output: Output,
+) -> FileRows:
     size_bytes = table.path.stat().st_size
     label = f"looking at {file.spelled()}"
     with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
-        return scan_rows(
+        return read_file(
             table,
+            file,
             form,
-            start=file.start,
-            stop=file.stop,
-            most=0,
+            folder=folder,
+            first_index=first_index,
             tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
         )
 
 
-def _look(scan: Scan, table: Table, form: RowForm, *, path: str, names: list[str]) -> FileLook:
+def _look(rows: FileRows, names: list[str]) -> FileLook:
     problem = None
     try:
-        require_good(scan, table.path, field=form.field)
+        rows.require_good()
     except DataError as error:
         problem = error
     return FileLook(
-        path=path,
+        path=rows.spelled,
         columns=names,
-        prompt_key=scan.columns.prompt if scan.columns else None,
-        label_key=scan.columns.label if scan.columns else None,
-        num_rows=scan.num_rows,
-        num_bad=scan.num_bad,
-        bad=scan.bad,
-        unit="line" if table.path.suffix in LINE_SUFFIXES else "row",
+        prompt_key=rows.columns.prompt if rows.columns else None,
+        label_key=rows.columns.label if rows.columns else None,
+        num_rows=rows.num_rows,
+        num_bad=rows.num_bad,
+        bad=rows.bad,
+        unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
         problem=problem,
-    )
-
-
-def _rows(scan: Scan, table: Table, form: RowForm, *, start: int, spelled: str) -> FileRows:
-    assert scan.columns is not None, "its rows are good"
-    return FileRows(
-        table=table,
-        form=form,
-        columns=scan.columns,
-        scan=scan,
-        start=start,
-        first_index=0,
-        source=None,
-        spelled=spelled,
     )
 
 
@@ -164,7 +151,7 @@ def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     that of the earlier one."""
     import numpy as np
 
-    hashes = np.frombuffer(rows.scan.prompt_hashes, np.int64)
+    hashes = rows.rows.hashes("prompt")
     _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
     earlier = firsts[groups]
     again = np.flatnonzero(earlier != np.arange(len(hashes)))
@@ -217,7 +204,7 @@ def look_at_rows(data: Data, key: RowField, *, kind: Kind) -> list[FileLook]:
     looks = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
-        read = read_file(file, data=data, key=key, kind=kind)
+        read = read_examples(file, data=data, key=key, kind=kind)
         num_duplicates, duplicates = _duplicate_rows(read)
         form = read.form or ExampleForm()
         looks.append(

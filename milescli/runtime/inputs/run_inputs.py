@@ -22,11 +22,11 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
-from milescli.data.prompt_encoder import PromptEncoder
-from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, load_tokenizer
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.mtp import with_mtp
