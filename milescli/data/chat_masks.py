@@ -1,17 +1,18 @@
-"""Tokenises chats for training: the text of a chat template, and the mask of the assistant's
-tokens. It hard-codes no special token of a model family: if the template marks assistant text (`{%
-generation %}`), those marks count; otherwise it compares renderings of the chat's prefixes."""
+"""Tokenises chats for training, as trajectories that no engine sampled: the text of the chat
+template, and the mask of the assistant's tokens. It hard-codes no special token of a model family:
+if the template marks assistant text (`{% generation %}`), those marks count; otherwise it compares
+renderings of the chat's prefixes."""
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.types import Prompt, Trajectory
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.data.trajectories import demonstration, unsampled
 
 Turn = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
@@ -20,6 +21,8 @@ reasoning_content, name)."""
 _MARKS = re.compile(r"\{%-?\s*generation\b")
 STAND_IN = "\u241fturn\u241f"
 """Put in place of a turn, to see what the template writes around it. No template trims it."""
+_TAIL = 4
+"""Most tokens that a template writes behind the end of a turn."""
 _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
 
 
@@ -211,3 +214,36 @@ def _trajectory(
     if text.ends_open:
         ids, mask = [*ids, eos_id], mask + b"\1"
     return unsampled(ids, bytes(mask))
+
+
+def unsampled(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
+    """Make a trajectory that no engine sampled, without log-probs. `loss_mask`: [num_tokens] 1 for
+    tokens that are learned."""
+    return Trajectory(
+        token_ids=array("i", token_ids),
+        loss_mask=loss_mask,
+        logprobs=array("f", bytes(4 * len(token_ids))),
+        version_spans=[],
+    )
+
+
+def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
+    """Make a trajectory whose response is on the loss mask, every token of it."""
+    mask = bytes(len(prompt_ids)) + b"\1" * len(response_ids)
+    return unsampled([*prompt_ids, *response_ids], mask)
+
+
+def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
+    """Keep the first `num_tokens` tokens."""
+    if trajectory.num_tokens <= num_tokens:
+        return trajectory
+    return unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
+
+
+def up_to_last(trajectory: Trajectory, token_id: int) -> Trajectory:
+    """Remove the few tokens behind the last `token_id`, if that token is learned."""
+    ids = trajectory.token_ids
+    for place in range(len(ids) - 1, max(len(ids) - 1 - _TAIL, 0), -1):
+        if ids[place] == token_id and trajectory.loss_mask[place]:
+            return cut(trajectory, place + 1)
+    return trajectory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milescli.core.errors import DataError, nearest
-from milescli.data.chat_turns import Tools, Turns, require_text, tools_in, turns_in, with_system
+from milescli.data.rows import Tools, Turns, present, require_text, tools_in, turns_in, with_system
 from milescli.recipe.data import Data
 
 Kind = Literal["chats", "pairs"]
@@ -178,7 +178,7 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
 
 def _answered(prompt: Turns, record: Mapping[str, Any], key: str, tools: Tools) -> Chat:
     """A prompt with the response in column `key`: a text, or turns that may repeat the prompt."""
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, list):
         turns = turns_in(value, key)
         asked = prompt[prompt[0]["role"] == "system" :]
@@ -205,7 +205,7 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
 def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
     key = form.prompt
     assert key is not None, form
-    value = _present(record, key)
+    value = present(record, key)
     if not isinstance(value, list):
         text = _text(record, key)
         if form.context is not None and record.get(form.context) not in (None, ""):
@@ -218,7 +218,7 @@ def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
 
 
 def _turns(record: Mapping[str, Any], key: str) -> Turns:
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -230,7 +230,7 @@ def _turns(record: Mapping[str, Any], key: str) -> Turns:
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"`{key}` must be text, not {type(value).__name__}")
     text = str(value)
@@ -238,9 +238,3 @@ def _text(record: Mapping[str, Any], key: str) -> str:
         raise ValueError(f"`{key}` is empty")
     require_text(text, f"`{key}`")
     return text
-
-
-def _present(record: Mapping[str, Any], key: str) -> Any:
-    if record.get(key) is None:
-        raise ValueError(f"`{key}` is {'null' if key in record else 'missing'}")
-    return record[key]

@@ -4,7 +4,6 @@ or pairs. Bad rows are reported by line; order and position are defined as for p
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,12 +15,13 @@ from milescli.core.files import sha256_of
 from milescli.core.types import Pair, Trajectory
 from milescli.data.chat_masks import (
     MarkedText,
+    cut,
     marked_chat,
     marked_response,
     marked_text,
     tokenized,
+    up_to_last,
 )
-from milescli.data.example_limits import ExampleReport, fitted
 from milescli.data.example_rows import (
     Chat,
     ExampleRow,
@@ -31,17 +31,18 @@ from milescli.data.example_rows import (
     form_of,
     read_row,
 )
-from milescli.data.file_prompts import epoch_order
-from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, bad_rows_error
+from milescli.data.file_prompts import EpochOrder
+from milescli.data.prompt_source import file_named, percentile
+from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.data.trajectories import up_to_last
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
 
 Item = TypeVar("Item")
 """Trajectory or Pair."""
+Reasons = dict[int, str]
+"""By the number of a row among all."""
 
 
 class Examples(Generic[Item]):
@@ -51,36 +52,27 @@ class Examples(Generic[Item]):
         """`items` in file order, at least one."""
         assert items, "a source without rows"
         self.items = items
-        self._seed, self._shuffle = seed, shuffle
+        self._order = EpochOrder(len(items), seed=seed, shuffle=shuffle)
         self.position = 0
         """Rows taken since the start of the run, over all epochs."""
-        self._epoch = -1
-        self._order: array[int] = array("q")
 
     def __len__(self) -> int:
-        """Rows per epoch."""
+        """Return the number of rows of an epoch."""
         return len(self.items)
 
     def first(self, count: int) -> list[Item]:
-        """Those that the first `count` positions of a run take, each once."""
+        """Return the rows that the first `count` positions of a run take, each once."""
         if count >= len(self.items):
             return list(self.items)
-        order = epoch_order(len(self.items), seed=self._seed, epoch=0, shuffle=self._shuffle)
-        return [self.items[index] for index in order[:count]]
+        return self._at(range(count))
 
     def take(self, count: int) -> list[Item]:
-        """The next `count` rows; moves the position. May cross epochs."""
-        taken = []
-        for position in range(self.position, self.position + count):
-            epoch, offset = divmod(position, len(self.items))
-            if epoch != self._epoch:
-                self._order = epoch_order(
-                    len(self.items), seed=self._seed, epoch=epoch, shuffle=self._shuffle
-                )
-                self._epoch = epoch
-            taken.append(self.items[self._order[offset]])
-        self.position += count
-        return taken
+        """Return the next `count` rows and move the position. May cross epochs."""
+        start, self.position = self.position, self.position + count
+        return self._at(range(start, self.position))
+
+    def _at(self, positions: Sequence[int]) -> list[Item]:
+        return [self.items[self._order.at(position)[1]] for position in positions]
 
 
 def load_examples(
@@ -226,3 +218,134 @@ def _text_of(chat: Chat, tokenizer: ChatTokenizer) -> MarkedText:
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
         return marked_response(tokenizer.render(chat.turns[:-1]), chat.turns[-1]["content"])
     return marked_chat(tokenizer, chat.turns, first=chat.first, tools=chat.tools or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleReport:
+    """What is in the file; for the manifest and for people."""
+
+    path: str
+    sha256: str
+    """SHA-256 of the file's bytes."""
+    num_rows: int
+    """Rows in the file."""
+    num_used: int
+    num_too_long: int
+    """Left out, being longer than `data.max_row_tokens`."""
+    num_cut: int
+    """Cut at that length."""
+    num_equal: int
+    """Pairs left out whose sides are equal."""
+    tokens: int
+    """Number of tokens of all rows that are used."""
+    loss_tokens: int
+    """Of these, learned ones."""
+    tokens_p50: int
+    """Over all rows, the longer side of a pair."""
+    tokens_p90: int
+    tokens_p99: int
+    tokens_max: int
+    note: str = ""
+    """Which rows were left out, the first of them by line."""
+
+
+def fitted(
+    pairs: Sequence[Pair],
+    *,
+    data: Data,
+    key: RowField,
+    places: Sequence[str],
+    path: str,
+    sha256: str,
+) -> tuple[list[Pair], ExampleReport]:
+    """Those that are learned from, and the report on all. `places`: what each row is called;
+    `path`: the files, for people. Raises DataError where nothing is left, or long rows are
+    refused."""
+    bound = data.max_row_tokens
+    lengths = [pair.num_tokens for pair in pairs]
+    long = {at: f"{n} tokens" for at, n in enumerate(lengths) if n > bound}
+    if long and data.long_rows == "error":
+        raise _too_long(path, long, lengths, bound, places)
+    num_cut, now = 0, list(pairs)
+    if data.long_rows == "truncate":
+        now = [_cut(pair, bound) for pair in pairs]
+        nothing = f"nothing learned in its first {bound} tokens"
+        useless = {at: nothing for at in long if not _teaches(now[at])}
+        num_cut, long = len(long) - len(useless), useless
+    equal = {
+        at: "both sides are equal"
+        for at, pair in enumerate(now)
+        if at not in long and _is_equal(pair)
+    }
+    kept = [pair for at, pair in enumerate(now) if at not in long and at not in equal]
+    if not kept:
+        if long:
+            raise _too_long(path, long, lengths, bound, places)
+        raise DataError(
+            f"no row of {path} teaches anything",
+            why=_shown(equal, places),
+            fix=f"--set data.{key}=FILE   # pairs whose sides differ",
+        )
+    sides = [side for pair in kept for side in pair.sides]
+    ascending = sorted(lengths)
+    return kept, ExampleReport(
+        path=path,
+        sha256=sha256,
+        num_rows=len(pairs),
+        num_used=len(kept),
+        num_too_long=len(long),
+        num_cut=num_cut,
+        num_equal=len(equal),
+        tokens=sum(side.num_tokens for side in sides),
+        loss_tokens=sum(side.num_loss_tokens for side in sides),
+        tokens_p50=percentile(ascending, 50),
+        tokens_p90=percentile(ascending, 90),
+        tokens_p99=percentile(ascending, 99),
+        tokens_max=ascending[-1],
+        note=_note(path, key, {**long, **equal}, len(pairs), places),
+    )
+
+
+def _cut(pair: Pair, bound: int) -> Pair:
+    return replace(
+        pair,
+        chosen=pair.chosen and cut(pair.chosen, bound),
+        rejected=pair.rejected and cut(pair.rejected, bound),
+    )
+
+
+def _teaches(pair: Pair) -> bool:
+    return all(side.num_loss_tokens for side in pair.sides)
+
+
+def _is_equal(pair: Pair) -> bool:
+    return (
+        pair.chosen is not None
+        and pair.rejected is not None
+        and pair.chosen.token_ids == pair.rejected.token_ids
+    )
+
+
+def _note(path: str, key: RowField, reasons: Reasons, num_rows: int, places: Sequence[str]) -> str:
+    if not reasons:
+        return ""
+    what = f"data.{key}: {len(reasons)} of {num_rows} rows of {path.rpartition('/')[2]}"
+    return f"{what} are left out ({_shown(reasons, places)})"
+
+
+def _shown(reasons: Reasons, places: Sequence[str]) -> str:
+    """The first few."""
+    first = sorted(reasons)[:NUM_BAD_ROWS_SHOWN]
+    more = len(reasons) - len(first)
+    texts = [f"{places[at]}: {reasons[at]}" for at in first]
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
+
+
+def _too_long(
+    path: str, long: Reasons, lengths: Sequence[int], bound: int, places: Sequence[str]
+) -> DataError:
+    return DataError(
+        f"{len(long)} of {len(lengths)} rows of {path} are longer than {bound} tokens",
+        why=f"{_shown(long, places)}; the longest has {max(lengths)}",
+        fix=[f"--set data.max_row_tokens={max(lengths)}", "--set data.long_rows=truncate"],
+    )

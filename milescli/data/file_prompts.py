@@ -26,9 +26,51 @@ LARGE_ORDER = 100_000
 """With more rows, numpy makes the order, by another hash."""
 
 
-class FilePrompts:
-    """An endless source: an epoch is followed by the next, in another order. Its position is its
-    whole state.
+class OrderedPrompts:
+    """An endless source of prompts in a fixed order, whose position is its whole state."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        """Rows taken since the start of the run, over all epochs."""
+
+    def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+        """Return (epoch, prompt) at each position, None in place of a prompt that is too long. Does
+        not move."""
+        raise NotImplementedError
+
+    def none_short(self) -> DataError:
+        """Return the error that no prompt is short enough."""
+        raise NotImplementedError
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return a number of positions among which every prompt is."""
+        raise NotImplementedError
+
+    def seek(self, position: int) -> None:
+        """Go to a saved position."""
+        assert position >= 0, position
+        self.position = position
+
+    def take(self, count: int) -> list[tuple[int, Prompt]]:
+        """Return the next `count` prompts, each with its epoch, and move the position. May cross
+        several epochs. Raises DataError if no prompt of a whole epoch is short enough, and if a
+        large file has changed."""
+        taken: list[tuple[int, Prompt]] = []
+        num_tried = 0
+        while len(taken) < count:
+            positions = range(self.position, self.position + count - len(taken))
+            rows = self.at(positions)
+            taken += [(epoch, prompt) for epoch, prompt in rows if prompt is not None]
+            num_tried += len(positions)
+            self.position = positions.stop
+            if not taken and num_tried > self.rows_per_pass:
+                raise self.none_short()
+        return taken
+
+
+class FilePrompts(OrderedPrompts):
+    """The prompts of files. An epoch is followed by the next, in another order.
 
     Of small files it has only the prompts that are short enough. Of large files it has all: a
     prompt that is too long is passed over when its turn comes, and the position counts it.
@@ -49,24 +91,25 @@ class FilePrompts:
         an error if the source `refuses_long`. `files`: where the prompts come from; `places`: the
         row of each prompt, counted over all files, if some rows are left out."""
         assert prompts, "a source without prompts"
+        super().__init__()
         self.prompts = prompts
         """In file order. Prompts of large files are made at each access, too long ones too."""
         self.files = files
         self.num_skipped = 0
         """Prompts passed over in this process because they are too long."""
-        self.position = 0
-        """Rows taken since the start of the run, over all epochs."""
         self._places = range(len(prompts)) if places is None else places
-        self._seed = seed
-        self._shuffle = shuffle
+        self._order = EpochOrder(len(prompts), seed=seed, shuffle=shuffle)
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._refuses_long = refuses_long
-        self._epoch = -1
-        self._order: array[int] = array("q")
 
     def __len__(self) -> int:
         """Return the number of rows of an epoch."""
         return len(self.prompts)
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return the number of rows of an epoch."""
+        return len(self)
 
     @property
     def is_large(self) -> bool:
@@ -105,32 +148,10 @@ class FilePrompts:
             return list(self.prompts)
         return [p for p in self.prompts.make(evenly(len(self), most)) if self._is_short(p)]
 
-    def seek(self, position: int) -> None:
-        """Go to a saved position."""
-        assert position >= 0, position
-        self.position = position
-
-    def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """Return the next `count` prompts, each with its epoch, and move the position. May cross
-        several epochs. Raises DataError if no prompt of a whole epoch is short enough, and if a
-        large file has changed."""
-        taken: list[tuple[int, Prompt]] = []
-        num_tried = 0
-        while len(taken) < count:
-            positions = range(self.position, self.position + count - len(taken))
-            rows = self.at(positions)
-            taken += [(epoch, prompt) for epoch, prompt in rows if prompt is not None]
-            num_tried += len(rows)
-            self.position = positions.stop
-            if not taken and num_tried > len(self):
-                raise self.none_short()
-        return taken
-
     def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
-        """Return (epoch, prompt) at each position, None in place of a prompt that is too long. Does
-        not move."""
-        places = [divmod(position, len(self)) for position in positions]
-        rows = [self._order_of(epoch)[offset] for epoch, offset in places]
+        """Return (epoch, prompt) at each position, None in place of a prompt that is too long."""
+        places = [self._order.at(position) for position in positions]
+        rows = [row for _, row in places]
         if isinstance(self.prompts, StoredPrompts):
             prompts = self.prompts.make(rows)
         else:
@@ -157,14 +178,6 @@ class FilePrompts:
             f"{shown_length(prompt, self._max_tokens)}",
             fix=f"--set data.max_prompt_tokens={len(prompt.token_ids)}",
         )
-
-    def _order_of(self, epoch: int) -> array[int]:
-        if epoch != self._epoch:
-            self._order = epoch_order(
-                len(self), seed=self._seed, epoch=epoch, shuffle=self._shuffle
-            )
-            self._epoch = epoch
-        return self._order
 
 
 class StoredPrompts(Sequence[Prompt]):
@@ -306,6 +319,24 @@ def _encode_chats(
                     fix=f"mend row {row.index + 1} of {path}",
                 ) from cause
         raise AssertionError("a batch of chats failed, and none of them alone") from error
+
+
+class EpochOrder:
+    """The order of rows, epoch by epoch."""
+
+    def __init__(self, num_rows: int, *, seed: int, shuffle: bool) -> None:
+        self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle
+        self._epoch, self._rows = -1, array("q")
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Return (epoch, row) at a position counted over all epochs."""
+        epoch, offset = divmod(position, self._num_rows)
+        if epoch != self._epoch:
+            self._rows = epoch_order(
+                self._num_rows, seed=self._seed, epoch=epoch, shuffle=self._shuffle
+            )
+            self._epoch = epoch
+        return epoch, self._rows[offset]
 
 
 def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> array[int]:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.chat_turns import TOOLS_COLUMN
 from milescli.data.rows import (
+    TOOLS_COLUMN,
     BadRow,
     Columns,
     DataRow,

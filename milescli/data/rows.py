@@ -8,12 +8,18 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError, nearest
-from milescli.data.chat_turns import Tools, Turns, tools_in, turns_in, with_system
 from milescli.data.tables import LINE_SUFFIXES, kind_of
 
+Turns = list[dict[str, Any]]
+"""`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
+Tools = list[dict[str, Any]]
+"""What may be called, as JSON schemas."""
+TOOLS_COLUMN = "tools"
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
+"""Role names of ShareGPT's form (`from` and `value`) -> the template's."""
 NUM_BAD_ROWS_SHOWN = 5
 Demonstration = str | Turns | None
 """A worked response: its text, or its turns if it calls tools; None if the row has none."""
@@ -121,7 +127,7 @@ def _prompt(record: Mapping[str, object], key: str) -> _Prompt:
     value = record.get(key)
     if type(value) is str:
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
-    value = _present(record, key)
+    value = present(record, key)
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if value and type(value[0]) is int:
@@ -190,7 +196,7 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
     value = record.get(key)
     if type(value) is str:
         return value if _is_plain(value) else _nonempty(value, key)
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{key}` is {value}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -200,7 +206,8 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
     return _nonempty(str(value), key)
 
 
-def _present(record: Mapping[str, object], key: str) -> object:
+def present(record: Mapping[str, Any], key: str) -> Any:
+    """Return a value. Raises ValueError if the row has none."""
     if key not in record:
         raise ValueError(f"`{key}` is missing")
     if record[key] is None:
@@ -216,14 +223,75 @@ def _is_plain(text: str) -> bool:
 def _nonempty(text: str, where: str) -> str:
     if not text or text.isspace():
         raise ValueError(f"`{where}` is empty")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"`{where}` holds half of a surrogate pair, which is not text"
-            ) from None
+    require_text(text, f"`{where}`")
     return text
+
+
+def turns_in(value: list[object], key: str) -> Turns:
+    """Parse the list in column `key`. Raises ValueError with the reason."""
+    if not value:
+        raise ValueError(f"`{key}` is an empty list")
+    return [turn_of(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+
+
+def turn_of(value: object, where: str) -> dict[str, Any]:
+    """One message, with text as its content. Raises ValueError with the reason."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a message with `role` and `content`")
+    if "from" in value and "value" in value:
+        role = str(value["from"])
+        value = {"role": _ROLES.get(role, role), "content": value["value"]}
+    role = value.get("role")
+    if not isinstance(role, str) or not role.strip():
+        raise ValueError(f"{where} has no `role`")
+    # parquet has all keys in all rows: those without a value are not there
+    turn = {key: item for key, item in value.items() if item is not None}
+    content = turn["content"] = _content(turn.get("content", ""), where)
+    if not content.strip() and not turn.get("tool_calls"):
+        raise ValueError(f"{where}.content is empty")
+    return turn
+
+
+def _content(content: object, where: str) -> str:
+    """A text, or OpenAI's list of parts that are text."""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{where}.content holds a part that is no text")
+        content = "".join(map(str, texts))
+    if not isinstance(content, str):
+        raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
+    require_text(content, f"{where}.content")
+    return content
+
+
+def tools_in(record: Mapping[str, Any]) -> Tools:
+    """Of a row's column `tools`, a list or its JSON; empty without one. Raises ValueError with the
+    reason."""
+    value = record.get(TOOLS_COLUMN)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"`{TOOLS_COLUMN}` is not JSON: {error.msg}") from None
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError(f"`{TOOLS_COLUMN}` must be a list of tools")
+    return value
+
+
+def with_system(turns: Turns, system_prompt: str | None) -> Turns:
+    """The same after the recipe's system prompt, where the row has none of its own."""
+    if system_prompt is None or (turns and turns[0]["role"] == "system"):
+        return turns
+    return [{"role": "system", "content": system_prompt}, *turns]
+
+
+def require_text(text: str, where: str) -> None:
+    """Raises ValueError for what cannot be written as UTF-8."""
+    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
 
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "input")

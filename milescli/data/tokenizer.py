@@ -3,6 +3,7 @@ vocabulary (`scratch_tokenizer` does)."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import sys
@@ -23,6 +24,10 @@ PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
 families it knows better."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+"""As SentencePiece names the tokens of single bytes."""
+_SPACE = "\u2581"
+"""Stands for a space in SentencePiece's tokens."""
 MAX_TOKENS_OF_CHARACTER = 4
 """A character has at most so many bytes of UTF-8."""
 AUTO, RAW, CHATML = "auto", "none", "chatml"
@@ -380,3 +385,66 @@ def _is_plain(path: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+class TokenTexts:
+    """Of one tokenizer; remembers the bytes of tokens. Used by one thread at a time."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        decoder = getattr(getattr(tokenizer.inner, "backend_tokenizer", None), "decoder", None)
+        self._bytes_of = _byte_alphabet() if "ByteLevel" in repr(decoder) else None
+        self._added = frozenset(tokenizer.inner.added_tokens_decoder)  # made anew at each look
+        self._pieces: dict[int, bytes] = {}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """All of the text, special tokens included."""
+        return str(
+            self._tokenizer.inner.decode(
+                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def split(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        """(all of the text, [num_tokens] characters of it that each token is). 0 for a token whose
+        bytes are a part of a character that a later one completes."""
+        text, lengths = self.decode(token_ids), list[int]()
+        decoder, made = codecs.getincrementaldecoder("utf-8")("replace"), list[str]()
+        pieces, last = self._pieces, len(token_ids) - 1
+        for place, token in enumerate(token_ids):
+            if (piece := pieces.get(token)) is None:
+                piece = pieces[token] = self._bytes(token)
+            made.append(decoder.decode(piece, place == last))
+            lengths.append(len(made[-1]))
+        joined = "".join(made)
+        if joined == text:
+            return text, lengths
+        if joined == " " + text and lengths[0]:  # SentencePiece begins every text with a space
+            lengths[0] -= 1
+            return text, lengths
+        shown = self._tokenizer.pieces(token_ids)  # of a kind that is not known here
+        return "".join(shown), [len(piece) for piece in shown]
+
+    def _bytes(self, token: int) -> bytes:
+        inner = self._tokenizer.inner
+        name = inner.convert_ids_to_tokens(token)
+        if name is None:  # an id beyond the vocabulary, which decodes to nothing
+            return b""
+        if token in self._added:
+            return str(name).encode()
+        if (alphabet := self._bytes_of) is not None:
+            if all(letter in alphabet for letter in name):
+                return bytes(alphabet[letter] for letter in name)
+            return str(name).encode()
+        if (number := _BYTE_TOKEN.match(name)) is not None:
+            return bytes([int(number[1], 16)])
+        return str(name).replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Letter -> byte, as GPT-2 writes bytes: those that show as themselves, and the others, in
+    order, as the letters from 256 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    own = {chr(byte): byte for byte in shown}
+    return own | {chr(256 + place): byte for place, byte in enumerate(hidden)}

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milescli.backends.hub.datasets import CARD, fetch_data, join_files
-from milescli.backends.hub.splits import choose_files
+from milescli.backends.hub.datasets import CARD, choose_files, fetch_data, join_files
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError, nearest

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from milescli.console.output import Output
 from milescli.recipe.load import load
-from milescli.runtime.inputs.data_check import DataCheck, check_recipe
-from milescli.runtime.inputs.data_look import histogram
+from milescli.runtime.inputs.data_check import DataCheck, check_recipe, histogram
 
 STORY = "If a train leaves at 7 and goes 60 miles an hour, when has it gone 120 miles?"
 RECIPE = """\
