@@ -32,7 +32,7 @@ CHOSEN, REJECTED = "chosen", "rejected"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """Which columns are read. Exactly one of `chat`, `text`, `response` and the two sides."""
+    """The columns that are read: exactly one of `chat`, `text`, `response` and the two sides."""
 
     prompt: str | None = None
     context: str | None = None
@@ -47,7 +47,7 @@ class RowForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """What is learned of a row, as text."""
+    """The text that is learned from a row."""
 
     turns: Turns
     """Empty: `text` is plain text."""
@@ -70,7 +70,8 @@ class ExampleRow:
 
 
 def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: RowField) -> RowForm:
-    """By the columns of the first row. Raises DataError where they do not tell."""
+    """Find the columns by `names`, those of the first row. Raises DataError if they are not
+    clear."""
     there = f"its columns are {', '.join(names)}"
 
     def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
@@ -163,8 +164,8 @@ def _pair(
 
 
 def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
-    """How many turns both begin with; then the assistant answers, once in this way and once in
-    that."""
+    """Return the number of turns that both sides begin with. The assistant answers there, in two
+    ways."""
     count = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if one != other:
@@ -177,7 +178,8 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
 
 
 def _answered(prompt: Turns, record: Mapping[str, Any], key: str, tools: Tools) -> Chat:
-    """A prompt with the response in column `key`: a text, or turns that may repeat the prompt."""
+    """Return a prompt with the response in column `key`: a text, or turns that may repeat the
+    prompt."""
     value = present(record, key)
     if isinstance(value, list):
         turns = turns_in(value, key)

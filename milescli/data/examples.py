@@ -46,7 +46,7 @@ Reasons = dict[int, str]
 
 
 class Examples(Generic[Item]):
-    """Rows in an order fixed by (seed, epoch). Its position is its whole state."""
+    """Rows in an order that (seed, epoch) fixes. The position is the whole state."""
 
     def __init__(self, items: Sequence[Item], *, seed: int, shuffle: bool) -> None:
         """`items` in file order, at least one."""
@@ -83,12 +83,12 @@ def load_examples(
     tokenizer: ChatTokenizer,
     ends_at_turn: bool = False,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
-    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: what
-    templates write after the token that ends the last turn is left out, as no engine would sample
-    it: a reward model scores what was sampled.
+    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: whether
+    to remove what templates write after the token that ends the last turn. No engine would sample
+    that, and a reward model scores what was sampled.
 
-    Raises DataError for a file that is missing or of another kind, for bad rows, and where nothing
-    is left to learn from.
+    Raises DataError for a file that is missing or of another kind, for bad rows, and if nothing is
+    left to learn from.
     """
     named = [file_named(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
     pairs: list[Pair] = []
@@ -155,12 +155,13 @@ class ReadFile:
 
     @property
     def problem(self) -> DataError | None:
-        """For which a run would refuse it."""
+        """Return the error with which a run would refuse the file."""
         return _unusable(self.path, self.bad, self.num_rows) if self.bad else None
 
 
 def read_examples(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
-    """What `data.<key>` names. Raises DataError where it is missing, empty, or of another kind."""
+    """Read one file that `data.<key>` names. Raises DataError if it is missing, empty, or of
+    another kind."""
     path = Path(file.name)
     check_file(path, field=key)
     records = list(islice(Table(path).records(), file.start, file.stop))
@@ -222,7 +223,7 @@ def _text_of(chat: Chat, tokenizer: ChatTokenizer) -> MarkedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleReport:
-    """What is in the file; for the manifest and for people."""
+    """What the files hold, for the manifest and for people."""
 
     path: str
     sha256: str
@@ -258,8 +259,8 @@ def fitted(
     path: str,
     sha256: str,
 ) -> tuple[list[Pair], ExampleReport]:
-    """Those that are learned from, and the report on all. `places`: what each row is called;
-    `path`: the files, for people. Raises DataError where nothing is left, or long rows are
+    """Return the rows that are learned from, and the report on all rows. `places`: the name of each
+    row; `path`: the files, for people. Raises DataError if nothing is left, or if long rows are
     refused."""
     bound = data.max_row_tokens
     lengths = [pair.num_tokens for pair in pairs]
@@ -334,7 +335,7 @@ def _note(path: str, key: RowField, reasons: Reasons, num_rows: int, places: Seq
 
 
 def _shown(reasons: Reasons, places: Sequence[str]) -> str:
-    """The first few."""
+    """Return the first few reasons as text."""
     first = sorted(reasons)[:NUM_BAD_ROWS_SHOWN]
     more = len(reasons) - len(first)
     texts = [f"{places[at]}: {reasons[at]}" for at in first]

@@ -40,8 +40,9 @@ class Leak:
 def exact_leaks(
     heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None
 ) -> list[Leak]:
-    """The first `num_heldout` held-out prompts that are there again, with the first training prompt
-    that is equal: of small files, whose tokens are; of large ones, whose messages are."""
+    """Return those of the first `num_heldout` held-out prompts that are training prompts, each with
+    the first equal one. Prompts of small files are equal if their tokens are; those of large files,
+    if their messages are."""
     if not prompts.is_large:
         seen: dict[tuple[int, ...], int] = {}
         for prompt in prompts.prompts:
@@ -77,10 +78,11 @@ def near_leaks(
     most: int = NEAR_ROWS,
     tick: Callable[[int], None] | None = None,
 ) -> list[Leak]:
-    """Held-out prompts that differ from a training prompt in a few words at most, each with the
-    first such one: case and punctuation apart, the same numbers in the same order, and SIMILARITY
-    of the word trigrams. Candidates are found by MinHash and banding (Leskovec, Rajaraman, Ullman,
-    Mining of Massive Datasets, chapter 3), so that now and then one is missed."""
+    """Return held-out prompts that differ from a training prompt in a few words at most, each with
+    the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
+    order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
+    banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
+    misses one."""
     index = _Index((prompt.index, prompt.text) for prompt in heldout)
     found: dict[int, int] = {}
     if not index.is_empty:
@@ -93,7 +95,7 @@ def near_leaks(
 
 
 class _Index:
-    """Texts that others are held against."""
+    """Texts that other texts are compared with."""
 
     def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
         from datasketch import MinHashLSH
@@ -114,7 +116,7 @@ class _Index:
         return not self._texts
 
     def near(self, text: str) -> list[int]:
-        """Which of them are nearly this one."""
+        """Return the places of texts that nearly equal this one."""
         numbers = tuple(_NUMBER.findall(text))
         if numbers not in self._all_numbers or not (trigrams := _trigrams(text)):
             return []

@@ -216,7 +216,7 @@ def present(record: Mapping[str, Any], key: str) -> Any:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether `_nonempty` would accept the text: a quick test that most of millions pass."""
+    """Return whether `_nonempty` would accept the text: a quick test that most of millions pass."""
     return text.isascii() and not text.isspace() and text != ""
 
 
@@ -228,14 +228,15 @@ def _nonempty(text: str, where: str) -> str:
 
 
 def turns_in(value: list[object], key: str) -> Turns:
-    """Parse the list in column `key`. Raises ValueError with the reason."""
+    """Parse the list of turns in column `key`. Raises ValueError with the reason."""
     if not value:
         raise ValueError(f"`{key}` is an empty list")
     return [turn_of(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
 
 
 def turn_of(value: object, where: str) -> dict[str, Any]:
-    """One message, with text as its content. Raises ValueError with the reason."""
+    """Parse one message, in OpenAI's form or in ShareGPT's, to one with text as its content. Raises
+    ValueError with the reason."""
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a message with `role` and `content`")
     if "from" in value and "value" in value:
@@ -253,7 +254,7 @@ def turn_of(value: object, where: str) -> dict[str, Any]:
 
 
 def _content(content: object, where: str) -> str:
-    """A text, or OpenAI's list of parts that are text."""
+    """Return the text of a message: a text, or OpenAI's list of parts that are text."""
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         if not all(isinstance(text, str) for text in texts):
@@ -266,8 +267,8 @@ def _content(content: object, where: str) -> str:
 
 
 def tools_in(record: Mapping[str, Any]) -> Tools:
-    """Of a row's column `tools`, a list or its JSON; empty without one. Raises ValueError with the
-    reason."""
+    """Parse a row's column `tools`, a list or its JSON; empty without one. Raises ValueError with
+    the reason."""
     value = record.get(TOOLS_COLUMN)
     if isinstance(value, str):
         try:
@@ -282,14 +283,14 @@ def tools_in(record: Mapping[str, Any]) -> Tools:
 
 
 def with_system(turns: Turns, system_prompt: str | None) -> Turns:
-    """The same after the recipe's system prompt, where the row has none of its own."""
+    """Return the turns after the recipe's system prompt, unless they have one of their own."""
     if system_prompt is None or (turns and turns[0]["role"] == "system"):
         return turns
     return [{"role": "system", "content": system_prompt}, *turns]
 
 
 def require_text(text: str, where: str) -> None:
-    """Raises ValueError for what cannot be written as UTF-8."""
+    """Raise ValueError for a text that cannot be written as UTF-8."""
     if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
         raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
 

@@ -254,7 +254,7 @@ class Table:
 
 
 def parse_line(line: bytes) -> dict[str, object] | str:
-    """The object that a line holds, or why there is none."""
+    """Return the object that a line of JSON holds, or why there is none."""
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -269,7 +269,7 @@ def parse_line(line: bytes) -> dict[str, object] | str:
 
 
 class _Quoted(dict[str, bytes]):
-    """Names of columns as a line has them."""
+    """Names of columns, as bytes in quotation marks."""
 
     def __missing__(self, name: str) -> bytes:
         if len(self) > 1000:  # whose names are as many as its rows
@@ -282,8 +282,8 @@ _quoted = _Quoted()
 
 
 def _parse_slowly(line: bytes) -> dict[str, object] | str:
-    """As Python's own parser has it: NaN and whole numbers of any size are values, errors have a
-    place, and a name that is there twice is seen."""
+    """Parse a line with Python's own parser: NaN and whole numbers of any size are values, errors
+    have a place, and a repeated name is noticed."""
     outermost: list[tuple[str, object]] = []
 
     def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -312,7 +312,7 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
 
 
 def kind_of(value: object) -> str:
-    """A value of JSON in words."""
+    """Name the type of a JSON value."""
     names = {
         dict: "an object",
         list: "a list",
@@ -334,8 +334,8 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
 
 
 def check_file(path: Path, *, field: str) -> None:
-    """Raises DataError where `path` is no data file that can be opened. Reads its first bytes
-    alone, and those of no pipe or device. `field`: the key below `data` that named it."""
+    """Raise DataError if `path` is no data file that can be opened. Reads only its first bytes, and
+    none of a pipe or device. `field`: the key below `data` that named it."""
     _check_kind(path, field=field)
     head = _head(path)
     for first, what, why, fix in _HEADS:

@@ -114,8 +114,8 @@ class ChatTokenizer:
         template: str | None,
         tools: Sequence[Any] = (),
     ) -> None:
-        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of what is offered
-        where a chat does not say it."""
+        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of the tools offered
+        in chats that state none."""
         self.inner = inner
         """As transformers has it."""
         self.folder = folder
@@ -128,21 +128,21 @@ class ChatTokenizer:
 
     @property
     def pad_id(self) -> int | None:
-        """A token that stands in no text and does not end one; None: there is none. Classifiers of
-        transformers read their score before the first that follows the text."""
+        """Return a token that occurs in no text and does not end one; None if there is none.
+        Classifiers of transformers read their score before the first such token behind the text."""
         known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
         return next((token for token in known if token not in (None, self.eos_id)), None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text."""
+        """Return the tokens that are no text."""
         return frozenset(self.inner.all_special_ids) | {
             number for number, token in self.inner.added_tokens_decoder.items() if token.special
         }
 
     @property
     def special_texts(self) -> list[str]:
-        """Special tokens, as text."""
+        """Return the special tokens, as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
 
     def render(
@@ -152,8 +152,9 @@ class ChatTokenizer:
         tools: Sequence[Any] | None = None,
         opens_answer: bool = True,
     ) -> str:
-        """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
-        the end. Raises ValueError where there is no template and more than a prompt."""
+        """Return the chat with the template applied. `opens_answer`: whether the opening of the
+        assistant's turn follows. Raises ValueError if there is no template and the chat is more
+        than a prompt."""
         tools = tools or self.tools
         if self.template is None:
             if tools:
@@ -172,8 +173,8 @@ class ChatTokenizer:
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The chat, and the characters [start, end) that the template's own `generation` marks
-        hold."""
+        """Return the chat, and the characters [start, end) within the template's own `generation`
+        marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools = tools or self.tools
@@ -193,9 +194,9 @@ class ChatTokenizer:
         tools: Sequence[Sequence[Any]] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included.
-        `tools`: of each. `most`: of a chat with more tokens it is enough to know that, and its
-        first ones stand for it: a text of 10 MB takes 2.5 GB as a whole."""
+        """Return [num_chats][num_tokens]: each chat rendered and tokenised, generation prompt
+        included. `tools`: those of each chat. `most`: a chat with more tokens may be cut to no
+        fewer than `most` + 1, as tokenising a text of 10 MB takes 2.5 GB."""
         if not chats:
             return []
         offered = tools or [()] * len(chats)
@@ -215,17 +216,17 @@ class ChatTokenizer:
         return [list(ids) for ids in self.inner(texts, add_special_tokens=False)["input_ids"]]
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """[num_tokens] of one chat."""
+        """Return [num_tokens] of one chat."""
         return self.encode_chats([messages])[0]
 
     def encode_response(self, text: str) -> list[int]:
-        """[num_tokens] of a response as the model should give it: the text, then the
+        """Return [num_tokens] of a response as the model should write it: the text, then the
         end-of-sequence token."""
         return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """[num_tokens] the text that each token adds, special tokens included; empty where a
-        character takes several, until its last."""
+        """Return [num_tokens] the text that each token adds, special tokens included. Of the tokens
+        that make up one character, only the last adds text."""
         pieces, start = [], 0
         for end in range(1, len(token_ids) + 1):
             text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
@@ -237,17 +238,17 @@ class ChatTokenizer:
         return pieces
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text without special tokens."""
+        """Return the text without special tokens."""
         return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
 
 
 def load_tokenizer(
     folder: str | Path, *, chat_template: str = AUTO, tools: Sequence[Any] = ()
 ) -> ChatTokenizer:
-    """The tokenizer in a Hugging Face folder. Code from the folder is never run. `chat_template`:
-    as `data.chat_template`; `tools`: see ChatTokenizer.
+    """Load the tokenizer in a Hugging Face folder. Code from the folder is never run.
+    `chat_template`: as `data.chat_template`; `tools`: as for ChatTokenizer.
 
-    Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
+    Raises DataError if there is none, or if it has no chat template or no end-of-sequence token.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -293,15 +294,15 @@ def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str 
 
 
 def own_template(wanted: str) -> str | None:
-    """The template that `data.chat_template` puts in the place of the tokenizer's; None where it
-    does not. Raises DataError for a file that is none."""
+    """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
+    sets none. Raises DataError for a file that is none."""
     if wanted in (AUTO, RAW):
         return None
     return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
 
 
 def template_of_file(path: str) -> str:
-    """The template in a file, which must be Jinja. Raises DataError."""
+    """Return the template in a file, which must be Jinja. Raises DataError."""
     import jinja2
 
     try:
@@ -325,7 +326,7 @@ def template_of_file(path: str) -> str:
 
 
 def _raw(messages: Sequence[Message]) -> str:
-    """A prompt without a template: the system prompt, a blank line, and the text."""
+    """Render a prompt without a template: the system prompt, a blank line, and the text."""
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
@@ -336,7 +337,8 @@ def _raw(messages: Sequence[Message]) -> str:
 
 
 def _end_of_turn(inner: PreTrainedTokenizerBase, template: str | None) -> int:
-    """ChatML's own end of a turn, where the tokenizer knows it; else its end of sequence."""
+    """Return ChatML's own end of a turn if the template is ChatML and the tokenizer knows it; else
+    the end of sequence."""
     if template == CHAT_TEMPLATE:
         found = inner.convert_tokens_to_ids(TURN_END)
         if isinstance(found, int) and found != inner.unk_token_id:
@@ -360,9 +362,9 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
 
 
 def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
-    """What AutoTokenizer would choose. To ask it costs three seconds: it imports the parts of
-    transformers that generate, and with them torch's compiler. So where the answer is the plain
-    class of tokenizer.json, as for models made from scratch, it is not asked."""
+    """Return the class that AutoTokenizer would choose. Asking AutoTokenizer takes three seconds:
+    it imports the parts of transformers that generate, and with them torch's compiler. The plain
+    class of tokenizer.json, which models made from scratch have, is therefore recognised here."""
     if _is_plain(path):
         from transformers import PreTrainedTokenizerFast
 
@@ -373,7 +375,8 @@ def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
 
 
 def _is_plain(path: Path) -> bool:
-    """False also for whatever cannot be read: transformers says what is wrong with it."""
+    """Return whether the plain class of tokenizer.json is right. False also for what cannot be
+    read: transformers then reports what is wrong."""
     try:
         config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
         model = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -388,7 +391,8 @@ def _is_plain(path: Path) -> bool:
 
 
 class TokenTexts:
-    """Of one tokenizer; remembers the bytes of tokens. Used by one thread at a time."""
+    """Splits the text of tokens into the text of each. Remembers the bytes of tokens; used by one
+    thread at a time."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -398,7 +402,7 @@ class TokenTexts:
         self._pieces: dict[int, bytes] = {}
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """All of the text, special tokens included."""
+        """Return the whole text, special tokens included."""
         return str(
             self._tokenizer.inner.decode(
                 list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
@@ -406,8 +410,8 @@ class TokenTexts:
         )
 
     def split(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
-        """(all of the text, [num_tokens] characters of it that each token is). 0 for a token whose
-        bytes are a part of a character that a later one completes."""
+        """Return (the whole text, [num_tokens] number of its characters that each token adds). A
+        token whose bytes are a part of a character that a later one completes adds 0."""
         text, lengths = self.decode(token_ids), list[int]()
         decoder, made = codecs.getincrementaldecoder("utf-8")("replace"), list[str]()
         pieces, last = self._pieces, len(token_ids) - 1
@@ -442,8 +446,8 @@ class TokenTexts:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Letter -> byte, as GPT-2 writes bytes: those that show as themselves, and the others, in
-    order, as the letters from 256 on."""
+    """Return the byte that each letter stands for in the alphabet of GPT-2: some bytes stand for
+    themselves, and the others, in order, are the letters from 256 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     own = {chr(byte): byte for byte in shown}

@@ -54,11 +54,11 @@ Splits = dict[str, dict[str, list[str]]]
 
 
 def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = None) -> Path:
-    """One split as one file, with the hashes that the hub lists: where it lies in the cache, or
-    joined within the folder `into` where the hub has it in parts. `key`: prompts, eval,
+    """Return one split as one file, with the hashes that the hub lists: the file in the cache, or a
+    file in the folder `into` that joins the parts that the hub has. `key`: prompts, eval,
     demonstrations.
 
-    Raises DataError, or MachineError where the disk is too small.
+    Raises DataError, or MachineError if the disk is too small.
     """
     fetched = fetch_files(
         _repo(data, key=key), _chooser(data, key=key), check=check_hash, output=output
@@ -71,7 +71,7 @@ def fetch_data(data: HubData, *, key: str, into: Path, output: Output | None = N
 
 
 def missing_bytes(data: HubData, *, key: str) -> int:
-    """How much `fetch_data` would fetch now; raises as it does."""
+    """Return the number of bytes that `fetch_data` would fetch now. Raises as it does."""
     repo = _repo(data, key=key)
     listing = list_files(repo)
     chosen = chosen_files(repo, listing, _chooser(data, key=key))
@@ -96,8 +96,8 @@ def _chooser(data: HubData, *, key: str) -> Choose:
 
 
 def join_files(files: Sequence[Path], into: Path, *, key: str) -> Path:
-    """The parts of one split as one file of the same format, in order; as it is where it was made
-    before."""
+    """Join the parts of one split to one file of the same format, in order. Returns it unchanged if
+    it exists."""
     if into.exists():
         return into
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def _join_lines(files: Sequence[Path], into: Path) -> None:
 
 
 def _join_rows(files: Sequence[Path], into: Path) -> None:
-    """Of formats that cannot be put behind one another, as JSONL; a row that cannot be read stays
+    """Join files of formats that cannot be concatenated, as JSONL. A row that cannot be read stays
     one."""
     import json
 
@@ -155,10 +155,11 @@ def _join_parquet(files: Sequence[Path], into: Path, *, key: str) -> None:
 
 
 def choose_files(data: HubData, paths: Iterable[str], *, card: str, key: str) -> list[str]:
-    """The files of the split, in order. `card`: README.md of the data set, empty without one.
+    """Return the files of the split, in order. `card`: README.md of the data set, empty without
+    one.
 
-    Raises DataError where there is nothing to read, and where several subsets or splits are there
-    and none was named.
+    Raises DataError if there is nothing to read, and if there are several subsets or splits and
+    none was named.
     """
     readable = sorted(
         path for path in paths if path.endswith(SUFFIXES) and not path.startswith(".")
@@ -215,8 +216,8 @@ def _pick(
 
 
 def _by_name(paths: Sequence[str]) -> Splits:
-    """`main/train-00000-of-00001.parquet` -> main, train; `aime-2024.jsonl` -> default,
-    aime-2024."""
+    """Find splits by the names of files: `main/train-00000-of-00001.parquet` -> main, train;
+    `aime-2024.jsonl` -> default, aime-2024."""
     splits: Splits = {}
     for path in paths:
         *folders, stem = PurePosixPath(path).with_suffix("").parts
@@ -237,7 +238,7 @@ def _by_name(paths: Sequence[str]) -> Splits:
 
 
 def _declared(card: str, paths: Sequence[str]) -> Splits:
-    """What the card's `configs` say; empty where it says nothing that files of ours answer to."""
+    """Return the splits that the card's `configs` declare; empty if no file matches them."""
     splits: Splits = {}
     configs = _front_matter(card).get("configs")
     for config in configs if isinstance(configs, list) else []:

@@ -316,7 +316,7 @@ def _check_rows(
 
 
 def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
-    """Held-out prompts against all that is trained on."""
+    """Compare held-out prompts with all that is trained on."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
     heldout, named = next(
         ((source, part.named) for part, source in loaded if part.field == "eval"), (None, [])

@@ -62,8 +62,9 @@ def require_files(data: Data) -> None:
 def with_local_files(
     data: Data, run: RunDir, seed: int, *, output: Output | None, folder: str = ""
 ) -> Data:
-    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
-    the user gave them. `folder`: of the run's `data/`, for those of other data than the run's."""
+    """Return the data with local paths: tasks are written to files of the run, data sets of the hub
+    are fetched; other paths stay as the user gave them. `folder`: subfolder of the run's `data/`,
+    for data other than the run's."""
     changes: dict[str, object] = {}
     for field in FIELDS:
         named = getattr(data, field)
@@ -137,8 +138,8 @@ def sources_of(
 def check_labels_of(
     rollout: Rollout, source: FilePrompts, graded: list[Prompt] | None, *, output: Output | None
 ) -> None:
-    """Puts labels before the reward. `graded`: those of some prompts; None: of all, and of large
-    files some."""
+    """Check labels with the reward. `graded`: the prompts whose labels are checked; None: all, and
+    of large files some."""
     say = output.note if output else None
     for name, reward in label_checks(rollout).items():
         _check_labels(name, reward, source, graded, say=say)
@@ -194,8 +195,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
 
 
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
-    """Same as `refuse_leak`, for rows that are learned: of a chat the tokens before its first
-    answer."""
+    """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
+    chat before its first answer."""
     asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
     sides = (
         (place, side)
@@ -348,7 +349,7 @@ def _local_task_file(
 
 
 def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
-    """Both files, by the names of their tasks."""
+    """Write both files and return their paths by the names of their tasks."""
     run.data_dir.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
     places: dict[str, int] = {}
