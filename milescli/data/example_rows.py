@@ -10,8 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from milescli.core.errors import DataError, nearest
-from milescli.data.rows import Tools, Turns, present, require_text, tools_in, turns_in, with_system
+from milescli.core.errors import DataError
+from milescli.data.rows import (
+    Tools,
+    Turns,
+    present,
+    require_column,
+    require_text,
+    tools_in,
+    turns_in,
+    with_system,
+)
 from milescli.recipe.data import Data
 
 Kind = Literal["chats", "pairs"]
@@ -77,12 +86,7 @@ def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: Ro
     def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
         if wanted is None:
             return next((name for name in known if name in names), None)
-        if wanted not in names:
-            guess = nearest(wanted, list(names)) or names[0]
-            raise DataError(
-                f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{option}={guess}"
-            )
-        return wanted
+        return require_column(wanted, names, path, key=option)
 
     prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
     response = named(data.response_key, RESPONSE_COLUMNS, "response_key")

@@ -32,7 +32,7 @@ from milescli.data.example_rows import (
     read_row,
 )
 from milescli.data.file_prompts import EpochOrder
-from milescli.data.prompt_source import file_named, percentile
+from milescli.data.prompt_source import file_named, percentiles
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
@@ -299,10 +299,7 @@ def fitted(
         num_equal=len(equal),
         tokens=sum(side.num_tokens for side in sides),
         loss_tokens=sum(side.num_loss_tokens for side in sides),
-        tokens_p50=percentile(ascending, 50),
-        tokens_p90=percentile(ascending, 90),
-        tokens_p99=percentile(ascending, 99),
-        tokens_max=ascending[-1],
+        **percentiles(ascending, "tokens"),
         note=_note(path, key, {**long, **equal}, len(pairs), places),
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts, OrderedPrompts, random_bits
-from milescli.data.prompt_source import Loaded, Say, SourceReport, load_part, percentile
+from milescli.data.prompt_source import Loaded, Say, SourceReport, load_source, percentiles
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
 
@@ -134,7 +134,7 @@ def load_mix(
     loaded: list[Loaded] = []
     first_index = 0
     for number, source in enumerate(mix):
-        part = load_part(
+        part = load_source(
             data.model_copy(
                 update={
                     "prompts": source.path,
@@ -188,8 +188,5 @@ def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
         num_measured=len(lengths),
         num_dropped=sum(report.num_dropped for report in reports),
         num_demonstrations=sum(report.num_demonstrations for report in reports),
-        prompt_tokens_p50=percentile(lengths, 50),
-        prompt_tokens_p90=percentile(lengths, 90),
-        prompt_tokens_p99=percentile(lengths, 99),
-        prompt_tokens_max=lengths[-1],
+        **percentiles(lengths, "prompt_tokens"),
     )

@@ -80,40 +80,17 @@ def load_source(
     base_dir: str | Path,
     needs_label: bool | None = True,
     say: Say | None = None,
-) -> tuple[FilePrompts, SourceReport]:
+    name: str | None = None,
+    first_index: int = 0,
+) -> Loaded:
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
     `base_dir`, where `task:NAME` and Arrow files are written.
 
     `needs_label`: whether the reward compares with a label (the built-in ones do); `say` receives
-    lines on the progress, if that takes seconds. Raises DataError for a file that is missing or
-    of another kind, for bad rows, and if long prompts leave nothing.
+    lines on the progress, if that takes seconds; `name` and `first_index`: of one of several
+    sources, its name in the mix and the index of its first row. Raises DataError for a file that is
+    missing or of another kind, for bad rows, and if long prompts leave nothing.
     """
-    loaded = load_part(
-        data,
-        path_field,
-        tokenizer=tokenizer,
-        seed=seed,
-        base_dir=base_dir,
-        needs_label=needs_label,
-        say=say,
-    )
-    return loaded.source, loaded.report
-
-
-def load_part(
-    data: Data,
-    path_field: PathField,
-    *,
-    tokenizer: PromptEncoder,
-    seed: int,
-    base_dir: str | Path,
-    needs_label: bool | None,
-    say: Say | None,
-    name: str | None = None,
-    first_index: int = 0,
-) -> Loaded:
-    """Do the same for one of several sources. `name`: its name in the mix; `first_index`: the index
-    of its first row."""
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
         form_of(data, path_field, needs_label=needs_label),
@@ -288,10 +265,7 @@ def _report(
         num_demonstrations=sum(file.num_demonstrations for file in files)
         if is_large
         else sum(prompt.demonstration is not None for prompt in kept),
-        prompt_tokens_p50=percentile(lengths, 50),
-        prompt_tokens_p90=percentile(lengths, 90),
-        prompt_tokens_p99=percentile(lengths, 99),
-        prompt_tokens_max=lengths[-1],
+        **percentiles(lengths, "prompt_tokens"),
     )
 
 
@@ -304,9 +278,14 @@ def _sha256_over(files: Sequence[FileRows]) -> str:
     return hashlib.sha256("\n".join(hashes).encode()).hexdigest()
 
 
-def percentile(ascending: list[int], percent: int) -> int:
-    """Return the nearest-rank percentile of numbers in ascending order, at least one."""
-    return ascending[max(0, -(-len(ascending) * percent // 100) - 1)]
+def percentiles(ascending: list[int], what: str) -> dict[str, int]:
+    """Return nearest-rank percentiles of numbers in ascending order, at least one, and the largest,
+    as `{what}_p50` and so on."""
+    ranks = {percent: max(0, -(-len(ascending) * percent // 100) - 1) for percent in (50, 90, 99)}
+    return {
+        **{f"{what}_p{percent}": ascending[rank] for percent, rank in ranks.items()},
+        f"{what}_max": ascending[-1],
+    }
 
 
 SAY_AFTER_S = 2.0

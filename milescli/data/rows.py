@@ -355,12 +355,7 @@ def _column(
     role = key.removesuffix("_key")
     there = f"its columns are {', '.join(names)}"
     if wanted is not None:
-        if wanted in names:
-            return wanted
-        guess = nearest(wanted, names) or names[0]
-        raise DataError(
-            f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
-        )
+        return require_column(wanted, names, path, key=key)
     likely = [name for name in known if name in names]
     if len(likely) == 1:
         return likely[0]
@@ -376,5 +371,17 @@ def _column(
     raise DataError(
         f"{path} has no {role} column",
         why=f"none of {', '.join(known)} is there; {there}",
+        fix=f"--set data.{key}={guess}",
+    )
+
+
+def require_column(wanted: str, names: Sequence[str], path: Path, *, key: str) -> str:
+    """Return the column `wanted`, which `data.<key>` names. Raises DataError if it is absent."""
+    if wanted in names:
+        return wanted
+    guess = nearest(wanted, names) or names[0]
+    raise DataError(
+        f"{path} has no column `{wanted}`",
+        why=f"its columns are {', '.join(names)}",
         fix=f"--set data.{key}={guess}",
     )

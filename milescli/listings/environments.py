@@ -92,7 +92,7 @@ def rows_of(data: str | None) -> list[Prompt]:
     if data is None:
         return numbered(NUM_EPISODES)
     with TemporaryDirectory() as folder:
-        source, _ = load_source(
+        loaded = load_source(
             Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
             "prompts",
             tokenizer=NoTokens(),
@@ -100,7 +100,7 @@ def rows_of(data: str | None) -> list[Prompt]:
             base_dir=folder,
             needs_label=False,
         )
-        return source.first(NUM_EPISODES)
+        return loaded.source.first(NUM_EPISODES)
 
 
 def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:

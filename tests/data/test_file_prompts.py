@@ -34,7 +34,8 @@ Load = Callable[..., tuple[FilePrompts, SourceReport]]
 def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(path: str | Path, **data: object) -> tuple[FilePrompts, SourceReport]:
         settings = Data(prompts=str(path), **data)  # type: ignore[arg-type]
-        return load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 

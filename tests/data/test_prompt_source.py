@@ -28,13 +28,9 @@ ORDER_OF_SEED_0 = [7, 3, 5, 2, 4, 1, 0, 6]
 @pytest.fixture
 def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(path: str | Path, **data: object) -> tuple[FilePrompts, SourceReport]:
-        return load_source(
-            Data(prompts=str(path), **data),
-            "prompts",
-            tokenizer=tokenizer,
-            seed=0,
-            base_dir=tmp_path,
-        )  # type: ignore[arg-type]
+        settings = Data(prompts=str(path), **data)  # type: ignore[arg-type]
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 

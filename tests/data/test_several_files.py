@@ -25,7 +25,8 @@ def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(*names: str, **data: object) -> tuple[FilePrompts, SourceReport]:
         named = names[0] if len(names) == 1 else list(names)
         settings = Data(prompts=named, **data)  # type: ignore[arg-type]
-        return load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 

@@ -184,7 +184,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     say = output.note if output else None
 
     def load(field: str) -> FilePrompts:
-        source, reports[field] = load_source(
+        loaded = load_source(
             data,
             field,
             tokenizer=tokenizer,
@@ -193,7 +193,8 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             needs_label=field != "demonstrations" and needs_label(recipe.rollout),
             say=say,
         )
-        return source
+        reports[field] = loaded.report
+        return loaded.source
 
     prompts: FilePrompts | MixedPrompts | None = None
     if data.mix:
@@ -293,7 +294,7 @@ def load_heldout(
     """Return the prompts of `data.eval`, whose files are here, of which the first
     `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
     was `trained` on. Raises DataError, or warns of one that nearly was."""
-    source, report = load_source(
+    loaded = load_source(
         data,
         "eval",
         tokenizer=tokenizer,
@@ -302,13 +303,14 @@ def load_heldout(
         needs_label=needs_label(recipe.rollout),
         say=output.note if output else None,
     )
+    source = loaded.source
     asked = source.first(recipe.eval.num_prompts)
     refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
     for part in trained if output else []:
         if told := near_leaks_told(source, asked, part, named=recipe.data.eval, output=output):
             output.warn(told)
     check_labels_of(recipe.rollout, source, asked, output=output)
-    return source, report
+    return source, loaded.report
 
 
 def _critic_folder(
