@@ -75,6 +75,15 @@ def test_a_large_file_has_the_prompts_that_a_small_one_has(
     assert told_large == told
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet", ".arrow"])
+def test_some_rows_of_a_large_file_are_those_rows(
+    load: Load, tmp_path: Path, large: None, suffix: str
+) -> None:
+    mapped = load(f"{_written(tmp_path, suffix)}[3:23]")[0]
+    assert mapped.is_large
+    assert [prompt.text for prompt in mapped.prompts] == [row["prompt"] for row in ROWS[3:23]]
+
+
 def test_a_large_file_is_resumed_where_it_stood(load: Load, tmp_path: Path, large: None) -> None:
     path = _written(tmp_path, ".jsonl")
     straight, resumed = load(path)[0], load(path)[0]

@@ -181,7 +181,6 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
-    say = output.note if output else None
 
     def load(field: str) -> FilePrompts:
         loaded = load_source(
@@ -191,7 +190,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=field != "demonstrations" and needs_label(recipe.rollout),
-            say=say,
+            say=output.note if output else None,
         )
         reports[field] = loaded.report
         return loaded.source
@@ -204,7 +203,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
-            say=say,
+            say=output.note if output else None,
         )
     elif rows is None:
         prompts = load("prompts")
