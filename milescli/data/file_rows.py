@@ -3,6 +3,7 @@ that is mapped into memory, from which they are read in any order."""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import pickle
 import tempfile
@@ -223,19 +224,28 @@ def read_file(
     Bad rows raise nothing here (see `FileRows.require_good`). Raises DataError if the columns are
     ambiguous or absent, or the file cannot be read.
     """
-    rows = FileRows(
-        table=table,
-        form=form,
-        spelled=file.spelled(),
-        rows=ArrowRows(folder),
-        first_index=first_index,
-        source=source,
-    )
-    for line, record in islice(table.records(), file.start, file.stop):
-        rows.add(line, record)
-        if tick is not None and not rows.num_rows % TICK_ROWS:
-            tick(rows.num_rows)
-    rows.rows.finish()
+    try:
+        rows = FileRows(
+            table=table,
+            form=form,
+            spelled=file.spelled(),
+            rows=ArrowRows(folder),
+            first_index=first_index,
+            source=source,
+        )
+        for line, record in islice(table.records(), file.start, file.stop):
+            rows.add(line, record)
+            if tick is not None and not rows.num_rows % TICK_ROWS:
+                tick(rows.num_rows)
+        rows.rows.finish()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise DataError(
+            f"there is no room for the rows of {table.path}",
+            why=f"they are copied to {folder}, whose disk is full",
+            fix=f"df -h {folder}   # make room there, or name a folder on another disk",
+        ) from error
     return rows
 
 

@@ -107,8 +107,10 @@ def row_of(
     text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
     if messages:
         messages = with_system(messages, form.system_prompt)
-        of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
-        text = next(of_user, messages[-1]["content"])
+        text = messages[-1]["content"]
+        if messages[-1]["role"] != "user":
+            of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
+            text = next(of_user, text)
     row = DataRow(line - 1, messages, text, label, demonstration, token_ids, tools)
     return row, prompt_hash
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from milescli.core.errors import DataError
 from milescli.data import file_rows
 from milescli.data.file_rows import FileRows, read_file
 from milescli.data.rows import RowForm
@@ -67,3 +68,15 @@ def test_many_batches_are_one_file(
     assert [row.label for row in read.different_labels(10)[0]] == ["0", "1", "2", "3"]
     assert len(set(read.rows.hashes("prompt").tolist())) == 20
     assert {item.name for item in tmp_path.iterdir()} == {"a.csv"}, "the copy has no name"
+
+
+def test_a_full_disk_is_an_error_that_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}')
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(file_rows.tempfile, "TemporaryFile", lambda dir: full)
+        with pytest.raises(DataError, match="whose disk is full") as error:
+            _read(path)
+    assert error.value.fixes[0].startswith(f"df -h {tmp_path}")
