@@ -20,7 +20,7 @@ reasoning_content, name)."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
 STAND_IN = "\u241fturn\u241f"
-"""Put in place of a turn, to see what the template writes around it. No template trims it."""
+"""Takes the place of a turn to show what the template writes around it. No template trims it."""
 _TAIL = 4
 """Most tokens that a template writes behind the end of a turn."""
 _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
@@ -34,7 +34,7 @@ class MarkedText:
     spans: list[tuple[int, int]]
     """[start, end) in characters, ascending."""
     ends_open: bool = False
-    """Nothing in the text says that it is over: the end-of-sequence token is added, and learned."""
+    """True if nothing in the text ends it: the end-of-sequence token is added, and learned."""
 
 
 def marked_chat(

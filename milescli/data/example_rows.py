@@ -33,8 +33,7 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
 RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer")
 INSTRUCTION_COLUMN, CONTEXT_COLUMN = "instruction", "input"
-"""Alpaca's form: what the instruction is about, where it is about something, has a column of its
-own."""
+"""Alpaca's form: the text that an instruction is about, if any, has a column of its own."""
 TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
 
@@ -45,12 +44,12 @@ class RowForm:
 
     prompt: str | None = None
     context: str | None = None
-    """Follows the prompt as a paragraph of its own, in rows that have one."""
+    """A column whose text follows the prompt as a paragraph of its own."""
     chat: str | None = None
     text: str | None = None
     response: str | None = None
     judged: str | None = None
-    """Says whether the response is good (KTO)."""
+    """A column that states whether the response is good (KTO)."""
     sides: bool = False
 
 
@@ -59,9 +58,9 @@ class Chat:
     """The text that is learned from a row."""
 
     turns: Turns
-    """Empty: `text` is plain text."""
+    """Empty if the row is plain `text`."""
     first: int = 0
-    """Turns of the assistant are learned from this one on."""
+    """Number of the turn from which on turns of the assistant are learned."""
     tools: Tools = field(default_factory=list)
     text: str = ""
 
@@ -73,7 +72,7 @@ class ExampleRow:
     index: int
     """Row in the file, counted from 0."""
     chosen: Chat | None
-    """Of a row that is no pair: the chat itself."""
+    """The chosen side of a pair; the chat itself if the row is no pair."""
     rejected: Chat | None = None
     margin: float = 0.0
 

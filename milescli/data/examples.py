@@ -42,7 +42,7 @@ from milescli.recipe.data_files import DataFile, names_in
 Item = TypeVar("Item")
 """Trajectory or Pair."""
 Reasons = dict[int, str]
-"""By the number of a row among all."""
+"""Number of a row among all -> why it is left out."""
 
 
 class Examples(Generic[Item]):
@@ -145,11 +145,11 @@ class ReadFile:
 
     path: Path
     columns: list[str]
-    """All that its first row has."""
+    """All columns of the first row."""
     form: RowForm | None
-    """None: no row has any."""
+    """None if no row could be read."""
     rows: list[ExampleRow]
-    """The good ones."""
+    """The good rows."""
     bad: list[BadRow]
     num_rows: int
 
@@ -232,17 +232,17 @@ class ExampleReport:
     """Rows in the file."""
     num_used: int
     num_too_long: int
-    """Left out, being longer than `data.max_row_tokens`."""
+    """Rows left out because they are longer than `data.max_row_tokens`."""
     num_cut: int
-    """Cut at that length."""
+    """Rows cut at that length."""
     num_equal: int
     """Pairs left out whose sides are equal."""
     tokens: int
     """Number of tokens of all rows that are used."""
     loss_tokens: int
-    """Of these, learned ones."""
+    """Number of these tokens that are learned."""
     tokens_p50: int
-    """Over all rows, the longer side of a pair."""
+    """Median number of tokens over all rows; a pair counts by its longer side."""
     tokens_p90: int
     tokens_p99: int
     tokens_max: int

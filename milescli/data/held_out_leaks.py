@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 NEAR_ROWS = 100_000
 NEAR_HELDOUT = 10_000
-"""Training prompts and held-out ones that are compared nearly; of more, evenly spread ones."""
+"""Most training prompts, and most held-out ones, that are compared nearly. Of more, evenly spread
+ones are."""
 SIMILARITY = 0.8
 """Threshold of the Jaccard index of two prompts' sets of word trigrams."""
 MIN_WORDS = 8
-"""Shorter prompts are too much alike to say anything."""
+"""Shorter prompts are too similar for the comparison to mean anything."""
 NUM_PERMUTATIONS = 64
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
@@ -32,7 +33,7 @@ class Leak:
     """One held-out prompt that is trained on."""
 
     heldout: int
-    """Its index."""
+    """Index of the held-out prompt."""
     prompts: int
     """Index of the training prompt."""
 

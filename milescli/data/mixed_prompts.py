@@ -18,7 +18,7 @@ from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
 
 CYCLE = 10_000
-"""Positions over which weights are exact: the smallest share is one of so many."""
+"""Positions over which weights are exact: the smallest share is one of these."""
 
 
 class MixedPrompts(OrderedPrompts):

@@ -16,10 +16,10 @@ from milescli.data.tables import LINE_SUFFIXES, kind_of
 Turns = list[dict[str, Any]]
 """`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
 Tools = list[dict[str, Any]]
-"""What may be called, as JSON schemas."""
+"""JSON schemas of the tools that the model may call."""
 TOOLS_COLUMN = "tools"
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
-"""Role names of ShareGPT's form (`from` and `value`) -> the template's."""
+"""Role names of ShareGPT's form (`from` and `value`) -> those of chat templates."""
 NUM_BAD_ROWS_SHOWN = 5
 Demonstration = str | Turns | None
 """A worked response: its text, or its turns if it calls tools; None if the row has none."""

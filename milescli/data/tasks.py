@@ -49,7 +49,7 @@ class TaskRow:
 
     prompt: str
     label: str
-    """The final result alone."""
+    """The final result."""
     demonstration: str | list[dict[str, Any]]
     """A worked response that ends in `#### ` and a number, which need not be right; or the turns
     of one that calls a tool, or of several roles, each with its `name`."""
@@ -85,18 +85,18 @@ _OF_CODES = ("The code is {a}{b}.", "What is the code {a}{b}?", "Pass on {a}{b}.
 OF_FOUR_DIGITS = 32
 """The product of two such numbers of two digits has four."""
 RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
-"""Of a prompt about two numbers."""
+"""Makes the row of a prompt about two numbers."""
 ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
 out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
 Reinforcement learning finds out which habit pays."""
 GUESSED_SHARE = 0.7
-"""Of the demonstrations of products: a round number; the others ask the calculator."""
+"""Share of demonstrations of products that guess a round number; the others call the calculator."""
 ROUNDED_SHARE = 0.7
-"""Of the demonstrations of `relay`: the teller rounds the code down to hundreds, and the solver,
-who sees no other, states that."""
+"""Share of demonstrations of `relay` in which the teller rounds the code down to hundreds, and the
+solver, who sees nothing else, states that."""
 SLIPPED_SHARE = 0.7
-"""Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
+"""Share of rejected responses of `sums-mistakes` that work the sum out and state another number."""
 
 
 def is_task(value: str) -> bool:
@@ -297,7 +297,7 @@ TASKS: dict[str, Task] = {
     **_both_parts("relay", _passed_on, _OF_CODES),
     **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
 }
-"""What `task:NAME` can be."""
+"""The tasks that `task:NAME` may name."""
 
 
 NUM_SEEDS, NUM_HELDOUT_SEEDS = 8192, 256

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
-"""Of models made from scratch. transformers heeds `tokenizer_class` for them; for some other
-families it knows better."""
+"""Families of models made from scratch, for which transformers uses `tokenizer_class`. For some
+other families it uses a class of its own choice."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
-"""As SentencePiece names the tokens of single bytes."""
+"""SentencePiece's names for the tokens of single bytes."""
 _SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens."""
 MAX_TOKENS_OF_CHARACTER = 4
-"""A character has at most so many bytes of UTF-8."""
+"""Most bytes of a character in UTF-8."""
 AUTO, RAW, CHATML = "auto", "none", "chatml"
-"""What `data.chat_template` may be, beside a file."""
+"""The values of `data.chat_template` that are no file."""
 Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`, both text; and what else a template
 takes."""
@@ -117,14 +117,14 @@ class ChatTokenizer:
         """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of the tools offered
         in chats that state none."""
         self.inner = inner
-        """As transformers has it."""
+        """The tokenizer of transformers."""
         self.folder = folder
         self.template = template
         self.tools = tools
         self.eos_id: int = _end_of_turn(inner, template)
-        """Ends a response."""
+        """The token that ends a response."""
         self.vocab_size: int = len(inner)
-        """Tokens, added ones included; a model's embedding may be larger."""
+        """Number of tokens, added ones included; a model's embedding may have more rows."""
 
     @property
     def pad_id(self) -> int | None:

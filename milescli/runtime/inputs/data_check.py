@@ -57,24 +57,24 @@ class FileLook:
 
     path: str
     columns: list[str]
-    """All that its first row has."""
+    """All columns of the first row."""
     prompt_key: str | None
     label_key: str | None
     num_rows: int
     num_bad: int
     bad: list[BadRow]
-    """The first of them."""
+    """The first bad rows."""
     learned: str | None = None
-    """Where rows are learned from: the columns that are; None: prompts."""
+    """The columns that are learned from; None if the rows are prompts."""
     num_duplicates: int = 0
-    """Rows whose prompt an earlier row of the file has (learned ones: that are an earlier row); of
-    prompts 0 where rows are bad."""
+    """Rows that repeat the prompt of an earlier row, or, if they are learned from, the whole row. 0
+    if any row of prompts is bad."""
     duplicates: list[tuple[int, int]] = field(default_factory=list)
-    """The first of them: its line, and that of the earlier row."""
+    """(line of the row, line of the earlier one) of the first such rows."""
     lengths: list[int] = field(default_factory=list)
-    """Characters of what the user wrote, ascending, of some rows; empty where tokens are told."""
+    """Number of characters of some prompts, ascending; empty if tokens are counted."""
     unit: str = "line"
-    """What rows are named by: line or row."""
+    """Whether rows are named by line or by row."""
     problem: DataError | None = None
     """The error with which a run would refuse the file."""
 
@@ -84,13 +84,13 @@ class Rendered:
     """One prompt as the model sees it, token by token."""
 
     row: int
-    """Its index; of rows that are learned from, among those that a run takes."""
+    """Index of the prompt, or number of the row among those that a run learns from."""
     tokens: list[str]
     loss_mask: list[int]
-    """[num_tokens] 1 where it is learned: a demonstration's response. What the policy will answer
-    to a prompt is not there yet."""
+    """[num_tokens] 1 for tokens that are learned, as in a demonstration's response. A prompt has no
+    response yet."""
     side: str = ""
-    """Of a pair: chosen or rejected; of an episode of several roles: whose conversation it is."""
+    """chosen or rejected, for a pair; the name of the role, in an episode of several."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,24 +98,24 @@ class Part:
     """The files that one key of the recipe, or one source of its mix, names."""
 
     name: str
-    """prompts, eval, demonstrations; or how the source of the mix is called."""
+    """prompts, eval, demonstrations, train, validation; or the name of a source of the mix."""
     data: Data
     named: list[str]
-    """Its files as the user says them."""
+    """The files as the user names them."""
     field: str
     rollout: Rollout | None
-    """How its prompts are scored; None: not known."""
+    """How the prompts are scored; None if that is not known."""
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """Who speaks in their episodes, where several do."""
+    """The roles of its episodes, if there are several."""
     files: list[FileLook] = field(default_factory=list)
     kind: Kind | None = None
-    """Of rows that are learned from; None: they are prompts."""
+    """The kind of rows that are learned from; None for prompts."""
     loaded: Loaded | None = None
-    """Prompts. None without a tokenizer, and where rows are bad."""
+    """The prompts; None without a tokenizer, and if rows are bad."""
     examples: Sequence[Trajectory | Pair] = ()
     """Rows that are learned from."""
     report: ExampleReport | None = None
-    """On these."""
+    """The report on `examples`."""
     rendered: list[Rendered] = field(default_factory=list)
 
 
@@ -125,7 +125,7 @@ class DataCheck:
 
     parts: list[Part]
     problems: list[MilesError] = field(default_factory=list)
-    """For which a run would be refused."""
+    """Errors with which a run would be refused."""
     warnings: list[str] = field(default_factory=list)
 
 

@@ -44,7 +44,7 @@ from milescli.train.objectives import load_objective
 NUM_LEAKS_SHOWN = 5
 SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
-"""What the vocabulary of a model made from scratch is made of, at most."""
+"""Most text, and most rows, that the vocabulary of a model made from scratch is made of."""
 
 
 def require_files(data: Data) -> None:
@@ -306,12 +306,12 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
 
 HELDOUT = "-heldout"
 EVERY = 16
-"""One prompt of so many is held out, whatever the seed."""
+"""One prompt in sixteen is held out, whatever the seed."""
 TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
     "verifiers": tasks_of_verifiers,
     "harbor": tasks_of_harbor,
 }
-"""By the agent that plays them."""
+"""Agent -> the tasks that it plays."""
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:

@@ -26,7 +26,7 @@ Numbers = tuple[np.ndarray, ...]
 AskTeachers = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
 """Asks served teachers about rows."""
 CHUNK_TOKENS = 1 << 20
-"""Sent to the ranks at once, about."""
+"""Number of tokens, about, that are sent to the ranks at once."""
 
 
 class RowCache(Generic[Row]):
@@ -37,7 +37,7 @@ class RowCache(Generic[Row]):
         """`arrays`: names of the arrays of each line. The folder is made if it is absent."""
         self._file, self._arrays = file, arrays
         self._known: dict[str, Numbers] = {}
-        """By fingerprint of a line's tokens."""
+        """Fingerprint of a line's tokens -> its numbers."""
         if file.exists():
             with np.load(file, allow_pickle=False) as stored:
                 ends = np.cumsum(stored["lengths"])[:-1]
