@@ -27,7 +27,7 @@ from milescli.data.rows import (
     find_columns,
     row_of,
 )
-from milescli.data.tables import Table
+from milescli.data.tables import TOO_DEEP, Table
 from milescli.recipe.data_files import DataFile
 
 if TYPE_CHECKING:
@@ -61,11 +61,10 @@ class ArrowRows:
         self._waiting_bytes = 0
         self._table: Any = None
 
-    def add(self, row: DataRow, prompt_hash: int) -> None:
-        """Append a row."""
-        packed = pickle.dumps(tuple(row))
+    def add(self, packed: bytes, *, prompt_hash: int, label_hash: int) -> None:
+        """Append a pickled row."""
         self._prompts.append(prompt_hash)
-        self._labels.append(hash(row.label))
+        self._labels.append(label_hash)
         self._rows.append(packed)
         self._waiting_bytes += len(packed)
         if len(self._rows) >= BATCH_ROWS or self._waiting_bytes >= BATCH_BYTES:
@@ -79,7 +78,8 @@ class ArrowRows:
         self._writer.close()
         self._file.flush()
         with self._file:
-            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            # private: some network file systems do not share pages
+            mapped = mmap.mmap(self._file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
 
     def read(self, places: Sequence[int]) -> list[DataRow]:
@@ -182,10 +182,14 @@ class FileRows:
         columns = self._columns_for(record)
         try:
             row, prompt_hash = row_of(record, line, columns, self.form)
+            packed = pickle.dumps(tuple(row))
         except ValueError as error:
             self._add_bad(line, str(error))
             return
-        self.rows.add(row, prompt_hash)
+        except RecursionError:
+            self._add_bad(line, TOO_DEEP)
+            return
+        self.rows.add(packed, prompt_hash=prompt_hash, label_hash=hash(row.label))
         self.num_demonstrations += row.demonstration is not None
 
     def _add_bad(self, line: int, reason: str) -> None:

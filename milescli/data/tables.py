@@ -37,6 +37,7 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 """Text formats, whose rows are named by line."""
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
+TOO_DEEP = "JSON nested too deeply"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXACT_BOUND = float(2**53)
 _SPECIAL_FILES = {
@@ -301,7 +302,7 @@ def _parse_slowly(line: bytes) -> dict[str, object] | str:
     except ValueError as error:  # a whole number of thousands of digits
         return f"not JSON ({str(error).partition(';')[0]})"
     except RecursionError:
-        return "JSON nested too deeply"
+        return TOO_DEEP
     if not isinstance(value, dict):
         return f"a JSON object is wanted, not {kind_of(value)}"
     if len(value) < len(outermost):

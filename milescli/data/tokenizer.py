@@ -215,10 +215,6 @@ class ChatTokenizer:
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [list(ids) for ids in self.inner(texts, add_special_tokens=False)["input_ids"]]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return [num_tokens] of one chat."""
-        return self.encode_chats([messages])[0]
-
     def encode_response(self, text: str) -> list[int]:
         """Return [num_tokens] of a response as the model should write it: the text, then the
         end-of-sequence token."""

@@ -80,3 +80,12 @@ def test_a_full_disk_is_an_error_that_says_which(
         with pytest.raises(DataError, match="whose disk is full") as error:
             _read(path)
     assert error.value.fixes[0].startswith(f"df -h {tmp_path}")
+
+
+@pytest.mark.parametrize("depth", [100, 600, 990, 3000])
+def test_tools_that_are_nested_too_deeply_are_a_bad_row(tmp_path: Path, depth: int) -> None:
+    schema = '{"a": ' * depth + "1" + "}" * depth
+    (tmp_path / "a.jsonl").write_text(f'{{"prompt": "hi", "tools": [{schema}]}}')
+    rows = _read(tmp_path / "a.jsonl")
+    reasons = [] if depth == 100 else ["JSON nested too deeply"]
+    assert [bad.reason for bad in rows.bad] == reasons

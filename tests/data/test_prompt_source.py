@@ -155,7 +155,7 @@ def test_the_system_prompt_goes_before_the_user_and_not_into_the_text(
 ) -> None:
     source, _ = load(jsonl({"prompt": "2 + 2?", "label": "4"}), system_prompt="Be brief.")
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    assert source.prompts[0].token_ids == tokenizer.encode_chat(chat)
+    assert source.prompts[0].token_ids == tokenizer.encode_chats([chat])[0]
     assert source.prompts[0].text == "2 + 2?"
 
 
