@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError
 from milescli.data.rows import (
+    Parsed,
     Tools,
     Turns,
     present,
@@ -39,7 +40,7 @@ CHOSEN, REJECTED = "chosen", "rejected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowForm:
+class ExampleColumns:
     """The columns that are read: exactly one of `chat`, `text`, `response` and the two sides."""
 
     prompt: str | None = None
@@ -53,20 +54,18 @@ class RowForm:
     sides: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(NamedTuple):
     """The text that is learned from a row."""
 
     turns: Turns
     """Empty if the row is plain `text`."""
     first: int = 0
     """Number of the turn from which on turns of the assistant are learned."""
-    tools: Tools = field(default_factory=list)
+    tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleRow:
+class ExampleRow(NamedTuple):
     """One good row, not yet tokenised."""
 
     index: int
@@ -77,50 +76,68 @@ class ExampleRow:
     margin: float = 0.0
 
 
-def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: RowField) -> RowForm:
-    """Find the columns by `names`, those of the first row. Raises DataError if they are not
-    clear."""
-    there = f"its columns are {', '.join(names)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleForm:
+    """What is needed of each row to learn from."""
 
-    def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
-        if wanted is None:
-            return next((name for name in known if name in names), None)
-        return require_column(wanted, names, path, key=option)
+    row_class = ExampleRow
+    field: RowField
+    kind: Kind
+    data: Data
 
-    prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
-    response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
-    has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
-    context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
-    if kind == "pairs":
-        if CHOSEN in names and REJECTED in names:
-            return RowForm(prompt=prompt, context=context, sides=True)
-        if prompt and response and JUDGED_COLUMN in names:
-            return RowForm(prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN)
+    def find(self, names: Sequence[str], path: Path) -> ExampleColumns:
+        """Find the columns by `names`, those of the first row. Raises DataError if they are not
+        clear."""
+        data = self.data
+        there = f"its columns are {', '.join(names)}"
+
+        def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
+            if wanted is None:
+                return next((name for name in known if name in names), None)
+            return require_column(wanted, names, path, key=option)
+
+        prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
+        response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
+        has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
+        context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
+        if self.kind == "pairs":
+            if CHOSEN in names and REJECTED in names:
+                return ExampleColumns(prompt=prompt, context=context, sides=True)
+            if prompt and response and JUDGED_COLUMN in names:
+                return ExampleColumns(
+                    prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN
+                )
+            raise DataError(
+                f"{path} holds no pairs",
+                why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where "
+                f"these do not begin with it); a response that was judged alone has "
+                f"`{JUDGED_COLUMN}`, true or false; {there}",
+                fix=f"--set data.{self.field}=FILE.jsonl   # with these columns",
+            )
+        chat = next((name for name in CHAT_COLUMNS if name in names), None)
+        if chat and data.response_key is None:
+            return ExampleColumns(chat=chat)
+        if prompt and response and prompt != response:
+            return ExampleColumns(prompt=prompt, context=context, response=response)
+        if TEXT_COLUMN in names:
+            return ExampleColumns(text=TEXT_COLUMN)
+        lacks = "response" if prompt else "prompt"
         raise DataError(
-            f"{path} holds no pairs",
-            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these "
-            f"do not begin with it); a response that was judged alone has `{JUDGED_COLUMN}`, true "
-            f"or false; {there}",
-            fix=f"--set data.{key}=FILE.jsonl   # with these columns",
+            f"what is learned from {path}?",
+            why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
+            f"there is no {lacks} column: {there}",
+            fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
         )
-    chat = next((name for name in CHAT_COLUMNS if name in names), None)
-    if chat and data.response_key is None:
-        return RowForm(chat=chat)
-    if prompt and response and prompt != response:
-        return RowForm(prompt=prompt, context=context, response=response)
-    if TEXT_COLUMN in names:
-        return RowForm(text=TEXT_COLUMN)
-    lacks = "response" if prompt else "prompt"
-    raise DataError(
-        f"what is learned from {path}?",
-        why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
-        f"there is no {lacks} column: {there}",
-        fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
-    )
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: ExampleColumns) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        row = _row_of(record, line - 1, columns, data=self.data)
+        return Parsed(row, hash(repr(row[1:3])), 0, False)
 
 
-def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data) -> ExampleRow:
-    """Raises ValueError with the reason where the row cannot be used."""
+def _row_of(
+    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data
+) -> ExampleRow:
     tools = tools_in(record)
     if form.chat is not None:
         turns = with_system(_turns(record, form.chat), data.system_prompt)
@@ -143,7 +160,7 @@ def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data
 
 
 def _pair(
-    record: Mapping[str, Any], index: int, form: RowForm, *, data: Data, tools: Tools
+    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data, tools: Tools
 ) -> ExampleRow:
     sides = []
     for side in (CHOSEN, REJECTED):
@@ -207,7 +224,7 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
     return Chat(turns=turns, first=first, tools=tools)
 
 
-def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
+def _prompt(record: Mapping[str, Any], form: ExampleColumns) -> Turns:
     key = form.prompt
     assert key is not None, form
     value = present(record, key)

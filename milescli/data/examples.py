@@ -6,12 +6,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from milescli.core.errors import DataError
-from milescli.core.files import sha256_of
 from milescli.core.types import Pair, Trajectory
 from milescli.data.chat_masks import (
     MarkedText,
@@ -22,16 +20,9 @@ from milescli.data.chat_masks import (
     tokenized,
     up_to_last,
 )
-from milescli.data.example_rows import (
-    Chat,
-    ExampleRow,
-    Kind,
-    RowField,
-    RowForm,
-    form_of,
-    read_row,
-)
+from milescli.data.example_rows import Chat, ExampleForm, ExampleRow, Kind, RowField
 from milescli.data.file_prompts import EpochOrder
+from milescli.data.file_rows import FileRows, read_file
 from milescli.data.prompt_source import file_named, percentiles
 from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
@@ -82,10 +73,12 @@ def load_examples(
     kind: Kind,
     tokenizer: ChatTokenizer,
     ends_at_turn: bool = False,
+    folder: Path | None = None,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
     """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: whether
     to remove what templates write after the token that ends the last turn. No engine would sample
-    that, and a reward model scores what was sampled.
+    that, and a reward model scores what was sampled. `folder`: where Arrow files are written; None:
+    where temporary files are.
 
     Raises DataError for a file that is missing or of another kind, for bad rows, and if nothing is
     left to learn from.
@@ -96,15 +89,15 @@ def load_examples(
     hashes: list[str] = []
     for file in named:
         path = Path(file.name)
-        read = read_examples(file, data=data, key=key, kind=kind)
-        if read.problem is not None:
-            raise read.problem
-        made = _tokenised(read.rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
+        read = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        read.require_good()
+        rows = read.read(range(len(read)))
+        made = _tokenised(rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
         pairs += [replace(pair, index=len(pairs) + number) for number, pair in enumerate(made)]
-        hashes.append(sha256_of(path) + file.rows)
+        hashes.append(read.table.sha256 + file.rows)
     several = len(named) > 1 or bool(named[0].rows)
     sha256 = hashlib.sha256("\n".join(hashes).encode()).hexdigest() if several else hashes[0]
     kept, report = fitted(
@@ -139,55 +132,22 @@ def _tokenised(
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFile:
-    """The rows of one file, not yet tokenised."""
-
-    path: Path
-    columns: list[str]
-    """All columns of the first row."""
-    form: RowForm | None
-    """None if no row could be read."""
-    rows: list[ExampleRow]
-    """The good rows."""
-    bad: list[BadRow]
-    num_rows: int
-
-    @property
-    def problem(self) -> DataError | None:
-        """Return the error with which a run would refuse the file."""
-        return _unusable(self.path, self.bad, self.num_rows) if self.bad else None
-
-
-def read_examples(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
-    """Read one file that `data.<key>` names. Raises DataError if it is missing, empty, or of
-    another kind."""
+def read_examples(
+    file: DataFile, *, data: Data, key: RowField, kind: Kind, folder: Path | None
+) -> FileRows:
+    """Read one file that `data.<key>` names. Bad rows raise nothing here. Raises DataError if the
+    file is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    records = list(islice(Table(path).records(), file.start, file.stop))
-    names = next((list(row) for _, row in records if isinstance(row, dict)), [])
-    if not records:
+    form = ExampleForm(field=key, kind=kind, data=data)
+    rows = read_file(Table(path), file, form, folder=folder)
+    if not rows.num_rows:
         raise DataError(
             f"{path} is empty" if not file.rows else f"{path} has no row {file.start}",
             why="it holds no row" if not file.rows else f"`{file.rows}` begins behind its end",
             fix=f"--set data.{key}=FILE   # a file with at least one row",
         )
-    form = form_of(names, path, kind=kind, data=data, key=key) if names else None
-    rows: list[ExampleRow] = []
-    bad: list[BadRow] = []
-    for line, record in records:
-        if form is None or isinstance(record, str):
-            bad.append(BadRow(line=line, reason=str(record)))
-            continue
-        try:
-            rows.append(read_row(record, line - 1, form, data=data))
-        except ValueError as error:
-            bad.append(BadRow(line=line, reason=str(error)))
-    return ReadFile(path=path, columns=names, form=form, rows=rows, bad=bad, num_rows=len(records))
-
-
-def _unusable(path: Path, bad: list[BadRow], num_rows: int) -> DataError:
-    return bad_rows_error(f"{len(bad)} of {num_rows} rows of {path} cannot be used", path, bad)
+    return rows
 
 
 def _marked(
@@ -205,7 +165,7 @@ def _marked(
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             bad.append(BadRow(line=line, reason=f"{kind}{error}"))
     if bad:
-        raise _unusable(path, bad, len(rows))
+        raise bad_rows_error(f"{len(bad)} of {len(rows)} rows of {path} cannot be used", path, bad)
     return marked
 
 

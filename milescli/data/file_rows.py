@@ -1,5 +1,5 @@
-"""Reads each data file of prompts once: checks its rows, and puts the good ones into an Arrow file
-that is mapped into memory, from which they are read in any order."""
+"""Reads each data file once: checks its rows, and puts the good ones into an Arrow file that is
+mapped into memory, from which they are read in any order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,15 @@ import pickle
 import tempfile
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.rows import (
-    TOOLS_COLUMN,
-    BadRow,
-    Columns,
-    DataRow,
-    RowForm,
-    bad_rows_error,
-    find_columns,
-    row_of,
-)
+from milescli.data.rows import BadRow, Parsed, PathField, bad_rows_error
 from milescli.data.tables import TOO_DEEP, Table
 from milescli.recipe.data_files import DataFile
 
@@ -43,27 +34,42 @@ BATCH_BYTES = 4 * 2**20
 """Rows, or bytes of rows, that are written to Arrow at once."""
 
 
+class Form(Protocol):
+    """What a source needs from each row."""
+
+    row_class: ClassVar[type[NamedTuple]]
+    field: PathField
+    """The key below `data` that names the file."""
+
+    def find(self, names: Sequence[str], path: Path) -> Any:
+        """Find the columns by `names`, those of the first row. Raises DataError."""
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: Any) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+
+
 class ArrowRows:
     """Rows in an Arrow file without a name, which is gone when the process ends. The columns hold
-    the hash of each prompt and of each label, and the row itself, pickled: Arrow's own types would
-    change values, as a key that one row lacks becomes a null in it."""
+    two hashes (see `Parsed`), and the row itself, pickled: Arrow's own types would change values,
+    as a key that one row lacks becomes a null in it."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start to write a file in `folder`."""
+    def __init__(self, folder: Path | None) -> None:
+        """Start to write a file in `folder`; None: where temporary files are."""
         import pyarrow as pa
 
-        folder.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, `finish` closes it
-        self._schema = pa.schema({"prompt": pa.int64(), "label": pa.int64(), "row": pa.binary()})
+        self._schema = pa.schema({"key": pa.int64(), "label": pa.int64(), "row": pa.binary()})
         self._writer = pa.ipc.new_file(self._file, self._schema)
-        self._prompts, self._labels, self._rows = array("q"), array("q"), list[bytes]()
+        self._keys, self._labels, self._rows = array("q"), array("q"), list[bytes]()
         """The rows that wait to be written."""
         self._waiting_bytes = 0
         self._table: Any = None
 
-    def add(self, packed: bytes, *, prompt_hash: int, label_hash: int) -> None:
+    def add(self, packed: bytes, *, key_hash: int, label_hash: int) -> None:
         """Append a pickled row."""
-        self._prompts.append(prompt_hash)
+        self._keys.append(key_hash)
         self._labels.append(label_hash)
         self._rows.append(packed)
         self._waiting_bytes += len(packed)
@@ -82,13 +88,13 @@ class ArrowRows:
             mapped = mmap.mmap(self._file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         self._table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
 
-    def read(self, places: Sequence[int]) -> list[DataRow]:
+    def read(self, places: Sequence[int]) -> list[tuple[Any, ...]]:
         """Return rows by their places among all good rows."""
         rows = self._table["row"]
-        return [DataRow._make(pickle.loads(rows[place].as_py())) for place in places]
+        return [pickle.loads(rows[place].as_py()) for place in places]
 
     def hashes(self, column: str) -> NDArray[np.int64]:
-        """Return the column `prompt` or `label`: equal for equal values, in this process."""
+        """Return the column `key` or `label`."""
         return self._table[column].to_numpy()
 
     def _write(self) -> None:
@@ -96,13 +102,13 @@ class ArrowRows:
         import pyarrow as pa
 
         ends = array("i", accumulate(map(len, self._rows), initial=0))
-        buffers = [[self._prompts], [self._labels], [ends, b"".join(self._rows)]]
+        buffers = [[self._keys], [self._labels], [ends, b"".join(self._rows)]]
         columns = [
             pa.Array.from_buffers(column.type, len(self._rows), [None, *map(pa.py_buffer, parts)])
             for column, parts in zip(self._schema, buffers, strict=True)
         ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        self._prompts, self._labels, self._rows = array("q"), array("q"), []
+        self._keys, self._labels, self._rows = array("q"), array("q"), []
         self._waiting_bytes = 0
 
 
@@ -111,13 +117,15 @@ class FileRows:
     """The rows that a source takes of one file, after one pass over them."""
 
     table: Table
-    form: RowForm
+    form: Form
     spelled: str
     """As a recipe names the file: its path, and which rows."""
     rows: ArrowRows
     """The good rows."""
-    columns: Columns | None = None
-    """None if no row could be read."""
+    columns: Any = None
+    """The columns that the form found; None if no row could be read."""
+    names: list[str] = field(default_factory=list)
+    """All columns of the first row."""
     num_rows: int = 0
     last_line: int = 0
     """Line of the last row, counted from 1."""
@@ -143,7 +151,7 @@ class FileRows:
     def __len__(self) -> int:
         return self.num_rows
 
-    def require_good(self) -> Columns:
+    def require_good(self) -> Any:
         """Return the columns. Raises DataError if there is no row, or if any row is bad."""
         if not self.num_rows:
             raise DataError(
@@ -156,13 +164,13 @@ class FileRows:
             raise bad_rows_error(what, self.path, self.bad, num_bad=self.num_bad)
         return self.columns
 
-    def read(self, places: Sequence[int]) -> list[DataRow]:
+    def read(self, places: Sequence[int]) -> list[Any]:
         """Return rows by their places among these, with their index in the file. Raises DataError
         if the file has changed since the pass: a resumed run would read other rows."""
         self.table.require_same()
-        return self.rows.read(places)
+        return [self.form.row_class._make(row) for row in self.rows.read(places)]
 
-    def different_labels(self, most: int) -> tuple[list[DataRow], int]:
+    def different_labels(self, most: int) -> tuple[list[Any], int]:
         """Return the first row of each different label, `most` of them at most, evenly spread; and
         the number of different labels."""
         import numpy as np
@@ -176,48 +184,36 @@ class FileRows:
         absent."""
         self.num_rows += 1
         self.last_line = line
-        if isinstance(record, str):
-            self._add_bad(line, record)
+        if isinstance(record, str) or not record:
+            self._add_bad(line, str(record))
             return
-        columns = self._columns_for(record)
+        if self.columns is None:
+            self.names = list(record)
+            self.columns = self.form.find(self.names, self.path)
         try:
-            row, prompt_hash = row_of(record, line, columns, self.form)
-            packed = pickle.dumps(tuple(row))
+            parsed = self.form.parse(record, line, self.columns)
+            packed = pickle.dumps(tuple(parsed.row))
         except ValueError as error:
             self._add_bad(line, str(error))
             return
         except RecursionError:
             self._add_bad(line, TOO_DEEP)
             return
-        self.rows.add(packed, prompt_hash=prompt_hash, label_hash=hash(row.label))
-        self.num_demonstrations += row.demonstration is not None
+        self.rows.add(packed, key_hash=parsed.key_hash, label_hash=parsed.label_hash)
+        self.num_demonstrations += parsed.is_worked
 
     def _add_bad(self, line: int, reason: str) -> None:
         self.num_bad += 1
         if self.num_bad <= MAX_BAD_ROWS:
             self.bad.append(BadRow(line=line, reason=reason))
 
-    def _columns_for(self, record: dict[str, object]) -> Columns:
-        if self.columns is None:
-            self.columns = find_columns(
-                list(record),
-                self.path,
-                field=self.form.field,
-                prompt_key=self.form.prompt_key,
-                label_key=self.form.label_key,
-                needs_label=self.form.needs_label,
-            )
-        if self.columns.tools is None and record.get(TOOLS_COLUMN) is not None:
-            self.columns = replace(self.columns, tools=TOOLS_COLUMN)
-        return self.columns
-
 
 def read_file(
     table: Table,
     file: DataFile,
-    form: RowForm,
+    form: Form,
     *,
-    folder: Path,
+    folder: Path | None,
     first_index: int = 0,
     source: str | None = None,
     tick: Callable[[int], None] | None = None,
@@ -245,10 +241,11 @@ def read_file(
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
+        place = folder or tempfile.gettempdir()
         raise DataError(
             f"there is no room for the rows of {table.path}",
-            why=f"they are copied to {folder}, whose disk is full",
-            fix=f"df -h {folder}   # make room there, or name a folder on another disk",
+            why=f"they are copied to {place}, whose disk is full",
+            fix=f"df -h {place}   # make room there, or name a folder on another disk",
         ) from error
     return rows
 
@@ -260,7 +257,7 @@ def evenly(count: int, most: int) -> Sequence[int]:
 
 def read_places(
     files: Sequence[FileRows], places: Sequence[int]
-) -> Iterator[tuple[FileRows, list[int], list[DataRow]]]:
+) -> Iterator[tuple[FileRows, list[int], list[Any]]]:
     """Yield each file that has some of the `places` over all files, with those places and their
     rows."""
     ends = list(accumulate(len(file) for file in files))
@@ -274,7 +271,7 @@ def prompt_hashes(files: Sequence[FileRows]) -> NDArray[np.int64]:
     """Return [rows of all files] numbers, equal for equal prompts."""
     import numpy as np
 
-    return np.concatenate([file.rows.hashes("prompt") for file in files])
+    return np.concatenate([file.rows.hashes("key") for file in files])
 
 
 def first_places(files: Sequence[FileRows]) -> array[int]:

@@ -52,9 +52,23 @@ class BadRow:
     reason: str
 
 
+class Parsed(NamedTuple):
+    """A good row, and what is counted and compared without reading it again."""
+
+    row: tuple[Any, ...]
+    """A named tuple, whose class the form states."""
+    key_hash: int
+    """Equal for equal prompts, or for equal rows to learn from, within this process."""
+    label_hash: int
+    is_worked: bool
+    """Whether the row has a worked response."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """What a source needs from each row."""
+    """What a source of prompts needs from each row."""
+
+    row_class = DataRow
 
     field: PathField
     prompt_key: str | None = None
@@ -65,6 +79,45 @@ class RowForm:
     """Whether the reward compares with a label; None if that is not known."""
     max_tokens: int | None = None
     """Longer prompts are not used, so the tokeniser may stop behind this length."""
+
+    def find(self, names: Sequence[str], path: Path) -> Columns:
+        """Find the columns by `names`, those of the first row. Raises DataError if one is
+        ambiguous, or is needed and absent."""
+        prompt = _column(
+            names, path, wanted=self.prompt_key, known=PROMPT_COLUMNS, key="prompt_key", needed=True
+        )
+        demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
+        needed = self.needs_label
+        if self.field == "demonstrations" and demonstration is None and prompt != "messages":
+            needed = True
+        label = _column(
+            names, path, wanted=self.label_key, known=LABEL_COLUMNS, key="label_key", needed=needed
+        )
+        assert prompt is not None, names
+        return Columns(
+            prompt=prompt, label=label, needs_label=bool(needed), demonstration=demonstration
+        )
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        prompt, tools = _prompt(record, columns.prompt), tools_in(record)
+        if tools and isinstance(prompt, tuple):
+            raise ValueError(
+                f"`{columns.prompt}` is tokens, in which its `{TOOLS_COLUMN}` must stand"
+            )
+        label = _label_of(record, columns)
+        messages: Turns = [] if isinstance(prompt, tuple) else prompt
+        worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
+        prompt_hash = _hash_of(prompt, tools)
+        text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
+        if messages:
+            messages = with_system(messages, self.system_prompt)
+            text = messages[-1]["content"]
+            if messages[-1]["role"] != "user":
+                of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
+                text = next(of_user, text)
+        row = DataRow(line - 1, messages, text, label, worked, token_ids, tools)
+        return Parsed(row, prompt_hash, hash(label), worked is not None)
 
 
 def bad_rows_error(
@@ -87,32 +140,6 @@ def bad_rows_error(
         else f"mend row {bad[0].line} of {path}"
     )
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
-
-
-def row_of(
-    record: Mapping[str, object], line: int, columns: Columns, form: RowForm
-) -> tuple[DataRow, int]:
-    """Return the row on `line`, and a hash that is equal for equal prompts within this process.
-    Raises ValueError with the reason if the row cannot be used."""
-    prompt = _prompt(record, columns.prompt)
-    tools = [] if columns.tools is None else tools_in(record)
-    if tools and isinstance(prompt, tuple):
-        raise ValueError(f"`{columns.prompt}` is tokens, in which its `{columns.tools}` must stand")
-    label = _label_of(record, columns)
-    messages: Turns = [] if isinstance(prompt, tuple) else prompt
-    demonstration = _demonstration(
-        record, columns, label=label, messages=messages, field=form.field
-    )
-    prompt_hash = _hash_of(prompt, tools)
-    text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
-    if messages:
-        messages = with_system(messages, form.system_prompt)
-        text = messages[-1]["content"]
-        if messages[-1]["role"] != "user":
-            of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
-            text = next(of_user, text)
-    row = DataRow(line - 1, messages, text, label, demonstration, token_ids, tools)
-    return row, prompt_hash
 
 
 def _hash_of(prompt: _Prompt, tools: Tools) -> int:
@@ -314,45 +341,16 @@ class Columns:
     needs_label: bool
     """Whether a row without a label is bad."""
     demonstration: str | None
-    tools: str | None = None
-    """None if no row has any."""
-
-
-def find_columns(
-    names: list[str],
-    path: Path,
-    *,
-    field: PathField,
-    prompt_key: str | None,
-    label_key: str | None,
-    needs_label: bool | None,
-) -> Columns:
-    """Find the columns by `names`, those of the first row. Raises DataError if one is ambiguous, or
-    is needed and absent. `needs_label`: None if nobody knows whether labels are used."""
-    prompt = _column(
-        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", is_needed=True
-    )
-    demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
-    is_needed = needs_label
-    if field == "demonstrations" and demonstration is None and prompt != "messages":
-        is_needed = True
-    label = _column(
-        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", is_needed=is_needed
-    )
-    assert prompt is not None, names
-    return Columns(
-        prompt=prompt, label=label, needs_label=bool(is_needed), demonstration=demonstration
-    )
 
 
 def _column(
-    names: list[str],
+    names: Sequence[str],
     path: Path,
     *,
     wanted: str | None,
     known: tuple[str, ...],
     key: str,
-    is_needed: bool | None,
+    needed: bool | None,
 ) -> str | None:
     role = key.removesuffix("_key")
     there = f"its columns are {', '.join(names)}"
@@ -361,13 +359,13 @@ def _column(
     likely = [name for name in known if name in names]
     if len(likely) == 1:
         return likely[0]
-    if likely and is_needed is not False:
+    if likely and needed is not False:
         raise DataError(
             f"which column of {path} is the {role}?",
             why=f"{' and '.join(likely)} are both there; {there}",
             fix=[f"--set data.{key}={name}" for name in likely],
         )
-    if not is_needed:
+    if not needed:
         return None
     guess = names[0] if role == "prompt" else names[-1]
     raise DataError(

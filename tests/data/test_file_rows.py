@@ -66,7 +66,7 @@ def test_many_batches_are_one_file(
     read = _read(path)
     assert [row.text for row in read.read([19, 0, 7])] == ["19?", "0?", "7?"]
     assert [row.label for row in read.different_labels(10)[0]] == ["0", "1", "2", "3"]
-    assert len(set(read.rows.hashes("prompt").tolist())) == 20
+    assert len(set(read.rows.hashes("key").tolist())) == 20
     assert {item.name for item in tmp_path.iterdir()} == {"a.csv"}, "the copy has no name"
 
 

@@ -17,9 +17,15 @@ from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated, unsampled
-from milescli.data.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
-from milescli.data.example_rows import RowForm as ExampleForm
-from milescli.data.examples import ExampleReport, ReadFile, load_examples, read_examples
+from milescli.data.example_rows import (
+    CHAT_COLUMNS,
+    CHOSEN,
+    REJECTED,
+    ExampleColumns,
+    Kind,
+    RowField,
+)
+from milescli.data.examples import ExampleReport, load_examples, read_examples
 from milescli.data.file_rows import FileRows, evenly, read_file, row_named
 from milescli.data.held_out_leaks import exact_leaks
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
@@ -255,7 +261,9 @@ def _checked(
     check = DataCheck(parts=parts)
     for part in parts:
         if part.kind is not None:
-            _check_rows(part, part.kind, tokenizer, check, ends_at_turn=ends_at_turn)
+            _check_rows(
+                part, part.kind, tokenizer, check, folder=run.path, ends_at_turn=ends_at_turn
+            )
             continue
         wants = part.rollout is not None and needs_label(part.rollout)
         try:
@@ -297,17 +305,23 @@ def _check_rows(
     tokenizer: ChatTokenizer | None,
     check: DataCheck,
     *,
+    folder: Path,
     ends_at_turn: bool,
 ) -> None:
     """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
-        part.files = look_at_rows(part.data, key, kind=kind)
+        part.files = look_at_rows(part.data, key, kind=kind, folder=folder)
         check.problems += [look.problem for look in part.files if look.problem]
         if tokenizer is None or any(look.problem for look in part.files):
             return
         part.examples, part.report = load_examples(
-            part.data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=ends_at_turn
+            part.data,
+            key,
+            kind=kind,
+            tokenizer=tokenizer,
+            ends_at_turn=ends_at_turn,
+            folder=folder,
         )
     except DataError as error:
         check.problems.append(error)
@@ -370,7 +384,8 @@ def look_at(
         table = Table(Path(file.name))
         names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
         rows = _read(table, file, form, folder=folder, first_index=first_index, output=output)
-        look = _look(rows, names)
+        prompt, label = (rows.columns.prompt, rows.columns.label) if rows.columns else (None, None)
+        look = _look(rows, names, prompt=prompt, label=label)
         if look.problem is None:
             look.num_duplicates, look.duplicates = _duplicates(rows)
             if with_lengths:
@@ -404,7 +419,7 @@ def _read(
         )
 
 
-def _look(rows: FileRows, names: list[str]) -> FileLook:
+def _look(rows: FileRows, names: list[str], *, prompt: str | None, label: str | None) -> FileLook:
     problem = None
     try:
         rows.require_good()
@@ -413,8 +428,8 @@ def _look(rows: FileRows, names: list[str]) -> FileLook:
     return FileLook(
         path=rows.spelled,
         columns=names,
-        prompt_key=rows.columns.prompt if rows.columns else None,
-        label_key=rows.columns.label if rows.columns else None,
+        prompt_key=prompt,
+        label_key=label,
         num_rows=rows.num_rows,
         num_bad=rows.num_bad,
         bad=rows.bad,
@@ -428,7 +443,7 @@ def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
     that of the earlier one."""
     import numpy as np
 
-    hashes = rows.rows.hashes("prompt")
+    hashes = rows.rows.hashes("key")
     _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
     earlier = firsts[groups]
     again = np.flatnonzero(earlier != np.arange(len(hashes)))
@@ -475,48 +490,21 @@ def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, 
     ]
 
 
-def look_at_rows(data: Data, key: RowField, *, kind: Kind) -> list[FileLook]:
+def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list[FileLook]:
     """Look at each file of rows to learn from that `data.<key>` names. Raises DataError for a file
     that holds no such rows; reports bad rows."""
     looks = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
-        read = read_examples(file, data=data, key=key, kind=kind)
-        num_duplicates, duplicates = _duplicate_rows(read)
-        form = read.form or ExampleForm()
-        looks.append(
-            FileLook(
-                path=file.spelled(),
-                columns=read.columns,
-                prompt_key=form.chat or form.prompt,
-                label_key=form.judged,
-                learned=_learned(form),
-                num_rows=read.num_rows,
-                num_bad=len(read.bad),
-                bad=read.bad,
-                num_duplicates=num_duplicates,
-                duplicates=duplicates,
-                unit="line" if Path(file.name).suffix in LINE_SUFFIXES else "row",
-                problem=read.problem,
-            )
-        )
+        rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        columns = rows.columns or ExampleColumns()
+        look = _look(rows, rows.names, prompt=columns.chat or columns.prompt, label=columns.judged)
+        look.num_duplicates, look.duplicates = _duplicates(rows)
+        look.learned = columns.chat or columns.text or columns.response
+        if columns.sides:
+            look.learned = f"{CHOSEN}, {REJECTED}"
+        looks.append(look)
     return looks
-
-
-def _learned(form: ExampleForm) -> str | None:
-    return f"{CHOSEN}, {REJECTED}" if form.sides else form.chat or form.text or form.response
-
-
-def _duplicate_rows(read: ReadFile) -> tuple[int, list[tuple[int, int]]]:
-    """Return how many rows equal an earlier one; and the first of them, its line and that of the
-    earlier one."""
-    first: dict[str, int] = {}
-    again = []
-    for row in read.rows:
-        before = first.setdefault(repr((row.chosen, row.rejected)), row.index)
-        if before != row.index:
-            again.append((row.index + 1, before + 1))
-    return len(again), again[:NUM_SHOWN]
 
 
 def rendered_rows(

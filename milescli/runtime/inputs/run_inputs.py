@@ -180,7 +180,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     facts = require_adapter(recipe, load_facts(model_dir))
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
-    rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
+    rows, validation = _rows(recipe, run, data, tokenizer, reports, output=output)
 
     def load(field: str) -> FilePrompts:
         loaded = load_source(
@@ -341,6 +341,7 @@ def _critic_folder(
 
 def _rows(
     recipe: Recipe,
+    run: RunDir,
     data: Data,
     tokenizer: ChatTokenizer,
     reports: dict[str, SourceReport | ExampleReport],
@@ -355,7 +356,12 @@ def _rows(
     for key in loaded:
         if getattr(data, key) is not None:
             loaded[key], report = load_examples(
-                data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=recipe.trains_scores
+                data,
+                key,
+                kind=kind,
+                tokenizer=tokenizer,
+                ends_at_turn=recipe.trains_scores,
+                folder=run.path,
             )
             reports[key] = report
             if report.note and output is not None:
