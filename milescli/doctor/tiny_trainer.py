@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from milescli.core.errors import MachineError
 from milescli.core.examples import example_groups
 from milescli.core.types import EngineAddress, Group, Trajectory, WeightVersion
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe
