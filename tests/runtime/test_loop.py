@@ -15,7 +15,7 @@ def test_only_what_has_changed_is_told() -> None:
     bus = EventBus(listeners=[told.append])
     for step, sizes in enumerate(((1000, 1000), (1010, 1000), (1030, 1000), (1030, 900)), start=1):
         workers = tuple(rank(number, size) for number, size in enumerate(sizes))
-        news.tell(bus, step=step, workers=workers)
+        news.report(bus, step=step, workers=workers)
     assert told == [
         MemorySeen(step=1, workers=(rank(0, 1000), rank(1, 1000))),
         MemorySeen(step=3, workers=(rank(0, 1030),)),
