@@ -91,7 +91,7 @@ def take_step(trainer: TrainerRank) -> str:
     """One optimizer step that must change every weight that learns. Returns what it reached, for
     people; raises MachineError."""
     before = trainer.parameter_checksums()
-    report = trainer.step(tiny_shard(), LEARNING_RATE)
+    report = trainer.step(tiny_shard(), LEARNING_RATE).report
     changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
     if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
         raise MachineError(

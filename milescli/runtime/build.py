@@ -121,7 +121,6 @@ class Builder:
             pids=await self._set_up(ranks),
             layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
-            async_save=self.recipe.checkpoint.async_save,
         )
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
@@ -247,7 +246,6 @@ class Builder:
             pids=await self._set_up([scorer]),
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
-            async_save=False,
         )
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:

@@ -105,7 +105,7 @@ class Training:
     async def load_newest(self, ranks: RankGroup) -> None:
         """Give new ranks what the newest checkpoint has, where there is one."""
         if self.adapter is not None:
-            await ranks.take_turn(self.adapter)
+            await ranks.call("take_turn", self.adapter)
         if (step := self.saver.newest_step) is not None:
             await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
 

@@ -47,8 +47,9 @@ class ScoreRank:
             dtype=torch.bfloat16 if self.plan.precision == "bf16" else torch.float32,
         )
 
-    def score(self, shard: TrainShard) -> list[np.ndarray] | None:
+    def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
         """Per sequence of the shard, [n] float32 score behind each token; 0.0 for the first."""
+        assert not rounded_otherwise, "nobody compares a reward model with an engine"
         from milescli.backends.megatron.shard import RankShard
 
         own = RankShard(shard, mesh=self.mesh, facts=self.model.facts)

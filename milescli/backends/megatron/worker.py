@@ -166,33 +166,25 @@ class TrainerRank(Profiled):
             timeout_s=self.recipe.machine.request_timeout_s,
         )
 
-    def step(
-        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
-        """See `Learner`; equal on all ranks."""
-        return self.step_and_tell(shard, lr, critic_lr).report
-
-    def step_and_tell(
-        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
-    ) -> Stepped:
-        """See `Learner`; its report is equal on all ranks."""
+    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+        """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""
         self.forget_peak()
         with self._named("an optimizer step"):
             stepped = self.learner.step(shard, lr, critic_lr)
         return replace(stepped, memory=(self.memory_used(),))
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """See `Learner`."""
+        """Return the loss and figures of the batch; nothing changes."""
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
     def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
-        """See `Learner`."""
+        """Return [n] log-probs of each sequence, on ranks that speak for its tokens."""
         with self._named("scoring samples"):
             return self.learner.score(shard, rounded_otherwise=rounded_otherwise)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """See `Learner`."""
+        """Return [n, k] tokens and log-probs of each sequence, on ranks that speak for it."""
         with self._named("asking teachers"):
             return self.learner.ask_teachers(shard)
 
@@ -208,9 +200,12 @@ class TrainerRank(Profiled):
         """Forget the moments."""
         self.policy.reset_optimizer()
 
-    def save(self, folder: str, async_save: bool) -> None:
-        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`,
-        training may go on at once and the files are complete after `finish_save`."""
+    def save(self, folder: str | Path, async_save: bool | None = None) -> None:
+        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save` (None:
+        the recipe's), training may go on at once and the files are complete after
+        `finish_save`."""
+        if async_save is None:
+            async_save = self.recipe.checkpoint.async_save
         with self._named("saving"), self._all_or_none():
             for model, part in self._kept(Path(folder)):
                 with self._awake(model):
@@ -243,7 +238,7 @@ class TrainerRank(Profiled):
                 model.checkpoints.give_up()
             raise
 
-    def load(self, folder: str, weights_only: bool = False) -> None:
+    def load(self, folder: str | Path, weights_only: bool = False) -> None:
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
         wrote under any layout."""
         with self._named("loading"):
@@ -317,7 +312,7 @@ class TrainerRank(Profiled):
         self.learner = self.turns.learner
 
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
+        """Open the weight channel to these engines; close it where there are none."""
         channel = self.channels.pop(fleet, None) or self._make_channel()
         with self._named("opening the weight channel"):
             if engines:
@@ -335,12 +330,12 @@ class TrainerRank(Profiled):
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
 
     def verify(self, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
+        """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
         with self._named("verifying weights"):
             self.channels[fleet].verify(formatted(self._buckets_to_send(), self.format))
 
     def silence_layers(self, first: int) -> None:
-        """See Trainer."""
+        """Let layers `first` and beyond pass their input through."""
         from milescli.backends.megatron import weights
 
         weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)

@@ -28,21 +28,6 @@ async def run_all(
     return await gather_all(tasks)
 
 
-async def run_each(
-    handles: Sequence[ActorHandle],
-    method: str,
-    arguments: Sequence[tuple[Any, ...]],
-    *,
-    timeout_s: float,
-) -> list[Any]:
-    """As `run_all`, with arguments of its own for each."""
-    tasks = [
-        asyncio.ensure_future(handle.run(method, *own, timeout_s=timeout_s))
-        for handle, own in zip(handles, arguments, strict=True)
-    ]
-    return await gather_all(tasks)
-
-
 async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list[int]:
     """Build all hosted objects at once; pids by rank."""
     return await gather_all(

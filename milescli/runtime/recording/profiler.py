@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from milescli.backends.ray.actor import ActorHandle
 from milescli.checkpoint.run_dir import RunDir
@@ -18,18 +18,10 @@ from milescli.core.events import EventBus, Notice
 from milescli.profiling import request as files
 from milescli.profiling.request import Progress, Request, State
 from milescli.runtime.recovery.engines import EngineActors
-from milescli.runtime.recovery.replay import Call
+from milescli.train.base import Trainer
 
 ENGINE_TIMEOUT_S = 40.0
 """For an engine's actor to begin or end a record: as long as py-spy may take, and more."""
-
-
-class Asked(Protocol):
-    """The trainer of a run: `HealingTrainer`."""
-
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """Make the call, of ranks that live."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +42,7 @@ class Profiler:
         self,
         run: RunDir,
         *,
-        trainer: Callable[[], Asked | None],
+        trainer: Callable[[], Trainer | None],
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
@@ -144,7 +136,7 @@ class Profiler:
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}
-        told = await trainer.ask(Call(method, (ranks, *args)))
+        told = await trainer.call(method, ranks, *args)
         return {str(rank): said for rank, said in told.items()}
 
     def _tell(self, text: str) -> None:

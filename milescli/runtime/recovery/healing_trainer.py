@@ -19,17 +19,15 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
 from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
-from milescli.runtime.recovery.replay import (
-    Call,
-    Numbered,
-    RecordedCalls,
-    ReplayedTrainer,
-    num_steps,
-)
+from milescli.runtime.recovery.replay import Call, Numbered, RecordedCalls, num_steps
 from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.train.base import Trainer
+
+CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
+"""Methods that change what the ranks hold, so that new ranks must repeat them."""
 
 
-class HealingTrainer(ReplayedTrainer):
+class HealingTrainer(Trainer):
     """Makes the calls of a trainer on ranks that live: where ranks die, it starts new ones and
     repeats what the old ones had done. One call at a time; belongs to one event loop."""
 
@@ -54,7 +52,7 @@ class HealingTrainer(ReplayedTrainer):
         self._name = name
         self._restart, self._repairs = restart, repairs
         self._turn = asyncio.Lock()
-        self._kept = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
+        self._recorded = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
         self._copies = copies
         self._is_warned = False
         """That a death would end the run, as too much would have to be kept."""
@@ -81,8 +79,8 @@ class HealingTrainer(ReplayedTrainer):
     def is_saved(self, adapter: str | None = None) -> None:
         """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
         was done before it need never be repeated."""
-        _, mark = self._saving.pop(adapter, (None, self._kept.done))
-        self._kept.set_saved(mark, adapter)
+        _, mark = self._saving.pop(adapter, (None, self._recorded.done))
+        self._recorded.set_saved(mark, adapter)
 
     def is_given_up(self, adapter: str | None = None) -> None:
         """The checkpoint that was written last will never be complete: what was done since the one
@@ -94,7 +92,7 @@ class HealingTrainer(ReplayedTrainer):
     def _is_whole(self) -> bool:
         """True if all calls are recorded that new ranks would have to repeat."""
         copy = self._copies.mark if self._copies is not None else None
-        return self._kept.reaches_checkpoints or self._kept.reaches(copy)
+        return self._recorded.reaches_checkpoints or self._recorded.reaches(copy)
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
@@ -134,19 +132,25 @@ class HealingTrainer(ReplayedTrainer):
             if self._ranks is dead:
                 await self._recover(error)
 
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+    async def call(self, method: str, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
+        """Call the method on ranks that live. `adapter`: whose call it is, where several take
+        turns."""
+        call = Call(method, args, kwargs, adapter=adapter)
         async with self._turn:
             while True:
                 try:
-                    result = await self._once(call)
+                    result = await self._make(call)
                     break
                 except (WorkerDied, WaitTimeout) as error:
+                    if method == "is_written":  # `probe` sees it, too
+                        return False
                     await self._recover(await self._cause(error))
-            if changes:
-                self._keep(call)
-            if call.method == "step" and self._copies is not None:
+            self._record(call)
+            if method == "step" and self._copies is not None:
                 await self._copy(self._copies)
-            return result
+        if method == "finish_save" and (failed := self._failed_saves.get(adapter)) is not None:
+            raise failed
+        return result
 
     async def _copy(self, copies: Copies) -> None:
         """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
@@ -154,9 +158,9 @@ class HealingTrainer(ReplayedTrainer):
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
-                await copies.take(self._ranks, self._kept.done)
+                await copies.take(self._ranks, self._recorded.done)
 
-    async def _once(self, call: Call) -> Any:
+    async def _make(self, call: Call) -> Any:
         if call.fleet is not None and call.fleet not in self._open:
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
@@ -174,16 +178,34 @@ class HealingTrainer(ReplayedTrainer):
             raise error
         return dead
 
-    def _keep(self, call: Call) -> None:
-        """Record a call that changed the ranks. Where too much is kept, what no copy needs is let
-        go, then all of it: until the next checkpoint or copy a rank's death ends the run."""
-        kept = self._kept
-        kept.add(call)
-        if kept.is_too_much and self._copies is not None and kept.reaches(self._copies.mark):
-            kept.let_go(self._copies.mark)
-        size = format_bytes(kept.size_bytes)
-        if kept.is_too_much:
-            kept.let_go(kept.done)
+    def _record(self, call: Call) -> None:
+        """Record a call that was made, so that new ranks can be brought to where it left the old
+        ones."""
+        match call.method:
+            case "connect_engines":
+                engines, fleet = call.args
+                self._fleets[fleet] = engines
+                self._open.add(fleet)
+            case "dismiss_teachers":
+                self._lasting.append(call)
+            case "shed" | "sleep" | "wake":
+                self._memory_state = call
+            case "save":
+                self._saving[call.adapter] = call.args[0], self._recorded.done
+            case method if method in CHANGES:
+                self._add(call)
+
+    def _add(self, call: Call) -> None:
+        """Record a call that changed the ranks. Where the batches are too large, those that no copy
+        needs are let go, then all: until the next checkpoint or copy a rank's death ends the
+        run."""
+        recorded, copies = self._recorded, self._copies
+        recorded.add(call)
+        if recorded.is_too_much and copies is not None and recorded.reaches(copies.mark):
+            recorded.let_go(copies.mark)
+        size = format_bytes(recorded.size_bytes)
+        if recorded.is_too_much:
+            recorded.let_go(recorded.done)
         self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
 
     def _warn(self, why: str) -> None:
@@ -206,7 +228,7 @@ class HealingTrainer(ReplayedTrainer):
             try:
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
-                    source = await self._begin_again(error)
+                    source = await self._start_again(error)
                     if self._memory_state.method != "wake":  # as new ranks are
                         await self._memory_state.of(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
@@ -217,31 +239,31 @@ class HealingTrainer(ReplayedTrainer):
             break
         self._repairs.done(self._name, began=began, source=source)
 
-    async def _begin_again(self, error: WorkerDied) -> str:
+    async def _start_again(self, error: WorkerDied) -> str:
         """New ranks, and what was done since the newer of copy and checkpoint; which that was, in
         words. Raises the error where the copy is lost and the checkpoint is not enough."""
-        kept, copies = self._kept, self._copies
+        recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
-        if copies is not None and mark is not None and mark >= kept.saved():
-            calls = kept.since(mark)
+        if copies is not None and mark is not None and mark >= recorded.saved():
+            calls = recorded.since(mark)
             self._ranks, self._death = await copies.start_ranks(), None
             self._open.clear()
             if await copies.restore(self._ranks):
-                await self._do_again(calls)
-                return f"from the copy in memory, {_told_again(calls)}"
+                await self._repeat(calls)
+                return f"from the copy in memory, {_repeated(calls)}"
             await self._ranks.kill()
-        if not kept.reaches_checkpoints:
+        if not recorded.reaches_checkpoints:
             raise error
         self._ranks, self._death = await self._restart(), None
         self._open.clear()
-        calls = kept.since_checkpoints
-        await self._do_again(calls)
+        calls = recorded.since_checkpoints
+        await self._repeat(calls)
         if not num_steps(calls):
             return ""
-        begun = "the newest checkpoint" if kept.has_saved else "the beginning"
-        return f"from {begun}, {_told_again(calls)}"
+        begun = "the newest checkpoint" if recorded.has_saved else "the beginning"
+        return f"from {begun}, {_repeated(calls)}"
 
-    async def _do_again(self, calls: Numbered) -> None:
+    async def _repeat(self, calls: Numbered) -> None:
         """Repeat what was done since; a checkpoint that was being written is written where it
         was."""
         for call in self._lasting:
@@ -262,57 +284,26 @@ class HealingTrainer(ReplayedTrainer):
         except CheckpointError as error:
             self._failed_saves[adapter] = error
 
-    def note(self, call: Call) -> None:
-        if call.method == "connect_engines":
-            engines, fleet = call.args
-            self._fleets[fleet] = engines
-            self._open.add(fleet)
-        elif call.method == "dismiss_teachers":
-            self._lasting.append(call)
-        elif call.method == "save":
-            self._saving[call.adapter] = call.args[0], self._kept.done
-        else:
-            self._memory_state = call
 
-    async def is_written_of(self, adapter: str | None) -> bool:
-        """False where the ranks are dead."""
-        async with self._turn:
-            try:
-                return await Call("is_written", adapter=adapter).of(self._ranks)
-            except (WorkerDied, WaitTimeout):  # seen by `probe`, too
-                return False
-
-    def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        return self._failed_saves.get(adapter)
-
-
-class AdapterTrainer(ReplayedTrainer):
+class AdapterTrainer(Trainer):
     """The trainer of one of several adapters: every call is made in its turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:
         self._trainer, self.adapter = trainer, name
 
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        return await self._trainer.ask(call, changes=changes)
-
-    def note(self, call: Call) -> None:
-        self._trainer.note(call)
-
-    async def is_written_of(self, adapter: str | None) -> bool:
-        return await self._trainer.is_written_of(adapter)
-
-    def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        return self._trainer.failed_save(adapter)
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._trainer.call(method, *args, adapter=self.adapter, **kwargs)
 
     def is_saved(self) -> None:
-        """Record that its newest checkpoint is complete; see HealingTrainer."""
+        """Record that its newest checkpoint is complete."""
         self._trainer.is_saved(self.adapter)
 
     def is_given_up(self) -> None:
+        """Record that its last checkpoint will never be complete."""
         self._trainer.is_given_up(self.adapter)
 
 
-def _told_again(calls: Numbered) -> str:
+def _repeated(calls: Numbered) -> str:
     num = num_steps(calls)
     return f"{num} step{'s'[: num != 1]} done again"
 

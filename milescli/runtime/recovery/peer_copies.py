@@ -88,7 +88,7 @@ class Copies:
         is_sent = self._sending is None or self._sending.done()
         if self._keepers is None or self._num_steps < self._every or not is_sent:
             return
-        sizes = await ranks.take_copy()
+        sizes = await ranks.call("take_copy")
         if self._keepers is None:  # lost meanwhile; the next step's copy is for new ones
             return
         self._num_steps, self._num_taken = 0, self._num_taken + 1
@@ -133,10 +133,10 @@ class Copies:
         if copy is None or keepers is None:
             return False
         try:
-            await ranks.expect_copy(copy.sizes)
+            await ranks.call_each("expect_copy", [(sizes,) for sizes in copy.sizes])
             parts = [self._give(keepers, *pair, copy) for pair in enumerate(ranks.ranks)]
             await gather_all([asyncio.ensure_future(given) for given in parts])
-            await ranks.take_over()
+            await ranks.call("take_over")
         except (WorkerDied, WaitTimeout):
             if await keepers.find_dead(within_s=DEATH_GRACE_S) is None:
                 raise
@@ -232,7 +232,6 @@ async def start_keepers(builder: Builder) -> RankGroup:
         pids=await start_all(keepers, timeout_s=settings.start_timeout_s),
         layout=TrainerLayout(),
         step_timeout_s=settings.step_timeout_s,
-        async_save=False,
     )
 
 

@@ -1,19 +1,14 @@
-"""Calls of a trainer that new ranks can repeat: `ReplayedTrainer` turns each method of a Trainer
-into a `Call`, and `RecordedCalls` records those that changed the ranks. `healing_trainer` makes the
-calls, and repeats them on the ranks that it starts in the place of dead ones."""
+"""Calls of a trainer that new ranks can repeat: `RecordedCalls` holds those that changed the ranks.
+`healing_trainer` records them, and repeats them on the ranks that it starts in the place of dead
+ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from milescli.core.errors import CheckpointError
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
-from milescli.train.base import Stepped, TrainBatch
+from milescli.train.base import TrainBatch, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +18,13 @@ class Call:
     method: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
-    fleet: str | None = None
-    """Whose channel must be open."""
     adapter: str | None = None
     """Whose turn it must be; None: the ranks train one policy."""
+
+    @property
+    def fleet(self) -> str | None:
+        """Name of the fleet whose channel must be open."""
+        return self.args[-1] if self.method in ("publish", "verify") else None
 
     @property
     def size_bytes(self) -> int:
@@ -34,11 +32,11 @@ class Call:
         batches = [value for value in self.args if isinstance(value, TrainBatch)]
         return sum(shard.size_bytes for batch in batches for shard in batch.shards)
 
-    async def of(self, ranks: Any) -> Any:
-        """Make the call. `ranks`: a RankGroup."""
+    async def of(self, ranks: Trainer) -> Any:
+        """Make the call, in the turn of its adapter."""
         if self.adapter is not None:
-            await ranks.take_turn(self.adapter)
-        return await getattr(ranks, self.method)(*self.args, **self.kwargs)
+            await ranks.call("take_turn", self.adapter)
+        return await ranks.call(self.method, *self.args, **self.kwargs)
 
 
 Numbered = list[tuple[int, Call]]
@@ -127,103 +125,3 @@ class RecordedCalls:
 def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
     """Optimizer steps among them."""
     return sum(call.method == "step" for _, call in calls)
-
-
-class ReplayedTrainer:
-    """Turns each method of milescli.train.base.Trainer, which it implements, into a `Call`. The
-    subclass makes the calls."""
-
-    adapter: str | None = None
-    """Whose calls they are; None: the ranks train one policy."""
-
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """Make a call on ranks that live. `changes`: the ranks are others afterwards."""
-        raise NotImplementedError
-
-    def note(self, call: Call) -> None:
-        """Record a call that was made, so that new ranks can be brought to where it left the old
-        ones: their memory state, open channels, a save under way."""
-        raise NotImplementedError
-
-    async def is_written_of(self, adapter: str | None) -> bool:
-        """Same as `is_written`, for one adapter."""
-        raise NotImplementedError
-
-    def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        """Return why new ranks could not write what the dead ones had begun to."""
-        raise NotImplementedError
-
-    def _call(self, method: str, *args: Any, fleet: str | None = None, **kwargs: Any) -> Call:
-        return Call(method, args, kwargs, fleet=fleet, adapter=self.adapter)
-
-    async def _noted(self, method: str, *args: Any) -> None:
-        call = self._call(method, *args)
-        await self.ask(call)
-        self.note(call)
-
-    async def _changed(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self.ask(self._call(method, *args, **kwargs), changes=True)
-
-    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        await self._noted("connect_engines", engines, fleet)
-
-    async def step(
-        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> Stepped:
-        return await self._changed("step", batch, lr=lr, critic_lr=critic_lr)
-
-    async def start_critic(self) -> None:
-        await self._changed("start_critic")
-
-    async def measure(self, batch: TrainBatch) -> StepReport:
-        return await self.ask(self._call("measure", batch))
-
-    async def score(
-        self, batch: TrainBatch, *, rounded_otherwise: bool = False
-    ) -> list[np.ndarray]:
-        return await self.ask(self._call("score", batch, rounded_otherwise=rounded_otherwise))
-
-    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        return await self.ask(self._call("ask_teachers", batch))
-
-    async def dismiss_teachers(self) -> None:
-        await self._noted("dismiss_teachers")
-
-    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        await self.ask(self._call("publish", version, fleet, fleet=fleet))
-
-    async def verify(self, fleet: str = ROLLOUT) -> None:
-        await self.ask(self._call("verify", fleet, fleet=fleet))
-
-    async def reset_optimizer(self) -> None:
-        await self._changed("reset_optimizer")
-
-    async def freeze_reference(self) -> None:
-        await self._changed("freeze_reference")
-
-    async def silence_layers(self, first: int) -> None:
-        await self.ask(self._call("silence_layers", first))
-
-    async def shed(self) -> None:
-        await self._noted("shed")
-
-    async def sleep(self) -> None:
-        await self._noted("sleep")
-
-    async def wake(self) -> None:
-        await self._noted("wake")
-
-    async def save(self, folder: Path) -> None:
-        await self._noted("save", folder)
-
-    async def is_written(self) -> bool:
-        return await self.is_written_of(self.adapter)
-
-    async def finish_save(self) -> dict[str, str]:
-        sha256 = await self.ask(self._call("finish_save"))
-        if (failed := self.failed_save(self.adapter)) is not None:
-            raise failed
-        return sha256
-
-    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        await self._changed("load", folder, weights_only=weights_only)

@@ -81,7 +81,7 @@ def _read(made: TrainerRank, section: int, size: int) -> list[np.ndarray]:
 
 
 def _reported(made: TrainerRank, step: int) -> dict[str, float]:
-    report = made.step(policy_shard(made, step), 1e-2, 1e-2)
+    report = made.step(policy_shard(made, step), 1e-2, 1e-2).report
     return {"loss": report.loss, "grad_norm": report.grad_norm, **report.figures}
 
 

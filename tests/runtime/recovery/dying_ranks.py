@@ -61,6 +61,9 @@ class Ranks:
     async def kill(self) -> None:
         self.is_dead = True
 
+    async def call(self, method: str, *args: object, **kwargs: object) -> object:
+        return await getattr(self, method)(*args, **kwargs)
+
     async def step(self, batch: int, **rates: float) -> str:
         self._called("step")
         self.weights.append(batch)
