@@ -33,6 +33,7 @@ from milescli.runtime.recovery.engine_keepers import (
     Join,
     RouterKeeper,
     WatchedFleet,
+    keep_engines,
     keep_scorer,
 )
 from milescli.runtime.recovery.engines import Engines
@@ -232,16 +233,8 @@ class Attempt:
 
     def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:
         """From now on, replace a dead engine of the fleet of that name."""
-        builder, engines = self.session.builder, self.engines
-        keeper = EngineKeeper(
-            fleet,
-            indices=builder.indices_of(name),
-            engines=engines,
-            builder=builder,
-            repairs=self.repairs,
-            join=join,
-        )
-        engines.keepers.append(keeper)
+        engines, builder = self.engines, self.session.builder
+        keeper = keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
         if fleet is engines.fleet and engines.router is not None:
             silence = Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s)
             engines.keepers.append(

@@ -1,9 +1,36 @@
-"""What workers hold is told when it is new or has changed."""
+"""Steps over rows and demonstrations, by a trainer that changes nothing; and what workers hold is
+reported when it is new or has changed. Real trainers learn in tests/end_to_end."""
 
 from __future__ import annotations
 
-from milescli.core.events import Event, EventBus, MemorySeen, WorkerMemory
-from milescli.runtime.loop import MemoryReports
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milescli.core.errors import Stopped
+from milescli.core.events import (
+    Event,
+    EventBus,
+    MemorySeen,
+    PhaseStarted,
+    RowStepDone,
+    WarmupStepDone,
+    WorkerMemory,
+)
+from milescli.core.types import StepReport
+from milescli.data.examples import Examples
+from milescli.recipe.load import load
+from milescli.recipe.schema import Recipe
+from milescli.runtime.loop import Hooks, MemoryReports, Run, learn
+from milescli.runtime.recovery.supervise import StopFlag
+from milescli.runtime.sources import Demonstrations, Rows, Source
+from milescli.train.base import Stepped, Trainer
+from milescli.train.objectives import load_objective
+from tests.plans import PLAN
+from tests.samples import make_trajectory
 
 
 def rank(number: int, size: int) -> WorkerMemory:
@@ -21,3 +48,117 @@ def test_only_what_has_changed_is_told() -> None:
         MemorySeen(step=3, workers=(rank(0, 1030),)),
         MemorySeen(step=4, workers=(rank(1, 900),)),
     ]
+
+
+REPORT = StepReport(
+    loss=0.5,
+    grad_norm=1.0,
+    lr=1e-6,
+    logprob_diff_mean=0.0,
+    logprob_diff_max=0.0,
+    num_tokens=100,
+    num_loss_tokens=50,
+    num_microbatches=1,
+    forward_backward_s=1.0,
+    optimizer_s=0.1,
+    figures={},
+)
+
+
+class _Trainer(Trainer):
+    """Notes its calls, and takes steps that change nothing."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        self.notes.append(method)
+        assert kwargs["lr"] > 0
+        return Stepped(report=REPORT)
+
+
+def _run(source: Source, notes: list[str], **hooks: Any) -> list[Event]:
+    """Learn from the source; returns its events, and adds hooks and calls to `notes`."""
+    events = list[Event]()
+    run = Run(
+        plan=PLAN,
+        bus=EventBus(listeners=[events.append]),
+        source=source,
+        objective=load_objective("supervised", source.recipe),
+        trainer=_Trainer(notes),
+        devices=None,
+        hooks=Hooks(**hooks),
+        stop=StopFlag(),
+    )
+    asyncio.run(learn(run))
+    assert run.step == source.num_steps
+    return events
+
+
+def _recipe(tmp_path: Path, *sets: str) -> Recipe:
+    return load("quickstart", sets=list(sets), environ={}, cwd=tmp_path, home=tmp_path).recipe
+
+
+def test_a_warm_up_steps_and_reports_and_does_nothing_else(tmp_path: Path) -> None:
+    recipe = _recipe(tmp_path, "warmup.steps=3", "warmup.batch_size=4")
+    notes = list[str]()
+    source = Demonstrations(recipe, [make_trajectory([1], [2, 3]), make_trajectory([4], [5, 6])])
+    first, *steps = _run(source, notes)
+    assert first == PhaseStarted(phase="warmup", detail="3 supervised steps")
+    assert [(type(each), each.step, each.num_steps) for each in steps] == [  # type: ignore[union-attr]
+        (WarmupStepDone, step, 3) for step in (1, 2, 3)
+    ]
+    assert notes == ["step"] * 3
+
+
+def test_a_step_of_rows_is_trained_saved_reported_and_evaluated_in_this_order(
+    tmp_path: Path,
+) -> None:
+    recipe = _recipe(tmp_path, "train.steps=2")
+    recipe = recipe.model_copy(
+        update={"train": recipe.train.model_copy(update={"objective": "supervised"})}
+    )
+    notes = list[str]()
+
+    def note(name: str) -> Callable[..., Awaitable[None]]:
+        async def noted(*_: Any, **__: Any) -> None:
+            notes.append(name)
+
+        return noted
+
+    names = ("between", "taken", "save", "keep", "done", "track", "evaluate")
+    rows = Examples([make_trajectory([1], [2, 3])], seed=0, shuffle=False)
+    events = _run(Rows(recipe, rows), notes, **{name: note(name) for name in names})
+    one = ["between", "taken", "step", "save", "keep", "done", "track", "evaluate"]
+    assert notes == one * 2
+    assert [type(event) for event in events] == [PhaseStarted, RowStepDone, RowStepDone]
+    assert [event.epoch for event in events[1:]] == [  # type: ignore[union-attr]
+        step * recipe.train.batch_size for step in (1, 2)
+    ]
+
+
+def test_a_stop_ends_the_loop_before_the_next_step(tmp_path: Path) -> None:
+    source = Demonstrations(_recipe(tmp_path, "warmup.steps=3"), [make_trajectory([1], [2, 3])])
+    stop, taken = StopFlag(), list[int]()
+    take = source.take
+
+    async def take_and_stop(step: int, **version: Any) -> list[Any]:
+        taken.append(step)
+        items = await take(step, **version)
+        stop.set()
+        return items
+
+    source.take = take_and_stop  # type: ignore[method-assign]
+    run = Run(
+        plan=PLAN,
+        bus=EventBus(),
+        source=source,
+        objective=load_objective("supervised", source.recipe),
+        trainer=_Trainer([]),
+        devices=None,
+        hooks=Hooks(),
+        stop=stop,
+    )
+    with pytest.raises(Stopped):
+        asyncio.run(learn(run))
+    assert taken == [1] and run.step == 1

@@ -362,25 +362,34 @@ def warn_of_losses(tell: Callable[[str], None]) -> Callable[[Event], None]:
     return listen
 
 
+def keep_engines(
+    fleet: WatchedFleet,
+    name: str,
+    engines: Engines,
+    builder: Builder,
+    *,
+    repairs: Repairs,
+    join: Join,
+) -> EngineKeeper:
+    """Replace a dead engine of the fleet of that name from now on."""
+    indices = builder.indices_of(name)
+    keeper = EngineKeeper(
+        fleet, indices=indices, engines=engines, builder=builder, repairs=repairs, join=join
+    )
+    engines.keepers.append(keeper)
+    return keeper
+
+
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Keep engines alive that no trainer sends weights to: a new one loads those that the others
-    hold. `name`: of the fleet."""
+    """Replace dead engines of a fleet that no trainer sends weights to: a new one loads those that
+    the others hold."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
 
-    engines.keepers.append(
-        EngineKeeper(
-            fleet,
-            indices=builder.indices_of(name),
-            engines=engines,
-            builder=builder,
-            repairs=repairs,
-            join=join,
-        )
-    )
+    keep_engines(fleet, name, engines, builder, repairs=repairs, join=join)
 
 
 def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:
