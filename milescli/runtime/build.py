@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.launch.arguments import check_extra
 from milescli.backends.sglang.launch.router import RouterServer, RouterSpec

@@ -19,15 +19,14 @@ from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluat
 from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
 from milescli.runtime.inputs.episode_parts import episode_parts
 from milescli.runtime.inputs.given_models import served_teachers
-from milescli.runtime.loop import Hooks, Run, learn
+from milescli.runtime.loop import Run, learn
 from milescli.runtime.recording.sample_files import SampleFiles
 from milescli.runtime.recording.sample_journal import open_journal
 from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import AnyCollector, Groups
 from milescli.train.agreement import CORRECTED_KL, Agreement
-from milescli.train.base import Stepped, Trainer, adapts
-from milescli.train.objectives import load_in_driver
+from milescli.train.base import Stepped, Trainer
 
 if TYPE_CHECKING:
     from milescli.runtime.training import Training
@@ -60,7 +59,7 @@ class GroupWork:
         training, attempt = self.training, self.attempt
         training.journal = await open_journal(self.spec, training.saver.store, bus=self.bus)
         devices = attempt.devices_of(training, trainer, fleet)
-        run = training.run = self._assemble(trainer, fleet, devices)
+        run = training.run = self._run(trainer, fleet, devices)
         if training.adapter is None:  # else one keeper keeps the engines alive for all adapters
             attempt.keep_engines(fleet, ROLLOUT, join=devices.replace)
         engines, builder = attempt.engines, attempt.session.builder
@@ -85,15 +84,10 @@ class GroupWork:
         if self.files is not None:
             await self.files.finish()
 
-    def _assemble(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
+    def _run(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
         """Return the run in memory."""
-        spec, recipe, inputs, training = (
-            self.spec,
-            self.spec.recipe,
-            self.spec.inputs,
-            self.training,
-        )
-        engines, checkpoint = self.attempt.engines, self.spec.checkpoint
+        spec, training, engines = self.spec, self.training, self.attempt.engines
+        recipe, inputs, checkpoint = spec.recipe, spec.inputs, spec.checkpoint
         assert inputs.prompts is not None, "a run that samples has prompts"
         if checkpoint is not None:
             inputs.prompts.seek(checkpoint.manifest.prompt_position)
@@ -105,38 +99,24 @@ class GroupWork:
             side=training.side,
             num_groups=recipe.run.keep_groups,
         )
-        objective = load_in_driver(recipe.train.objective, recipe)
         collector = self.collector = open_collector(
             inputs.prompts,
             training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
             recipe=recipe,
-            with_greedy=getattr(objective, "needs_greedy", False),
+            with_greedy=getattr(training.objective, "needs_greedy", False),
             journal=training.journal,
             taken=checkpoint.manifest.taken if checkpoint is not None else (),
         )
         if checkpoint is not None:
             collector.history.update(from_state(checkpoint.manifest.curriculum))
-            if adapts(objective):
-                objective.restore(checkpoint.manifest.objective)
-        return Run(
-            plan=spec.plan,
-            bus=self.bus,
-            source=Groups(recipe, collector),
-            objective=objective,
-            trainer=trainer,
-            devices=devices,
-            hooks=Hooks(
-                between=training.between,
-                taken=self._taken,
-                save=training.save_where_due,
-                keep=self.files.keep,
-                memory=self._memory,
-                done=self._done,
-                track=training.track,
-                evaluate=self._evaluate_where_due,
-            ),
-            stop=self.attempt.stop,
-            step=training.step,
+        return training.new_run(
+            Groups(recipe, collector),
+            trainer,
+            devices,
+            taken=self._taken,
+            keep=self.files.keep,
+            memory=self._memory,
+            done=self._done,
         )
 
     async def _taken(self, step: int, groups: list[Group]) -> None:
@@ -181,7 +161,7 @@ class GroupWork:
             checked = self._corrected(checked, run.objective)
         self.bus.emit(checked)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
-            await attempt.stop.unless_set(self._evaluate(0))
+            await attempt.stop.unless_set(self.evaluate(0))
 
     def _corrected(self, checked: EngineTrainerChecked, objective: object) -> EngineTrainerChecked:
         """Truncate ratios from now on, where the recipe's loss has no means of its own against
@@ -219,11 +199,9 @@ class GroupWork:
     def _warn(self, text: str) -> None:
         self.bus.emit(Notice(text=text, level="warning"))
 
-    async def _evaluate_where_due(self, step: int) -> None:
-        if self.training.evaluates_at(step):
-            await self._evaluate(step)
-
-    async def _evaluate(self, step: int) -> None:
+    async def evaluate(self, step: int) -> None:
+        """Measure the weights of `step` on held-out prompts, where there are any; on engines of its
+        own this goes on beside the next steps."""
         if self.beside is None:
             await self._measure(step)
         elif self.spec.inputs.heldout:

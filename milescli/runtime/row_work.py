@@ -16,11 +16,10 @@ from milescli.runtime.evaluation.evaluator import Evaluator
 from milescli.runtime.inputs.episode_parts import episode_parts
 from milescli.runtime.inputs.given_models import served_teachers
 from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
-from milescli.runtime.loop import Hooks, Run, learn, packed
+from milescli.runtime.loop import Run, learn, packed
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import Rows
-from milescli.train.base import Trainer, adapts
-from milescli.train.objectives import load_in_driver
+from milescli.train.base import Trainer
 
 if TYPE_CHECKING:
     from milescli.runtime.training import Training
@@ -92,54 +91,30 @@ class RowWork:
 
     async def learn(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
         """Take the steps to the last one."""
-        run = self.training.run = self._assemble(trainer, fleet)
+        run = self.training.run = self._run(trainer, fleet)
         if fleet is not None and run.devices is not None:
             self.attempt.keep_engines(fleet, ROLLOUT, join=run.devices.replace)
         if self.spec.checkpoint is None:
             await self.training.save(0)
         if run.step == 0:  # also of a run that died between its first checkpoint and here
-            await self.attempt.stop.unless_set(self._measure(0))
+            await self.attempt.stop.unless_set(self.evaluate(0))
         await learn(run)
 
-    def _assemble(self, trainer: Trainer, fleet: SglangFleet | None) -> Run:
+    def _run(self, trainer: Trainer, fleet: SglangFleet | None) -> Run:
         """Return the run in memory."""
-        spec, recipe, training = self.spec, self.spec.recipe, self.training
+        spec, training, devices = self.spec, self.training, None
         assert spec.inputs.rows is not None, "a run that learns from rows has them"
-        source = Rows(recipe, spec.inputs.rows)
-        objective = load_in_driver(source.objective, recipe)
         if spec.checkpoint is not None:
-            source.rows.position = spec.checkpoint.manifest.prompt_position
-            if adapts(objective):
-                objective.restore(spec.checkpoint.manifest.objective)
-        devices = None
+            spec.inputs.rows.position = spec.checkpoint.manifest.prompt_position
         if fleet is not None:
             devices = self.attempt.devices_of(training, trainer, fleet)
-            parts = episode_parts(recipe, spec.inputs, self.attempt.engines, engine=fleet)
+            parts = episode_parts(spec.recipe, spec.inputs, self.attempt.engines, engine=fleet)
             self.evaluator = training.evaluator(parts)
-        return Run(
-            plan=spec.plan,
-            bus=self.bus,
-            source=source,
-            objective=objective,
-            trainer=trainer,
-            devices=devices,
-            hooks=Hooks(
-                between=training.between,
-                save=training.save_where_due,
-                memory=lambda stepped: stepped.memory,
-                track=training.track,
-                evaluate=self._evaluate,
-            ),
-            stop=self.attempt.stop,
-            step=training.step,
-        )
+        source = Rows(spec.recipe, spec.inputs.rows)
+        return training.new_run(source, trainer, devices, memory=lambda stepped: stepped.memory)
 
-    async def _evaluate(self, step: int) -> None:
-        if self.training.evaluates_at(step):
-            await self._measure(step)
-
-    async def _measure(self, step: int) -> None:
-        """The loss on held-out rows, and what engines answer to held-out prompts."""
+    async def evaluate(self, step: int) -> None:
+        """Measure the loss on held-out rows, and what engines answer to held-out prompts."""
         run, rows = self.training.run, self.spec.inputs.validation
         assert run is not None, "nothing runs yet"
         if rows:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from milescli.backends.sglang.client.fleet import SglangFleet
@@ -13,6 +14,7 @@ from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.core.concurrency import in_thread
 from milescli.core.events import Event, EventBus
 from milescli.rollout.episode.episode import evaluation_episodes
+from milescli.runtime.devices import Devices
 from milescli.runtime.evaluation.evaluator import Evaluator
 from milescli.runtime.group_work import GroupWork
 from milescli.runtime.loop import Hooks, Run, learn
@@ -23,10 +25,10 @@ from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTra
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.row_work import RowWork
 from milescli.runtime.saving import Saver
-from milescli.runtime.sources import Demonstrations
+from milescli.runtime.sources import Demonstrations, Source
 from milescli.runtime.spec import RunSpec
-from milescli.train.base import Trainer, adapts
-from milescli.train.objectives import load_objective
+from milescli.train.base import Objective, Trainer, adapts
+from milescli.train.objectives import load_in_driver, load_objective
 
 if TYPE_CHECKING:
     from milescli.runtime.attempt import Attempt
@@ -128,15 +130,45 @@ class Training:
             side=self.side,
         )
 
-    async def between(self, step: int) -> None:
-        """A profile may begin or end."""
+    @cached_property
+    def objective(self) -> Objective[Any]:
+        """What the run learns by, as it was at the checkpoint."""
+        objective = load_in_driver(self.spec.recipe.train.objective, self.spec.recipe)
+        if self.spec.checkpoint is not None and adapts(objective):
+            objective.restore(self.spec.checkpoint.manifest.objective)
+        return objective
+
+    def new_run(
+        self, source: Source, trainer: Trainer, devices: Devices | None, **hooks: Any
+    ) -> Run:
+        """Return the run in memory. `hooks`: those that the kind of source has of its own."""
+        return Run(
+            plan=self.spec.plan,
+            bus=self.bus,
+            source=source,
+            objective=self.objective,
+            trainer=trainer,
+            devices=devices,
+            hooks=Hooks(
+                between=self._between,
+                save=self._save_where_due,
+                track=self.track,
+                evaluate=self._evaluate_where_due,
+                **hooks,
+            ),
+            stop=self.attempt.stop,
+            step=self.step,
+        )
+
+    async def _between(self, step: int) -> None:
+        """Let a profile begin or end."""
         await self.attempt.profiler.between(step, loop=self)
 
     async def track(self, *, event: Event) -> None:
         """Pass an event on to the user's tracker."""
         await self.user.tell("tracker", event=event)
 
-    async def save_where_due(self, step: int) -> None:
+    async def _save_where_due(self, step: int) -> None:
         """Save as the recipe wants it. What becomes the reference is saved, too."""
         assert self.run is not None, "nothing runs yet"
         recipe = self.spec.recipe
@@ -146,10 +178,10 @@ class Training:
         elif _is_due(step, recipe.checkpoint.every) or step == recipe.train.steps:
             await self.save(step)
 
-    def evaluates_at(self, step: int) -> bool:
-        """True if the recipe wants an evaluation of the weights of `step`."""
+    async def _evaluate_where_due(self, step: int) -> None:
         recipe = self.spec.recipe
-        return _is_due(step, recipe.eval.every) or step == recipe.train.steps
+        if _is_due(step, recipe.eval.every) or step == recipe.train.steps:
+            await self.work.evaluate(step)
 
     async def save(self, step: int) -> None:
         """Begin checkpoint `step`; `Saver.settle` completes it."""

@@ -1,14 +1,15 @@
-"""The trainer of a run, whose ranks may die: others are started on the same slots, take the newest
-copy of the state or checkpoint, and do again what was done since, by the batches that were kept.
-The engines stay up, and nothing is sampled twice."""
+"""The trainer of a run, whose ranks may die: `HealingTrainer` starts others on the same slots, loads
+the newest copy of the state or checkpoint, and repeats the calls since, which `RecordedCalls` holds
+with their batches. The engines stay up, and nothing is sampled twice."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,127 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
 from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
-from milescli.runtime.recovery.replay import Call, Numbered, RecordedCalls, num_steps
 from milescli.runtime.recovery.restarts import Repairs, beyond
-from milescli.train.base import Trainer
+from milescli.train.base import TrainBatch, Trainer
 
 CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
 """Methods that change what the ranks hold, so that new ranks must repeat them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the trainer's ranks."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    """Whose turn it must be; None: the ranks train one policy."""
+
+    @property
+    def fleet(self) -> str | None:
+        """Name of the fleet whose channel must be open."""
+        return self.args[-1] if self.method in ("publish", "verify") else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its batch, where it has one."""
+        batches = [value for value in self.args if isinstance(value, TrainBatch)]
+        return sum(shard.size_bytes for batch in batches for shard in batch.shards)
+
+    async def of(self, ranks: Trainer) -> Any:
+        """Make the call, in the turn of its adapter."""
+        if self.adapter is not None:
+            await ranks.call("take_turn", self.adapter)
+        return await ranks.call(self.method, *self.args, **self.kwargs)
+
+
+Numbered = list[tuple[int, Call]]
+"""(how many calls were made before it, the call)"""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordedCalls:
+    """Holds the last calls that changed the ranks. A *mark* is the number of such calls since the
+    run began: new ranks with the state of a mark repeat the calls after it. Adapters change
+    independently of each other, and each has a checkpoint of its own."""
+
+    limit_bytes: float
+    done: int = 0
+    """Mark of the ranks as they are."""
+    size_bytes: int = 0
+    """Of the batches in the recorded calls."""
+    _saved: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: mark of its newest checkpoint that is complete."""
+    _lost: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: the mark from which on all of its calls are recorded."""
+    _calls: Numbered = field(default_factory=list)
+
+    def add(self, call: Call) -> None:
+        """Record a call that was made."""
+        self._calls.append((self.done, call))
+        self.done += 1
+        self.size_bytes += call.size_bytes
+
+    @property
+    def is_too_much(self) -> bool:
+        """True if the batches exceed the limit, so that some must be dropped."""
+        return self.size_bytes > self.limit_bytes
+
+    def saved(self, adapter: str | None = None) -> int:
+        """Mark of the newest checkpoint that is complete, or of the beginning."""
+        return self._saved.get(adapter, 0)
+
+    @property
+    def has_saved(self) -> bool:
+        """True if any checkpoint was completed since the beginning."""
+        return any(self._saved.values())
+
+    def set_saved(self, mark: int, adapter: str | None = None) -> None:
+        """Record that the checkpoint of that mark is complete: earlier calls will not be
+        repeated."""
+        self._saved[adapter] = mark
+        self._drop(lambda number, call: number < mark and call.adapter == adapter)
+
+    def reaches(self, mark: int | None) -> bool:
+        """True if all calls since `mark` are recorded."""
+        return mark is not None and all(lost <= mark for lost in self._lost.values())
+
+    @property
+    def reaches_checkpoints(self) -> bool:
+        """True if all calls are recorded since the checkpoint, of each adapter since its own."""
+        return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
+
+    def since(self, mark: int) -> Numbered:
+        """Return the calls that ranks must repeat which are as these were at `mark`."""
+        assert self.reaches(mark), f"calls since {mark} are needed, recorded since {self._lost}"
+        return [(number, call) for number, call in self._calls if number >= mark]
+
+    @property
+    def since_checkpoints(self) -> Numbered:
+        """Return the calls that ranks must repeat which are as the checkpoints."""
+        assert self.reaches_checkpoints, f"recorded since {self._lost}, saved at {self._saved}"
+        return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
+
+    def drop_before(self, mark: int) -> None:
+        """Forget the calls before `mark`, which no longer need to be repeated, or no longer can
+        be."""
+        self._drop(lambda number, call: number < mark)
+
+    def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
+        left: Numbered = []
+        for number, call in self._calls:
+            if is_gone(number, call):
+                self._lost[call.adapter] = number + 1
+            else:
+                left.append((number, call))
+        self._calls = left
+        self.size_bytes = sum(call.size_bytes for _, call in left)
+
+
+def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
+    """Return the number of optimizer steps among them."""
+    return sum(call.method == "step" for _, call in calls)
 
 
 class HealingTrainer(Trainer):
@@ -42,11 +158,11 @@ class HealingTrainer(Trainer):
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none; `silence_s`: see MachineSettings; `name`: of all
-        ranks together, as errors and events call them. `room`: within it new ranks have the devices
-        that they take turns on; None: they have devices of their own, and start as soon as the dead
-        ones are missed. `copies`: of their state, taken after steps."""
+        """`restart` starts ranks with the weights of the newest checkpoint, or those to begin from
+        where there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks
+        together, in errors and events. `room`: within it new ranks have the devices that they take
+        turns on; None: they have devices of their own, and start as soon as a death is seen.
+        `copies`: of their state, taken after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name
@@ -55,22 +171,22 @@ class HealingTrainer(Trainer):
         self._recorded = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
         self._copies = copies
         self._is_warned = False
-        """That a death would end the run, as too much would have to be kept."""
+        """The user knows that a death would end the run, as calls were dropped."""
         self._saving: dict[str | None, tuple[Path, int]] = {}
-        """By adapter: the folder that is being written, and the mark of what is in it. No copy is
+        """By adapter: the folder that is being written, and the mark of its content. No copy is
         taken meanwhile: new ranks that write it anew must begin before it."""
         self._failed_saves: dict[str | None, CheckpointError] = {}
         """Why new ranks could not write that folder."""
         self._lasting = list[Call]()
-        """What no checkpoint keeps."""
+        """Calls whose effect no checkpoint holds: new ranks repeat them first."""
         self._room, self._memory_state = room, Call("wake")
-        """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
+        """The last of `shed`, `sleep` and `wake`: new ranks begin awake."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
         """Fleets that these ranks have a channel to."""
         self._healing: asyncio.Task[None] | None = None
         self._death: WorkerDied | None = None
-        """Of the first rank that died, where that was seen."""
+        """The death that was seen first, until new ranks are started."""
 
     def of_adapter(self, name: str) -> AdapterTrainer:
         """Return the trainer as one of several adapters has it: in its turn."""
@@ -83,8 +199,8 @@ class HealingTrainer(Trainer):
         self._recorded.set_saved(mark, adapter)
 
     def is_given_up(self, adapter: str | None = None) -> None:
-        """The checkpoint that was written last will never be complete: what was done since the one
-        before it is kept on."""
+        """Record that the last checkpoint will never be complete: calls since the one before it
+        stay recorded."""
         self._saving.pop(adapter, None)
         self._failed_saves.pop(adapter, None)
 
@@ -96,7 +212,7 @@ class HealingTrainer(Trainer):
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
-        WorkerDied where they are not, as too much was done to be done again, or bounds are met."""
+        WorkerDied where they cannot be, as calls were dropped, or bounds are met."""
         if self._healing is not None and self._healing.done():
             healed, self._healing = self._healing, None
             healed.result()
@@ -153,8 +269,8 @@ class HealingTrainer(Trainer):
         return result
 
     async def _copy(self, copies: Copies) -> None:
-        """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
-        them next."""
+        """Copy the state as it is now, where it is time. Ranks that die of it are found by the next
+        call."""
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
@@ -202,14 +318,14 @@ class HealingTrainer(Trainer):
         recorded, copies = self._recorded, self._copies
         recorded.add(call)
         if recorded.is_too_much and copies is not None and recorded.reaches(copies.mark):
-            recorded.let_go(copies.mark)
+            recorded.drop_before(copies.mark)
         size = format_bytes(recorded.size_bytes)
         if recorded.is_too_much:
-            recorded.let_go(recorded.done)
+            recorded.drop_before(recorded.done)
         self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
 
     def _warn(self, why: str) -> None:
-        """That a rank's death would end the run now; once, until all is there again."""
+        """Warn once that a rank's death would end the run, until all calls are recorded again."""
         if not self._is_whole and not self._is_warned:
             until = "checkpoint" if self._copies is None else "checkpoint or copy"
             text = f"until the next {until} a trainer rank's death ends the run: {why}"
@@ -217,8 +333,8 @@ class HealingTrainer(Trainer):
         self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
-        """New ranks, as far as the dead ones were. Raises the error where bounds are met, or what
-        they would have to do again is not there."""
+        """Start new ranks, and bring them to where the dead ones were. Raises the error where bounds
+        are met, or calls that they would have to repeat were dropped."""
         began = time.monotonic()
         while True:
             if not self._is_whole:
@@ -240,8 +356,8 @@ class HealingTrainer(Trainer):
         self._repairs.done(self._name, began=began, source=source)
 
     async def _start_again(self, error: WorkerDied) -> str:
-        """New ranks, and what was done since the newer of copy and checkpoint; which that was, in
-        words. Raises the error where the copy is lost and the checkpoint is not enough."""
+        """Start ranks, and repeat the calls since the newer of copy and checkpoint; returns in words
+        which that was. Raises the error where the copy is lost and the checkpoint is too old."""
         recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
         if copies is not None and mark is not None and mark >= recorded.saved():
@@ -264,8 +380,7 @@ class HealingTrainer(Trainer):
         return f"from {begun}, {_repeated(calls)}"
 
     async def _repeat(self, calls: Numbered) -> None:
-        """Repeat what was done since; a checkpoint that was being written is written where it
-        was."""
+        """Repeat the calls; a checkpoint that was being written is written where it was begun."""
         for call in self._lasting:
             await call.of(self._ranks)
         due = dict(self._saving)
@@ -309,8 +424,8 @@ def _repeated(calls: Numbered) -> str:
 
 
 def _empty(folder: Path) -> None:
-    """What ranks that died have left of a checkpoint is no part of one. Raises CheckpointError
-    where the disk takes no more."""
+    """Remove what dead ranks have left of a checkpoint. Raises CheckpointError where the disk takes
+    no more."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)

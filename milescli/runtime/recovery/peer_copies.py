@@ -10,9 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from milescli.backends.ray.actor import ActorHandle
-from milescli.backends.ray.group import gather_all, start_all
-from milescli.backends.ray.moving import move
+from milescli.backends.ray.actor import ActorHandle, gather_all, move, start_all
 from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
 from milescli.plan.types import Plan, TrainerLayout

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, gather_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import gather_all
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
@@ -26,11 +25,12 @@ from milescli.plan.types import TrainerLayout
 from milescli.train.base import Stepped, TrainBatch, Trainer
 
 CHECK_EVERY_S = 0.2
+"""How often a dead rank is looked for."""
 PROFILES = ("start_profile", "stop_profile")
 TRACE_TIMEOUT_S = 600.0
-"""For a rank to write a trace of many events."""
+"""Bound on writing a trace of many events."""
 DEATH_GRACE_S = 5.0
-"""A process's death is the cause of what others say; so long it is looked for."""
+"""How long a dead process is looked for that explains what others report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class RankGroup(Trainer):
         return [self._hang(rank, pid, does_speak=look is not None) for rank, pid, look in pairs]
 
     def _hang(self, rank: ActorHandle, pid: int, *, does_speak: bool) -> Hang | None:
-        """On the driver's computer one that computes is slow, and not hung: how long that may take
-        is for who asked it."""
+        """Return why a rank seems to hang. One that computes on the driver's computer is slow, and
+        not hung: whoever called it bounds how long that may take."""
         is_here = rank.node.is_driver
         is_busy = is_here and self._clocks[pid].is_busy(cpu_seconds(pid))
         if does_speak or is_busy:
@@ -110,11 +110,11 @@ class RankGroup(Trainer):
         numbers are the first argument."""
         numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
         if method in PROFILES:
-            asked, *args = args
-            numbers = [rank for rank in asked if rank in numbers]
+            wanted, *args = args
+            numbers = [rank for rank in wanted if rank in numbers]
             timeout_s = max(timeout_s, TRACE_TIMEOUT_S)
         batch = args[0] if args and isinstance(args[0], TrainBatch) else None
-        arguments = [tuple(args)] * len(numbers)
+        arguments: list[tuple[Any, ...]] = [tuple(args)] * len(numbers)
         if batch is not None:
             shards = [await self.cluster.put(shard) for shard in batch.shards]
             arguments = [(shards[self.layout.dp_rank(rank)], *args[1:]) for rank in numbers]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.runtime.recovery.replay import Call, RecordedCalls
+from milescli.runtime.recovery.healing_trainer import Call, RecordedCalls
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, read, run
 
 
@@ -72,7 +72,7 @@ def test_what_one_lost_is_not_lost_by_another() -> None:
     kept = RecordedCalls(limit_bytes=1e9)
     for adapter in "aabb":
         kept.add(Call("step", adapter=adapter))
-    kept.let_go(3)  # too much: the first of `b` goes, too
+    kept.drop_before(3)  # too much: the first of `b` goes, too
     assert not kept.reaches_checkpoints
     kept.set_saved(4, "a")
     assert not kept.reaches_checkpoints, "of `b` a step is gone"
