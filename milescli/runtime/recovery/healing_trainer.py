@@ -1,6 +1,6 @@
-"""The trainer of a run, whose ranks may die: `HealingTrainer` starts others on the same slots, loads
-the newest copy of the state or checkpoint, and repeats the calls since, which `RecordedCalls` holds
-with their batches. The engines stay up, and nothing is sampled twice."""
+"""The trainer of a run, whose ranks may die: `HealingTrainer` starts others on the same slots,
+loads the newest copy of the state or checkpoint, and repeats the calls since, which `RecordedCalls`
+holds with their batches. The engines stay up, and nothing is sampled twice."""
 
 from __future__ import annotations
 
@@ -333,8 +333,8 @@ class HealingTrainer(Trainer):
         self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
-        """Start new ranks, and bring them to where the dead ones were. Raises the error where bounds
-        are met, or calls that they would have to repeat were dropped."""
+        """Start new ranks, and bring them to where the dead ones were. Raises the error where
+        bounds are met, or calls that they would have to repeat were dropped."""
         began = time.monotonic()
         while True:
             if not self._is_whole:
@@ -356,8 +356,9 @@ class HealingTrainer(Trainer):
         self._repairs.done(self._name, began=began, source=source)
 
     async def _start_again(self, error: WorkerDied) -> str:
-        """Start ranks, and repeat the calls since the newer of copy and checkpoint; returns in words
-        which that was. Raises the error where the copy is lost and the checkpoint is too old."""
+        """Start ranks, and repeat the calls since the newer of copy and checkpoint; returns in
+        words which that was. Raises the error where the copy is lost and the checkpoint is too
+        old."""
         recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
         if copies is not None and mark is not None and mark >= recorded.saved():
