@@ -16,7 +16,7 @@ from milescli.train.streams import Stream
 
 
 class ScoreRank:
-    """See the module. `setup` first."""
+    """Holds a reward model. `setup` first."""
 
     def __init__(
         self, *, recipe: Recipe, plan: Plan, model_dir: str, master_addr: str, master_port: int

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 
 class TrainerRank(Profiled):
-    """See the module. `setup` first, `close` last."""
+    """Holds the models of one rank, and makes the calls of `train.base.Trainer` on them. `setup`
+    first, `close` last."""
 
     def __init__(
         self,
@@ -148,12 +149,12 @@ class TrainerRank(Profiled):
 
     @property
     def model(self):
-        """The policy's, as Megatron's DistributedDataParallel holds it."""
+        """The policy's model, wrapped in Megatron's DistributedDataParallel."""
         return self.policy.model
 
     @property
     def optimizer(self):
-        """The policy's."""
+        """The policy's optimizer."""
         return self.policy.optimizer
 
     def _make_channel(self) -> WeightChannel:
@@ -189,7 +190,7 @@ class TrainerRank(Profiled):
             return self.learner.ask_teachers(shard)
 
     def dismiss_teachers(self) -> None:
-        """Give their memory back."""
+        """Free the memory of the teachers."""
         self.learner.teachers.clear()
 
     def freeze_reference(self) -> None:
@@ -197,7 +198,7 @@ class TrainerRank(Profiled):
         self.learner.reference.freeze()
 
     def reset_optimizer(self) -> None:
-        """Forget the moments."""
+        """Forget the moments of the policy's optimizer."""
         self.policy.reset_optimizer()
 
     def save(self, folder: str | Path, async_save: bool | None = None) -> None:
@@ -214,7 +215,7 @@ class TrainerRank(Profiled):
                         model.checkpoints.wait()
 
     def is_written(self) -> bool:
-        """Whether `finish_save` has nothing to wait for."""
+        """Return True if `finish_save` has nothing to wait for."""
         return all(model.checkpoints.is_written for model, _ in self._kept(Path()))
 
     def finish_save(self) -> dict[str, str]:
@@ -255,15 +256,15 @@ class TrainerRank(Profiled):
         return self.snapshot.take()
 
     def read_copy(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """A part of it; may be called while the rank does something else."""
+        """Return a part of the copy; may be called while the rank does something else."""
         return self.snapshot.read(section, offset, size_bytes)
 
     def expect_copy(self, sizes: list[int]) -> None:
-        """One that this rank's predecessor took, of sections of so many bytes, will be written."""
+        """Make room for a copy with sections of these many bytes, which another rank took."""
         self.snapshot.make_room(sizes)
 
     def write_copy(self, section: int, offset: int, part: np.ndarray) -> None:
-        """A part of it."""
+        """Write a part of the copy."""
         self.snapshot.write(section, offset, part)
 
     def take_over(self) -> None:
@@ -271,11 +272,11 @@ class TrainerRank(Profiled):
         self.snapshot.put_back()
 
     def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
-        """It is on the device within."""
+        """Keep the model on the device within."""
         return nullcontext() if model is self.policy else self.learner.turn_of(model)
 
     def _kept(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
-        """(model, its part of the checkpoint) of all that are trained."""
+        """Return (model, its part of the checkpoint) for each model that is trained."""
         kept = [
             (self.policy, folder),
             (self.critic, folder / CRITIC_PART),
@@ -301,12 +302,12 @@ class TrainerRank(Profiled):
             self.policy.sleeper.sleep()
 
     def wake(self) -> None:
-        """Bring them back. On a CPU: nothing."""
+        """Move what `sleep` moved back to the device. On a CPU: nothing."""
         if self.device.type != "cpu":
             self.policy.sleeper.wake()
 
     def take_turn(self, adapter: str) -> None:
-        """What follows is of this one of several adapters."""
+        """Switch to this one of several adapters."""
         assert self.turns is not None, f"{adapter}: this trainer has no adapters that take turns"
         self.turns.take(adapter)
         self.learner = self.turns.learner
@@ -341,11 +342,11 @@ class TrainerRank(Profiled):
         weights.silence_layers(self.policy.weights, first=first, kept=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
+        """Yield the whole model under Hugging Face names. Collective: all ranks consume all."""
         return self.policy.buckets()
 
     def _buckets_to_send(self) -> Iterator[Bucket]:
-        """Those of the policy, under the name of the adapter whose turn it is."""
+        """Yield the policy's buckets, under the name of the adapter whose turn it is."""
         for bucket in self.policy.buckets_for_engines():
             if self.turns is None:
                 yield bucket
@@ -358,7 +359,7 @@ class TrainerRank(Profiled):
         return {name: _sha256(tensor) for bucket in self.buckets() for name, tensor in bucket}
 
     def close(self) -> None:
-        """Give channels and groups back."""
+        """Close the weight channels, and leave the process groups."""
         from milescli.backends.megatron import mesh
 
         self.drop_profile()
@@ -368,8 +369,7 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """A collective that gives up says so in torch's words: say who waited, for what, and how
-        long."""
+        """Raise WaitTimeout where a collective gives up: who waited, for what, and how long."""
         started = time.monotonic()
         try:
             with torch.profiler.record_function(f"miles: {what}"):
