@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, WorkerMemory
-from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
+from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
+from milescli.core.types import EVALUATION, ROLLOUT, Group
 from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.curriculum import from_state
@@ -126,8 +126,9 @@ class GroupWork:
         await self.user.tell("all_samples", step=step, groups=groups, refused=refused)
         await self.user.tell("before_step", step=step, groups=groups)
 
-    async def _done(self, step: int, report: StepReport, groups: list[Group]) -> None:
-        await self.user.tell("after_step", step=step, report=report, groups=groups)
+    async def _done(self, event: StepDone, groups: list[Group]) -> None:
+        await self.user.tell("after_step", step=event.step, report=event.report, groups=groups)
+        await self.training.track(event)
 
     async def _join(self, run: Run, devices: Devices) -> None:
         """Give the engines the trainer's weights, and make sure that both compute the same, before
@@ -213,4 +214,4 @@ class GroupWork:
             assert self.evaluator is not None, "nothing runs yet"
             self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
             self.bus.emit(done := await self.evaluator.run(step))
-            await self.training.track(event=done)
+            await self.training.track(done)

@@ -73,10 +73,9 @@ class Hooks:
     """Write a few samples to disk, for people to read; may go on in the background."""
     memory: Callable[[Stepped], tuple[WorkerMemory, ...]] = lambda _: ()
     """Return what the run's processes hold, as far as it is known."""
-    done: Callable[[int, StepReport, list[Any]], Awaitable[None]] = _nothing
-    """The step was trained on these items, and the engines have its weights."""
-    track: Callable[..., Awaitable[None]] = _nothing
-    """Pass the `event` of a step on to the user's tracker."""
+    done: Callable[[Any, list[Any]], Awaitable[None]] = _nothing
+    """The step that the event reports was trained on these items, and the engines have its
+    weights."""
     evaluate: Callable[[int], Coroutine[Any, Any, None]] = _nothing
     """Measure the weights of `step`, which the engines hold, where the recipe wants it."""
 
@@ -141,8 +140,7 @@ async def learn(run: Run) -> None:
         await hooks.keep(step, items, trainer_logprobs(shown, stepped.logprobs))
         run.memory.report(run.bus, step=step, workers=hooks.memory(stepped))
         run.bus.emit(event := source.step_done(step, report, clock.seconds(), run.devices))
-        await hooks.done(step, report, items)
-        await hooks.track(event=event)
+        await hooks.done(event, items)
         await run.stop.unless_set(hooks.evaluate(step))
 
 

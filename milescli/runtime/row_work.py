@@ -130,14 +130,14 @@ class RowWork:
                 figures=report.figures,
             )
             self.bus.emit(done)
-            await self.training.track(event=done)
+            await self.training.track(done)
         if self.evaluator is not None and run.devices is not None:
             verify = self.spec.recipe.weights.verify
             detail = f"{len(self.evaluator.prompts)} held-out prompts"
             self.bus.emit(PhaseStarted(phase="eval", detail=detail))
             await run.devices.publish(version_of(step), verify=verify)
             self.bus.emit(evaluated := await self.evaluator.run(step))
-            await self.training.track(event=evaluated)
+            await self.training.track(evaluated)
 
     async def settle(self) -> None:
         """Do nothing: nothing runs beside the steps."""

@@ -93,7 +93,7 @@ class Training:
                 objective=load_objective(source.objective, self.spec.recipe),
                 trainer=trainer,
                 devices=None,
-                hooks=Hooks(track=self.track),
+                hooks=Hooks(done=self.track),
                 stop=self.attempt.stop,
             )
         )
@@ -152,9 +152,8 @@ class Training:
             hooks=Hooks(
                 between=self._between,
                 save=self._save_where_due,
-                track=self.track,
                 evaluate=self._evaluate_where_due,
-                **hooks,
+                **{"done": self.track, **hooks},
             ),
             stop=self.attempt.stop,
             step=self.step,
@@ -164,7 +163,7 @@ class Training:
         """Let a profile begin or end."""
         await self.attempt.profiler.between(step, loop=self)
 
-    async def track(self, *, event: Event) -> None:
+    async def track(self, event: Event, *_: object) -> None:
         """Pass an event on to the user's tracker."""
         await self.user.tell("tracker", event=event)
 

@@ -126,10 +126,10 @@ def test_a_step_of_rows_is_trained_saved_reported_and_evaluated_in_this_order(
 
         return noted
 
-    names = ("between", "taken", "save", "keep", "done", "track", "evaluate")
+    names = ("between", "taken", "save", "keep", "done", "evaluate")
     rows = Examples([make_trajectory([1], [2, 3])], seed=0, shuffle=False)
     events = _run(Rows(recipe, rows), notes, **{name: note(name) for name in names})
-    one = ["between", "taken", "step", "save", "keep", "done", "track", "evaluate"]
+    one = ["between", "taken", "step", "save", "keep", "done", "evaluate"]
     assert notes == one * 2
     assert [type(event) for event in events] == [PhaseStarted, RowStepDone, RowStepDone]
     assert [event.epoch for event in events[1:]] == [  # type: ignore[union-attr]
