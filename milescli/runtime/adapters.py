@@ -121,9 +121,9 @@ class AllFleets:
         return self._fleets[0].on_death
 
     @on_death.setter
-    def on_death(self, told: Callable[[EngineDied], None] | None) -> None:
+    def on_death(self, listener: Callable[[EngineDied], None] | None) -> None:
         for fleet in self._fleets:
-            fleet.on_death = told
+            fleet.on_death = listener
 
     @property
     def engines(self) -> list[EngineAddress]:
@@ -153,8 +153,8 @@ async def together(loops: Iterable[Coroutine[Any, Any, None]]) -> None:
         for done in asyncio.as_completed(tasks):
             try:
                 await done
-            except Stopped as told:
-                stopped = told
+            except Stopped as error:
+                stopped = error
     finally:
         for task in tasks:
             task.cancel()

@@ -91,7 +91,7 @@ class GroupWork:
         assert inputs.prompts is not None, "a run that samples has prompts"
         if checkpoint is not None:
             inputs.prompts.seek(checkpoint.manifest.prompt_position)
-        parts = episode_parts(recipe, inputs, engines, engine=fleet, tell=self._warn)
+        parts = episode_parts(recipe, inputs, engines, engine=fleet, warn=self._warn)
         self.evaluator = training.evaluator({**parts, "engine": engines.evaluation or fleet})
         self.files = SampleFiles(
             spec.run.rollouts_dir,

@@ -126,7 +126,7 @@ class TrainerRank(Profiled):
             )
             self.learner = self.turns.learner
         self.snapshot = Snapshot(
-            [model for model, _ in self._kept(Path())],
+            [model for model, _ in self._trained(Path())],
             self.learner.reference,
             awake=self._awake,
             device=self.device,
@@ -208,7 +208,7 @@ class TrainerRank(Profiled):
         if async_save is None:
             async_save = self.recipe.checkpoint.async_save
         with self._named("saving"), self._all_or_none():
-            for model, part in self._kept(Path(folder)):
+            for model, part in self._trained(Path(folder)):
                 with self._awake(model):
                     model.checkpoints.start(part, copies=async_save)
                     if not async_save:
@@ -216,7 +216,7 @@ class TrainerRank(Profiled):
 
     def is_written(self) -> bool:
         """Return True if `finish_save` has nothing to wait for."""
-        return all(model.checkpoints.is_written for model, _ in self._kept(Path()))
+        return all(model.checkpoints.is_written for model, _ in self._trained(Path()))
 
     def finish_save(self) -> dict[str, str]:
         """Wait until the last save is on disk. Returns the SHA-256 of its files with tensors, by
@@ -224,7 +224,7 @@ class TrainerRank(Profiled):
         with self._named("finishing a save"), self._all_or_none():
             return {
                 str(part / name): digest
-                for model, part in self._kept(Path())
+                for model, part in self._trained(Path())
                 for name, digest in model.checkpoints.finish().items()
             }
 
@@ -235,7 +235,7 @@ class TrainerRank(Profiled):
         try:
             yield
         except CheckpointError:
-            for model, _ in self._kept(Path()):
+            for model, _ in self._trained(Path()):
                 model.checkpoints.give_up()
             raise
 
@@ -243,7 +243,7 @@ class TrainerRank(Profiled):
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
         wrote under any layout."""
         with self._named("loading"):
-            for model, part in self._kept(Path(folder)):
+            for model, part in self._trained(Path(folder)):
                 if model is self.draft and not part.exists():
                     continue  # it did not learn yet
                 if model is self.policy or not weights_only:
@@ -275,14 +275,14 @@ class TrainerRank(Profiled):
         """Keep the model on the device within."""
         return nullcontext() if model is self.policy else self.learner.turn_of(model)
 
-    def _kept(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
+    def _trained(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
         """Return (model, its part of the checkpoint) for each model that is trained."""
-        kept = [
+        trained = [
             (self.policy, folder),
             (self.critic, folder / CRITIC_PART),
             (self.draft, folder / DRAFT_PART),
         ]
-        return [(model, part) for model, part in kept if model is not None]
+        return [(model, part) for model, part in trained if model is not None]
 
     def start_critic(self) -> None:
         """The critic begins from the policy's current weights, with a head of its own."""

@@ -203,8 +203,8 @@ async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
         if isinstance(cause, MilesError):
             raise cause from None
         if cause is not None and _is_out_of_memory(cause):
-            said = str(cause).partition("\n")[0]
-            raise out_of_memory(handle, method, f"{type(cause).__name__}: {said}") from None
+            reason = str(cause).partition("\n")[0]
+            raise out_of_memory(handle, method, f"{type(cause).__name__}: {reason}") from None
         raise
 
 
@@ -217,23 +217,23 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _limit_of_ray(text: str) -> str:
     """Return the one line that matters of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
-    found = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
-    if found is None:
+    match = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
+    if match is None:
         return "the computer's memory was nearly full"
-    return f"{found[1]} of the computer's {found[2]} GB were in use, and Ray ends processes then"
+    return f"{match[1]} of the computer's {match[2]} GB were in use, and Ray ends processes then"
 
 
-def out_of_memory(handle: ActorHandle, method: str, said: str) -> OutOfMemory:
+def out_of_memory(handle: ActorHandle, method: str, reason: str) -> OutOfMemory:
     """Return an error that names the process, its call, the memory of each process of the run, and
-    settings that need less. `said`: why the allocation failed."""
+    settings that need less. `reason`: why the allocation failed."""
     folder = handle.log_path.parent
-    held = sorted(last_look(folder).items(), key=lambda each: -each[1])
-    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in held[:4])
+    used = sorted(last_look(folder).items(), key=lambda each: -each[1])
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in used[:4])
     run = folder.parents[1]
     again = f"miles launch --recipe {run}/recipe.yaml"
     return OutOfMemory(
         f"{handle.name} ran out of memory" + f" during `{method}`" * (method != STATUS),
-        why=f"{said}; held a moment before: {sizes or 'unknown'}",
+        why=f"{reason}; held a moment before: {sizes or 'unknown'}",
         fix=[
             f"{again} --name {run.name}-lora --lora 16   # train an adapter",
             f"{again} --name {run.name}-short --set train.max_tokens_per_microbatch=2048 "

@@ -290,7 +290,7 @@ async def _all_sets(
 def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
     """Return episodes of the recipe's agent, sampled as its `eval` says."""
     assert engines.fleet is not None, "engines serve"
-    parts = episode_parts(recipe, spec.inputs, engines, engine=engines.fleet, tell=output.warn)
+    parts = episode_parts(recipe, spec.inputs, engines, engine=engines.fleet, warn=output.warn)
     return evaluation_episodes(recipe, **parts)
 
 

@@ -1,6 +1,6 @@
 """What the episodes of a run are played with, in training and in evaluation alike: how an agent
 chats (the tokenizer, SGLang's parsers of what the model writes), who scores responses, and how
-users are told of episodes that failed."""
+users are warned of episodes that failed."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def episode_parts(
     engines: Engines,
     *,
     engine: SglangFleet,
-    tell: Callable[[str], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Return the arguments that training episodes and evaluation episodes of a run share.
-    `engine`: plays the policy; `tell`: warns the user of episodes that failed."""
+    `engine`: plays the policy; `warn`: warns the user of episodes that failed."""
     return {
         "engine": engine,
         "scorer": scorer_of(recipe, engines.scores),
@@ -98,7 +98,7 @@ def episode_parts(
         "vocab_size": inputs.facts.vocab_size,
         "chat_form": chat_form_of(recipe, inputs.tokenizer),
         "policies": by_role(recipe, engines.policies),
-        "tell": FirstFew(tell) if tell is not None else None,
+        "tell": FirstFew(warn) if warn is not None else None,
     }
 
 

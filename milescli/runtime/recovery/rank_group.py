@@ -224,7 +224,7 @@ class RankWatch:
         for silence, hang in zip(self._silences, hangs, strict=True):
             is_sure = hang is None or hang.is_sure
             silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
-            self._tell(silence)
+            self._report(silence)
         for number, silence in enumerate(self._silences):
             if silence.is_too_long:
                 return await self._hung(ranks, silence, number)
@@ -238,10 +238,10 @@ class RankWatch:
         usual = format_duration(silence.longest_s / LONGER)
         # where an engine hangs in a publish, it is the first to be ended
         silence.look(f"it is in `{method}`, which took {usual} at most before", times=UNSURE)
-        self._tell(silence)
+        self._report(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 
-    def _tell(self, silence: Silence) -> None:
+    def _report(self, silence: Silence) -> None:
         if news := silence.news(self._step()):
             self._bus.emit(news)
 
