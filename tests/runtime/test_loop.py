@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,28 @@ from milescli.core.errors import Stopped
 from milescli.core.events import (
     Event,
     EventBus,
+    FlowStats,
     MemorySeen,
     PhaseStarted,
+    RolloutStats,
     RowStepDone,
+    StepDone,
     WarmupStepDone,
     WorkerMemory,
 )
-from milescli.core.types import StepReport
+from milescli.core.types import Group, StepReport
 from milescli.data.examples import Examples
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
+from milescli.runtime.devices import Devices
 from milescli.runtime.loop import Hooks, MemoryReports, Run, learn
 from milescli.runtime.recovery.supervise import StopFlag
-from milescli.runtime.sources import Demonstrations, Rows, Source
+from milescli.runtime.sources import Demonstrations, Groups, Rows, Source
 from milescli.train.base import Stepped, Trainer
 from milescli.train.objectives import load_objective
 from tests.plans import PLAN
-from tests.samples import make_trajectory
+from tests.runtime.recording.recorder import Recorder
+from tests.samples import make_trajectory, rewarded
 
 
 def rank(number: int, size: int) -> WorkerMemory:
@@ -73,20 +79,24 @@ class _Trainer(Trainer):
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         self.notes.append(method)
-        assert kwargs["lr"] > 0
-        return Stepped(report=REPORT)
+        return Stepped(report=REPORT) if method == "step" else None
 
 
-def _run(source: Source, notes: list[str], **hooks: Any) -> list[Event]:
+def _run(
+    source: Source, notes: list[str], *, engines: Recorder | None = None, **hooks: Any
+) -> list[Event]:
     """Learn from the source; returns its events, and adds hooks and calls to `notes`."""
-    events = list[Event]()
+    events, trainer = list[Event](), _Trainer(notes)
+    devices = None
+    if engines is not None:
+        devices = Devices(taking_turns=False, trainer=trainer, engines=engines)  # type: ignore[arg-type]
     run = Run(
         plan=PLAN,
         bus=EventBus(listeners=[events.append]),
         source=source,
-        objective=load_objective("supervised", source.recipe),
-        trainer=_Trainer(notes),
-        devices=None,
+        objective=load_objective(source.objective, source.recipe),
+        trainer=trainer,
+        devices=devices,
         hooks=Hooks(**hooks),
         stop=StopFlag(),
     )
@@ -111,6 +121,21 @@ def test_a_warm_up_steps_and_reports_and_does_nothing_else(tmp_path: Path) -> No
     assert notes == ["step"] * 3
 
 
+HOOKS = ("between", "taken", "save", "keep", "done", "evaluate")
+
+
+def _noting(notes: list[str]) -> dict[str, Callable[..., Awaitable[None]]]:
+    """Hooks that write down that they were called."""
+
+    def noting(name: str) -> Callable[..., Awaitable[None]]:
+        async def noted(*_: Any) -> None:
+            notes.append(name)
+
+        return noted
+
+    return {name: noting(name) for name in HOOKS}
+
+
 def test_a_step_of_rows_is_trained_saved_reported_and_evaluated_in_this_order(
     tmp_path: Path,
 ) -> None:
@@ -119,16 +144,8 @@ def test_a_step_of_rows_is_trained_saved_reported_and_evaluated_in_this_order(
         update={"train": recipe.train.model_copy(update={"objective": "supervised"})}
     )
     notes = list[str]()
-
-    def note(name: str) -> Callable[..., Awaitable[None]]:
-        async def noted(*_: Any, **__: Any) -> None:
-            notes.append(name)
-
-        return noted
-
-    names = ("between", "taken", "save", "keep", "done", "evaluate")
     rows = Examples([make_trajectory([1], [2, 3])], seed=0, shuffle=False)
-    events = _run(Rows(recipe, rows), notes, **{name: note(name) for name in names})
+    events = _run(Rows(recipe, rows), notes, **_noting(notes))
     one = ["between", "taken", "step", "save", "keep", "done", "evaluate"]
     assert notes == one * 2
     assert [type(event) for event in events] == [PhaseStarted, RowStepDone, RowStepDone]
@@ -162,3 +179,50 @@ def test_a_stop_ends_the_loop_before_the_next_step(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         asyncio.run(learn(run))
     assert taken == [1] and run.step == 1
+
+
+class _Collector:
+    """Gives one group a step, and notes what it is told."""
+
+    stats = RolloutStats(
+        **dict.fromkeys((each.name for each in fields(RolloutStats)), 1.0)  # type: ignore[arg-type]
+    )
+    flow = FlowStats()
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+
+    def start(self, *, version: int, first_step: int, last_step: int) -> None:
+        self.notes.append(f"start at {version} for {first_step} to {last_step}")
+
+    def published(self, version: int) -> None:
+        self.notes.append(f"published {version}")
+
+    async def take(self, step: int, *, version: int) -> list[Group]:
+        self.notes.append(f"take {step} at {version}")
+        return [rewarded([0.0, 1.0]), rewarded([1.0, 0.0])]
+
+
+def test_what_a_step_of_groups_learned_is_published_before_it_is_reported(tmp_path: Path) -> None:
+    recipe, notes = _recipe(tmp_path, "train.steps=2"), list[str]()
+    source = Groups(recipe, _Collector(notes))  # type: ignore[arg-type]
+    events = _run(source, notes, engines=Recorder("engines", notes), **_noting(notes))
+    assert notes[0] == "start at 0 for 1 to 2"
+    assert notes[1 : len(notes) // 2 + 1] == [
+        "between",
+        "take 1 at 0",
+        "taken",
+        "step",
+        "save",
+        "engines.pause",
+        "connect_engines",
+        "publish",
+        "engines.resume",
+        "published 1",
+        "keep",
+        "done",
+        "evaluate",
+    ]
+    assert notes[-3:] == ["keep", "done", "evaluate"]
+    assert [type(event) for event in events] == [PhaseStarted, StepDone, StepDone]
+    assert [(event.step, event.version) for event in events[1:]] == [(1, 1), (2, 2)]  # type: ignore[union-attr]
