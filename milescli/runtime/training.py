@@ -21,7 +21,6 @@ from milescli.runtime.loop import Hooks, Run, learn
 from milescli.runtime.recording.sample_journal import SampleJournal
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.runtime.recording.user_hooks import UserHooks
-from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTrainer
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.row_work import RowWork
 from milescli.runtime.saving import Saver
@@ -63,15 +62,14 @@ class Training:
         """Steps done."""
         return self.run.step if self.run is not None else self.spec.first_step
 
-    async def begin(self, trainer: HealingTrainer | AdapterTrainer) -> None:
+    async def begin(self, trainer: Trainer) -> None:
         """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
         warm-up."""
         recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
-        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
         if checkpoint is not None:
             await self.work.prepare(trainer)
             await self._load(trainer, checkpoint)
-            trainer.is_saved()
+            trainer.note_saved()
             return
         if recipe.warmup.steps:
             await self._warm_up(trainer)

@@ -204,6 +204,12 @@ class Trainer:
         batch. Returns what they return as a whole."""
         raise NotImplementedError
 
+    def note_saved(self) -> None:
+        """Record that the newest checkpoint is complete, or that the ranks hold one that is."""
+
+    def note_given_up(self) -> None:
+        """Record that the last checkpoint will never be complete."""
+
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """Open the weight channel to these engines, the fleet's; again after one was replaced.
         Without any it is closed."""

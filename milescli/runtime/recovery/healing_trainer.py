@@ -192,13 +192,13 @@ class HealingTrainer(Trainer):
         """Return the trainer as one of several adapters has it: in its turn."""
         return AdapterTrainer(self, name)
 
-    def is_saved(self, adapter: str | None = None) -> None:
+    def note_saved(self, adapter: str | None = None) -> None:
         """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
         was done before it need never be repeated."""
         _, mark = self._saving.pop(adapter, (None, self._recorded.done))
         self._recorded.set_saved(mark, adapter)
 
-    def is_given_up(self, adapter: str | None = None) -> None:
+    def note_given_up(self, adapter: str | None = None) -> None:
         """Record that the last checkpoint will never be complete: calls since the one before it
         stay recorded."""
         self._saving.pop(adapter, None)
@@ -410,13 +410,13 @@ class AdapterTrainer(Trainer):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await self._trainer.call(method, *args, adapter=self.adapter, **kwargs)
 
-    def is_saved(self) -> None:
+    def note_saved(self) -> None:
         """Record that its newest checkpoint is complete."""
-        self._trainer.is_saved(self.adapter)
+        self._trainer.note_saved(self.adapter)
 
-    def is_given_up(self) -> None:
+    def note_given_up(self) -> None:
         """Record that its last checkpoint will never be complete."""
-        self._trainer.is_given_up(self.adapter)
+        self._trainer.note_given_up(self.adapter)
 
 
 def _repeated(calls: Numbered) -> str:

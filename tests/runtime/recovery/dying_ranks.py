@@ -172,7 +172,7 @@ class Rig:
     async def end_save(self, folder: Path) -> None:
         await self.trainer.finish_save()
         self.newest = folder
-        self.trainer.is_saved()
+        self.trainer.note_saved()
 
     async def step(self, *batches: int) -> list[str]:
         return [await self.trainer.step(batch, lr=0.1) for batch in batches]  # type: ignore[arg-type,misc]

@@ -52,7 +52,7 @@ def test_each_is_done_again_from_its_own_checkpoint(tmp_path: Path) -> None:
         await a.save(folders["a"])
         await a.finish_save()
         rig.newest_of["a"] = folders["a"]
-        a.is_saved()
+        a.note_saved()
         await c.step(3, lr=0.1)
         await a.step(4, lr=0.1)
         await b.step(5, lr=0.1)
@@ -61,7 +61,7 @@ def test_each_is_done_again_from_its_own_checkpoint(tmp_path: Path) -> None:
         await b.step(7, lr=0.1)
         await a.step(8, lr=0.1)  # in which they die
         await b.finish_save()
-        b.is_saved()
+        b.note_saved()
         assert read(folders["b"]) == [2, 5], "as it was when it was saved"
 
     run(rig, work)
