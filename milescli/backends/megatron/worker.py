@@ -259,9 +259,10 @@ class TrainerRank(Profiled):
         """Return a part of the copy; may be called while the rank does something else."""
         return self.snapshot.read(section, offset, size_bytes)
 
-    def expect_copy(self, sizes: list[int]) -> None:
-        """Make room for a copy with sections of these many bytes, which another rank took."""
-        self.snapshot.make_room(sizes)
+    def expect_copy(self, sizes: Sequence[list[int]]) -> None:
+        """Make room for a copy that this rank's predecessor took. `sizes`: [ranks][sections]
+        bytes."""
+        self.snapshot.make_room(sizes[self.rank])
 
     def write_copy(self, section: int, offset: int, part: np.ndarray) -> None:
         """Write a part of the copy."""

@@ -48,11 +48,11 @@ class Call:
         batches = [value for value in self.args if isinstance(value, TrainBatch)]
         return sum(shard.size_bytes for batch in batches for shard in batch.shards)
 
-    async def of(self, ranks: Trainer) -> Any:
-        """Make the call, in the turn of its adapter."""
+    async def repeat(self, ranks: Trainer) -> None:
+        """Make the call on new ranks, in the turn of its adapter."""
         if self.adapter is not None:
             await ranks.call("take_turn", self.adapter)
-        return await ranks.call(self.method, *self.args, **self.kwargs)
+        await ranks.call(self.method, *self.args, **self.kwargs)
 
 
 Numbered = list[tuple[int, Call]]
@@ -255,7 +255,11 @@ class HealingTrainer(Trainer):
         async with self._turn:
             while True:
                 try:
-                    result = await self._make(call)
+                    await self._prepare(call)
+                    with self._watch.during(method, call.size_bytes):
+                        if adapter is not None:
+                            await self._ranks.call("take_turn", adapter)
+                        result = await self._ranks.call(method, *args, **kwargs)
                     break
                 except (WorkerDied, WaitTimeout) as error:
                     if method == "is_written":  # `probe` sees it, too
@@ -276,14 +280,13 @@ class HealingTrainer(Trainer):
             with suppress(WorkerDied, WaitTimeout):
                 await copies.take(self._ranks, self._recorded.done)
 
-    async def _make(self, call: Call) -> Any:
+    async def _prepare(self, call: Call) -> None:
+        """Open the channel that a call needs, or empty the folder that it writes."""
         if call.fleet is not None and call.fleet not in self._open:
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
         if call.method == "save":
             _empty(call.args[0])
-        with self._watch.during(call.method, call.size_bytes):
-            return await call.of(self._ranks)
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """Return the death of a rank that explains it. Raises the error where none has died."""
@@ -346,7 +349,7 @@ class HealingTrainer(Trainer):
                 async with self._room() if self._room is not None else nullcontext():
                     source = await self._start_again(error)
                     if self._memory_state.method != "wake":  # as new ranks are
-                        await self._memory_state.of(self._ranks)
+                        await self._memory_state.repeat(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
                 if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
                     raise
@@ -383,20 +386,20 @@ class HealingTrainer(Trainer):
     async def _repeat(self, calls: Numbered) -> None:
         """Repeat the calls; a checkpoint that was being written is written where it was begun."""
         for call in self._lasting:
-            await call.of(self._ranks)
+            await call.repeat(self._ranks)
         due = dict(self._saving)
         for number, call in calls:
             if call.adapter in due and number >= due[call.adapter][1]:
                 await self._save_again(due.pop(call.adapter)[0], call.adapter)
-            await call.of(self._ranks)
+            await call.repeat(self._ranks)
         for adapter, (folder, _) in due.items():
             await self._save_again(folder, adapter)
 
     async def _save_again(self, folder: Path, adapter: str | None) -> None:
         try:
             _empty(folder)
-            await Call("save", (folder,), adapter=adapter).of(self._ranks)
-            await Call("finish_save", adapter=adapter).of(self._ranks)
+            await Call("save", (folder,), adapter=adapter).repeat(self._ranks)
+            await Call("finish_save", adapter=adapter).repeat(self._ranks)
         except CheckpointError as error:
             self._failed_saves[adapter] = error
 

@@ -131,7 +131,7 @@ class Copies:
         if copy is None or keepers is None:
             return False
         try:
-            await ranks.call_each("expect_copy", [(sizes,) for sizes in copy.sizes])
+            await ranks.call("expect_copy", copy.sizes)
             parts = [self._give(keepers, *pair, copy) for pair in enumerate(ranks.ranks)]
             await gather_all([asyncio.ensure_future(given) for given in parts])
             await ranks.call("take_over")

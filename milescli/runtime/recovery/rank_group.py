@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +107,8 @@ class RankGroup(Trainer):
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method on every rank. In the place of a batch, each is given the shard of its
         data-parallel rank, which is put into shared memory once. A profile is of some ranks, whose
-        numbers are the first argument."""
+        numbers are the first argument. Returns the results as a whole where they make one; else
+        [ranks]. Raises the error that best names the first cause."""
         numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
         if method in PROFILES:
             wanted, *args = args
@@ -118,7 +119,12 @@ class RankGroup(Trainer):
         if batch is not None:
             shards = [await self.cluster.put(shard) for shard in batch.shards]
             arguments = [(shards[self.layout.dp_rank(rank)], *args[1:]) for rank in numbers]
-        results = await self.call_each(method, arguments, numbers, timeout_s=timeout_s, **kwargs)
+        async with self._turn:
+            runs = [
+                self.ranks[rank].run(method, *own, timeout_s=timeout_s, **kwargs)
+                for rank, own in zip(numbers, arguments, strict=True)
+            ]
+            results = await gather_all([asyncio.ensure_future(run) for run in runs])
         match method:
             case "step":
                 logprobs = {n: own for each in results for n, own in each.logprobs.items()}
@@ -134,26 +140,6 @@ class RankGroup(Trainer):
             case "start_profile" | "stop_profile":
                 return dict(zip(numbers, results, strict=True))
         return results
-
-    async def call_each(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]],
-        numbers: Sequence[int] | None = None,
-        *,
-        timeout_s: float | None = None,
-        **kwargs: Any,
-    ) -> list[Any]:
-        """Call a method with arguments of its own on each rank, or on those of these numbers.
-        Returns their results; raises the error that best names the first cause."""
-        ranks = self.ranks if numbers is None else [self.ranks[number] for number in numbers]
-        kwargs["timeout_s"] = timeout_s or self.step_timeout_s
-        async with self._turn:
-            runs = [
-                asyncio.ensure_future(rank.run(method, *own, **kwargs))
-                for rank, own in zip(ranks, arguments, strict=True)
-            ]
-            return await gather_all(runs)
 
     def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
         """Join what ranks return for the sequences of their shards, sequence by sequence."""

@@ -63,7 +63,7 @@ def goes_on_from_copy(
 
     new = trainer(**how, train=dict(train), precision=precision, critic=critic)
     torch.rand(3)
-    new.expect_copy(sizes)
+    new.expect_copy([sizes] * size)
     for section, parts in enumerate(copy):
         for number, part in enumerate(parts):
             new.write_copy(section, number * PART, part)

@@ -82,9 +82,8 @@ class CopiedRanks(Ranks):
             memory.copy = np.array(self.weights, dtype=np.int64).view(np.uint8)
         return [[memory.copy.size] for memory in self.memories]
 
-    async def call_each(self, method: str, arguments: list[tuple[list[int]]]) -> None:
-        assert method == "expect_copy"
-        for memory, ((size,),) in zip(self.memories, arguments, strict=True):
+    async def expect_copy(self, sizes: list[list[int]]) -> None:
+        for memory, (size,) in zip(self.memories, sizes, strict=True):
             memory.copy = np.zeros(size, dtype=np.uint8)
 
     async def take_over(self) -> None:
