@@ -120,7 +120,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
             max_tokens_per_microbatch=plan.batch.max_row_tokens(1),
         )
         done += 1
-        return trainer.step(batch.shards[0], LR).loss
+        return trainer.step(batch.shards[0], LR).report.loss
 
     async def steps(order: dict[str, Any]) -> dict[str, Any]:
         if order.get("profile"):

@@ -82,7 +82,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
             averages = profile.key_averages()
             return {"profile": averages.table(sort_by="self_cpu_time_total", row_limit=28)}
         started = time.perf_counter()
-        reports = [trainer.step(shard, LR) for _ in range(STEPS_PER_RUN)]
+        reports = [trainer.step(shard, LR).report for _ in range(STEPS_PER_RUN)]
         seconds, last = time.perf_counter() - started, reports[-1]
         return {
             "seconds": seconds,

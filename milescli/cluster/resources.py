@@ -9,9 +9,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import run_all, start_all
 from milescli.cluster.agent import NODE_AGENT
 from milescli.cluster.nodes import RunNodes
 from milescli.core.run_processes import TOKEN_VARIABLE

@@ -83,7 +83,7 @@ def take_step(trainer: TrainerRank) -> str:
     for people; raises MachineError."""
     before = trainer.parameter_checksums()
     (shard,) = _pack(example_groups()[:1], objective="policy").shards
-    report = trainer.step(shard, LEARNING_RATE)
+    report = trainer.step(shard, LEARNING_RATE).report
     changed = sum(before[name] != after for name, after in trainer.parameter_checksums().items())
     if not math.isfinite(report.loss) or not report.grad_norm > 0 or changed < len(before) // 2:
         raise MachineError(

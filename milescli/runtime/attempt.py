@@ -1,5 +1,6 @@
-"""One attempt at a run, whatever it learns from: starts the trainer, supervises, saves, ends clean,
-and begins again where nodes join. `reinforce_attempt` and `row_attempt` say what is learned."""
+"""One attempt at a run: its processes from the first actor to the last. It starts and supervises
+them, lets what is trained (`training`) learn, saves, ends clean, and begins again where nodes
+join."""
 
 from __future__ import annotations
 
@@ -7,28 +8,35 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.ray.nodes import living_nodes
 from milescli.backends.sglang.client.fleet import SglangFleet
-from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
 from milescli.cluster.node_loss import for_nodes
 from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import MilesError, NodesJoined, Stopped
 from milescli.core.events import EventBus, Notice, PhaseStarted, RunEnded
 from milescli.core.silence import Silence
+from milescli.runtime.adapters import AdapterDevices, adapter_trainings, train_together
 from milescli.runtime.devices import Devices
 from milescli.runtime.planning import plan_without_plugins
 from milescli.runtime.recording.profiler import Profiler
 from milescli.runtime.recording.side_files import SideFiles
-from milescli.runtime.recording.user_hooks import UserHooks
-from milescli.runtime.recovery.engine_keepers import EngineKeeper, RouterKeeper, keep_scorer
+from milescli.runtime.recovery.engine_keepers import (
+    EngineKeeper,
+    Join,
+    RouterKeeper,
+    WatchedFleet,
+    keep_engines,
+    keep_scorer,
+)
 from milescli.runtime.recovery.engines import Engines
-from milescli.runtime.recovery.healing_trainer import AdapterTrainer, HealingTrainer
+from milescli.runtime.recovery.healing_trainer import HealingTrainer
 from milescli.runtime.recovery.peer_copies import Copies, keepers_of_ranks, start_keepers
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.recovery.restarts import Repairs, Restarts, until_started
@@ -39,22 +47,13 @@ from milescli.runtime.recovery.supervise import (
     StopSignals,
     run_watched,
 )
-from milescli.runtime.row_loop import warm_up
-from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.session import RunSession
 from milescli.runtime.spec import RunSpec
+from milescli.runtime.training import Training
 from milescli.train.base import Trainer
 from milescli.workers.isolated import close_lanes
 
 T = TypeVar("T")
-
-
-class InMemory(Protocol):
-    """The parts of a run in memory that an attempt uses."""
-
-    step: int
-    trainer: Trainer
-    devices: Devices | None
 
 
 class Attempt:
@@ -62,41 +61,35 @@ class Attempt:
 
     def __init__(self, spec: RunSpec, *, session: RunSession, bus: EventBus) -> None:
         self.spec, self.session, self.bus = spec, session, bus
-        self.engines = Engines()
+        self.engines, self.stop, self.side = Engines(), StopFlag(), SideFiles(bus)
         self.trainer: HealingTrainer | None = None
         restarts = Restarts(limits=spec.recipe.fault)
         self.repairs = Repairs(bus=bus, restarts=restarts, step=lambda: self.step)
-        self.probes: list[Probe] = []
-        self._num_watchdogs = 0
-        """Successors that were told of."""
-        self.run: InMemory | None = None
-        recipe = spec.recipe
-        store = CheckpointStore(
-            spec.run.checkpoints,
-            keep=recipe.checkpoint.keep,
-            protect={0, recipe.reference_step(spec.first_step)}
-            if recipe.keeps_reference or recipe.caches_reference
-            else set(),
-        )
-        self.user = UserHooks(recipe)
-        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
-        self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
-        self.probes.append(self.saver.probe)
-        self.side = SideFiles(bus)
-        self.stop = StopFlag()
         self.profiler = Profiler(
             spec.run, trainer=lambda: self.trainer, engines=lambda: self.engines.actors, bus=bus
         )
+        self.trainings = (
+            adapter_trainings(self) if spec.adapters else [Training(self, spec, bus=bus)]
+        )
+        """One; or one for each of several adapters."""
+        self.probes: list[Probe] = [one.saver.probe for one in self.trainings]
+        self._changing, self._turn = asyncio.Lock(), asyncio.Lock()
+        """Of adapters: see `AdapterDevices`."""
+        self._num_watchdogs = 0
+        """Replacements of the watchdog that were reported."""
 
     @property
     def step(self) -> int:
-        """Steps done."""
-        return self.run.step if self.run else self.spec.first_step
+        """Steps done; of several adapters, by every one."""
+        return min(one.step for one in self.trainings)
 
     @property
-    def asks_teachers(self) -> bool:
-        """True if the trainer holds the run's teachers, where it has any."""
-        return True
+    def saved_step(self) -> int | None:
+        """Return the step of the newest checkpoint that a resumed run would go on from; of several
+        adapters, of the one that is furthest behind, of those that have steps to do."""
+        left = [one for one in self.trainings if one.saver.newest_step != one.spec.num_steps]
+        saved = [one.saver.newest_step for one in left or self.trainings]
+        return None if None in saved else min(step for step in saved if step is not None)
 
     @property
     def taking_turns(self) -> bool:
@@ -106,32 +99,38 @@ class Attempt:
         return bool(plan.engines.num) and plan.colocated and plan.device_kind != "cpu"
 
     @property
-    def saved_step(self) -> int | None:
-        """Return the step of the newest checkpoint that a resumed run would go on from."""
-        return self.saver.newest_step
-
-    @property
     def has_begun(self) -> bool:
         """True if all processes are there, and there is something to stop."""
-        return self.run is not None
+        return any(one.run is not None for one in self.trainings)
 
     async def main(self) -> None:
         """The whole attempt, watched."""
         try:
-            command = f"miles resume {self.spec.run.shown}"
-            signals = StopSignals(on_stop=self._on_stop, again=command)
+            signals = StopSignals(on_stop=self._on_stop, again=self._resume)
             await run_watched(
                 self._begin(), self.probes, signals, cause_grace_s=self.session.cause_grace_s
             )
         finally:
-            await self.saver.close()
-            if self.trainer is not None:
-                await self.trainer.close()
-            await self.engines.stop()
-            await asyncio.to_thread(close_lanes)
-            await asyncio.to_thread(close_servers)
-            await asyncio.to_thread(close_hosts)
-            await self.session.resources.release()
+            try:
+                await self._release()
+            finally:
+                for one in self.trainings:
+                    await one.close()
+
+    async def _release(self) -> None:
+        for one in self.trainings:
+            await one.saver.close()
+        if self.trainer is not None:
+            await self.trainer.close()
+        await self.engines.stop()
+        await asyncio.to_thread(close_lanes)
+        await asyncio.to_thread(close_servers)
+        await asyncio.to_thread(close_hosts)
+        await self.session.resources.release()
+
+    @property
+    def _resume(self) -> str:
+        return f"miles resume {self.spec.run.shown}"
 
     def _on_stop(self) -> bool:
         if not self.has_begun:
@@ -165,10 +164,13 @@ class Attempt:
             fleet = await engines
             if fleet is not None:
                 self.probes.append(self.engines.probe)
-            await self.work(trainer, fleet)
+            if self.spec.adapters:
+                await train_together(self, trainer)
+            else:
+                await self.trainings[0].live(trainer, fleet)
             await self.profiler.finish(self.step)
         except Stopped as stopped:
-            await self.settle()
+            await self._settle()
             await self.profiler.finish(self.step)
             await self.save_and_stop(stopped)
         finally:
@@ -176,9 +178,10 @@ class Attempt:
             engines.cancel()
             await asyncio.gather(engines, return_exceptions=True)
             await self.engines.leave()
-            await self.settle()
-        await self.saver.settle()
-        self.saver.require_saved(self.step)
+            await self._settle()
+        for one in self.trainings:
+            await one.saver.settle()
+            one.saver.require_saved(one.step)
 
     def _watch_start(self) -> Probe:
         return StartWatch(
@@ -199,63 +202,45 @@ class Attempt:
             text = "the watchdog ended, or was stopped; another has taken its place"
             self.bus.emit(Notice(text=text, level="warning"))
 
-    async def work(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
-        """Learn to the last step. `fleet`: None where the plan has no engines."""
-        raise NotImplementedError
+    async def _settle(self) -> None:
+        for one in self.trainings:
+            await one.work.settle()
 
-    def tell_end(self, event: RunEnded) -> None:
+    def report_end(self, event: RunEnded) -> None:
         """Emit how the attempt ended."""
+        for one in self.trainings:
+            if one.adapter is not None:
+                one.bus.emit(replace(event, step=one.step))
         self.bus.emit(event)
 
-    async def settle(self) -> None:
-        """End what runs beside the steps. May be called more than once."""
-
-    async def between_steps(self, step: int) -> None:
-        await self.profiler.between(step, loop=self)
-
-    def keep_engines(self, fleet: SglangFleet, devices: Devices) -> EngineKeeper:
-        """From now on, replace a dead engine of this fleet."""
-        keeper = EngineKeeper(
-            fleet,
-            indices=self.session.builder.indices_of(devices.fleet),
-            engines=self.engines,
-            builder=self.session.builder,
-            repairs=self.repairs,
-            join=devices.replace,
+    def devices_of(self, training: Training, trainer: Trainer, fleet: SglangFleet) -> Devices:
+        """Return the turns of its trainer and engines on the devices. Adapters share the locks:
+        one alone changes the engines."""
+        if training.adapter is not None:
+            return AdapterDevices(
+                taking_turns=False,
+                trainer=trainer,
+                engines=fleet,
+                changing=self._changing,
+                turn=self._turn,
+            )
+        return Devices(
+            taking_turns=self.taking_turns,
+            trainer=trainer,
+            engines=fleet,
+            engines_asleep=self.taking_turns,
         )
-        self.engines.keepers.append(keeper)
-        if fleet is self.engines.fleet and self.engines.router is not None:
-            self.engines.keepers.append(
-                RouterKeeper(
-                    fleet,
-                    engines=self.engines,
-                    repairs=self.repairs,
-                    silence=Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s),
-                )
+
+    def keep_engines(self, fleet: WatchedFleet, name: str, *, join: Join) -> EngineKeeper:
+        """From now on, replace a dead engine of the fleet of that name."""
+        engines, builder = self.engines, self.session.builder
+        keeper = keep_engines(fleet, name, engines, builder, repairs=self.repairs, join=join)
+        if fleet is engines.fleet and engines.router is not None:
+            silence = Silence(worker="router", bound_s=self.spec.recipe.machine.silence_s)
+            engines.keepers.append(
+                RouterKeeper(fleet, engines=engines, repairs=self.repairs, silence=silence)
             )
         return keeper
-
-    def progress(self) -> Progress:
-        """Return what a checkpoint records of the run beside the weights."""
-        raise NotImplementedError
-
-    async def prepare(self, trainer: Trainer) -> None:
-        """What a run that begins does with its trainer before anything else: its warm-up."""
-        if self.spec.recipe.warmup.steps:
-            await warm_up(
-                recipe=self.spec.recipe,
-                plan=self.spec.plan,
-                trainer=trainer,
-                demonstrations=self.spec.inputs.demonstrations,
-                bus=self.bus,
-                stop=self.stop,
-                tell=self.user.tell,
-            )
-        if self.spec.recipe.has_critic and self.spec.recipe.train.critic.path is None:
-            await trainer.start_critic()
-
-    async def recall(self, trainer: Trainer) -> None:
-        """What a run that is resumed does with its trainer before the checkpoint is loaded."""
 
     async def _until_started(self, name: str, start: Callable[[], Awaitable[T]]) -> T:
         return await until_started(name, start, repairs=self.repairs)
@@ -268,30 +253,11 @@ class Attempt:
         keep_scorer(self.engines, builder, repairs=self.repairs)
         return fleet
 
-    async def _start_trainer(self) -> Trainer:
-        trainer = await self._start_ranks()
-        self.saver.on_complete, self.saver.on_give_up = trainer.is_saved, trainer.is_given_up
-        await self.begin_with(trainer)
-        return trainer
-
-    async def begin_with(self, trainer: HealingTrainer | AdapterTrainer) -> None:
-        """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
-        warm-up."""
-        recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
-        if checkpoint is None:
-            await self.prepare(trainer)
-            if recipe.keeps_reference:
-                await trainer.freeze_reference()
-            return
-        await self.recall(trainer)
-        await self._load(trainer, checkpoint)
-        trainer.is_saved()
-
-    async def _start_ranks(self) -> HealingTrainer:
-        """Start the trainer's ranks, which are replaced where they die."""
-        start = partial(self.session.builder.start_trainer, with_teachers=self.asks_teachers)
+    async def _start_trainer(self) -> HealingTrainer:
+        """Start the trainer's ranks, which are replaced where they die. They have the weights to
+        begin from; those of an adapter come in its turn."""
         trainer = self.trainer = HealingTrainer(
-            await self._until_started("trainer", start),
+            await self._until_started("trainer", self._start_ranks),
             restart=self._restart_ranks,
             repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
@@ -299,6 +265,8 @@ class Attempt:
             copies=self._copies(),
         )
         self.probes.append(trainer.probe)
+        if not self.spec.adapters:
+            await self.trainings[0].begin(trainer)
         return trainer
 
     def _copies(self) -> Copies | None:
@@ -310,7 +278,7 @@ class Attempt:
         copies = Copies(
             every=every,
             start_keepers=partial(start_keepers, self.session.builder),
-            start_ranks=self._start_bare_ranks,
+            start_ranks=self._start_ranks,
             keeper_of_rank=keepers_of_ranks(self.spec.plan),
             repairs=self.repairs,
             silence_s=self.spec.recipe.machine.silence_s,
@@ -320,68 +288,44 @@ class Attempt:
 
     def _room(self) -> AbstractAsyncContextManager[None]:
         """Make room for ranks on the devices: before there is a run, its engines sleep."""
-        devices = self.run.devices if self.run is not None else None
+        run = self.trainings[0].run
+        devices = run.devices if run is not None else None
         return devices.room_for_ranks() if devices is not None else nullcontext()
 
-    async def _restart_ranks(self) -> RankGroup:
-        """New ranks, with what the newest checkpoint of this past has, or the model where there is
-        none yet."""
-        ranks = await self._start_bare_ranks()
-        await self.load_newest(ranks)
-        return ranks
-
-    async def load_newest(self, ranks: RankGroup) -> None:
-        """Give new ranks what the newest checkpoint has, where there is one."""
-        if (step := self.saver.newest_step) is not None:
-            await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
-
-    async def _start_bare_ranks(self) -> RankGroup:
+    async def _start_ranks(self) -> RankGroup:
         """Start ranks with the weights of the model as it is given. A checkpoint whose manifest is
         being written counts by then."""
-        await self.saver.completed()
-        return await self.session.builder.start_trainer(with_teachers=self.asks_teachers)
+        for one in self.trainings:
+            await one.saver.completed()
+        with_teachers = all(one.work.asks_teachers for one in self.trainings)
+        return await self.session.builder.start_trainer(with_teachers=with_teachers)
 
-    async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
-        """Weights, optimizer and RNG of a checkpoint, and the reference that it had."""
-        if self.spec.recipe.keeps_reference:
-            step = self.spec.recipe.reference_step(checkpoint.step)
-            reference = await in_thread(lambda: self.saver.store.find(step))
-            await trainer.load(reference.path, weights_only=True)
-            await trainer.freeze_reference()
-        await trainer.load(checkpoint.path)
-
-    async def save(self, step: int) -> None:
-        """Begin checkpoint `step`; `Saver.settle` completes it."""
-        assert self.run is not None, "nothing runs yet"
-        progress = await in_thread(self.progress)
-        await self.saver.save(self.run.trainer, step=step, progress=progress)
-        if self.spec.recipe.keeps_reference:
-            # what a resumed run takes its reference from is not forgotten
-            self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
-
-    async def save_last(self) -> None:
-        """Save as `save` does, with the trainer awake."""
-        await self.save(self.step)
+    async def _restart_ranks(self) -> RankGroup:
+        """Start ranks with what the newest checkpoint of this past has, or the model where there is
+        none yet."""
+        ranks = await self._start_ranks()
+        for one in self.trainings:
+            await one.load_newest(ranks)
+        return ranks
 
     async def save_and_stop(self, stopped: Stopped) -> None:
-        """Save what was learned since the newest checkpoint, then say how to go on."""
-        command = f"miles resume {self.spec.run.shown}"
-        if self.run is None:
-            raise Stopped(
-                "stopped before the first step",
-                why="Ctrl-C or SIGTERM; nothing was trained yet",
-                fix=command,
-            )
-        await self.saver.settle()
-        if self.run.step > (self.saver.newest_step or 0):
-            await self.save_last()
-            await self.saver.settle()
-        self.saver.require_saved(self.run.step)
-        if isinstance(stopped, NodesJoined):
+        """Save what was learned since the newest checkpoints, then say how to go on."""
+        begun = [one for one in self.trainings if one.run is not None]
+        for one in begun:
+            await one.save_last()
+        is_whole = len(begun) == len(self.trainings)
+        if isinstance(stopped, NodesJoined) and is_whole:
             raise stopped
-        raise Stopped(
-            f"stopped after step {self.run.step}, and saved", why="Ctrl-C or SIGTERM", fix=command
+        steps = ", ".join(f"{one.adapter} {one.step}" for one in self.trainings)
+        what = (
+            f"after steps {steps}, and saved"
+            if self.spec.adapters
+            else f"after step {self.step}, and saved"
+            if begun
+            else "before the first step"
         )
+        why = "Ctrl-C or SIGTERM" + ("" if is_whole else "; nothing was trained yet")
+        raise Stopped(f"stopped {what}", why=why, fix=self._resume)
 
 
 def _there(fleet: SglangFleet | None) -> SglangFleet:

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import run_all, start_all
 from milescli.backends.sglang.client.fleet import ORDER_TIMEOUT_S, SglangFleet
 from milescli.backends.sglang.launch.arguments import check_extra
 from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
@@ -119,7 +118,6 @@ class Builder:
             pids=await self._set_up(ranks),
             layout=self.plan.trainer,
             step_timeout_s=settings.step_timeout_s,
-            async_save=self.recipe.checkpoint.async_save,
         )
 
     async def _set_up(self, ranks: list[ActorHandle]) -> list[int]:
@@ -245,7 +243,6 @@ class Builder:
             pids=await self._set_up([scorer]),
             layout=TrainerLayout(),
             step_timeout_s=settings.request_timeout_s,
-            async_save=False,
         )
 
     async def _start_router(self, asked: list[EngineAddress], engines: Engines) -> str | None:

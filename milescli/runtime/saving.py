@@ -62,10 +62,6 @@ class Saver:
     bus: EventBus
     tell: Callable[..., Awaitable[None]]
     """Calls a hook of the user's."""
-    on_complete: Callable[[], None] | None = None
-    """Called when a checkpoint is complete."""
-    on_give_up: Callable[[], None] | None = None
-    """Called when one will never be."""
     newest: Path | None = None
     """Newest checkpoint that this attempt completed."""
     newest_step: int | None = None
@@ -137,8 +133,7 @@ class Saver:
                 stored = await in_thread(lambda: self._complete(pending, sha256))
                 self.failure = None
                 self.newest, self.newest_step = stored.path, pending.step
-                if self.on_complete is not None:
-                    self.on_complete()
+                pending.trainer.note_saved()
         except OSError as error:
             await self._give_up(pending, error)
             return
@@ -188,8 +183,7 @@ class Saver:
         if not isinstance(error, CheckpointError):
             error = not_written(folder, error)
         self.failure = error
-        if self.on_give_up is not None:
-            self.on_give_up()
+        pending.trainer.note_given_up()
         with suppress(OSError):
             await in_thread(lambda: self.store.discard(pending.step))
         recipe = self.spec.recipe

@@ -38,14 +38,11 @@ from milescli.core.events import (
 )
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
-from milescli.runtime.adapters_attempt import SeveralAttempt
 from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.recording.listeners import Judge, attach_run_files
 from milescli.runtime.recording.tracking import tracked
 from milescli.runtime.recovery.supervise import ended_now
-from milescli.runtime.reinforce_attempt import ReinforceAttempt
-from milescli.runtime.row_attempt import RowAttempt
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
@@ -112,7 +109,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     ):
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
-            attempt = _kind_of(spec)(spec, session=session, bus=bus)
+            attempt = Attempt(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
             except BaseException as caught:
@@ -141,9 +138,9 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         loss_after=record.losses.get(attempt.step),
         logprob_diff_max=None if recipe.learns_from_rows else record.diff_max,
         logprob_diff_mean=None if recipe.learns_from_rows else record.diff_mean,
-        checkpoint=None if spec.adapters else _name_of(attempt.saver.newest),
+        checkpoint=None if spec.adapters else _name_of(attempt.trainings[0].saver.newest),
         seconds=time.monotonic() - began,
-        adapters=_reached(attempt, record) if isinstance(attempt, SeveralAttempt) else {},
+        adapters=_reached(attempt, record) if spec.adapters else {},
         memory=judge.memory(),
     )
 
@@ -152,24 +149,18 @@ def _name_of(checkpoint: Path | None) -> str:
     return checkpoint.name if checkpoint else ""
 
 
-def _reached(attempt: SeveralAttempt, record: _Record) -> dict[str, AdapterSummary]:
+def _reached(attempt: Attempt, record: _Record) -> dict[str, AdapterSummary]:
     return {
-        name: AdapterSummary(
+        one.adapter or "": AdapterSummary(
             path=one.spec.run.shown,
             steps=one.step,
-            accuracy_before=_first(record.adapters[name].accuracies),
-            accuracy_after=record.adapters[name].accuracies.get(one.step),
-            logprob_diff_max=record.adapters[name].diff_max,
+            accuracy_before=_first(record.adapters[one.adapter or ""].accuracies),
+            accuracy_after=record.adapters[one.adapter or ""].accuracies.get(one.step),
+            logprob_diff_max=record.adapters[one.adapter or ""].diff_max,
             checkpoint=_name_of(one.saver.newest),
         )
-        for name, one in attempt.adapters.items()
+        for one in attempt.trainings
     }
-
-
-def _kind_of(spec: RunSpec) -> type[Attempt]:
-    if spec.adapters:
-        return SeveralAttempt
-    return RowAttempt if spec.recipe.learns_from_rows else ReinforceAttempt
 
 
 def _first(figures: dict[int, float]) -> float | None:
@@ -206,7 +197,7 @@ def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> 
     cause = None
     if error is not None:
         cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}
-    attempt.tell_end(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
+    attempt.report_end(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
     verdict = {"outcome": outcome, "step": attempt.step, "error": cause}
     attempt.session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
 

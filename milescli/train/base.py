@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -195,27 +195,42 @@ def adapts(objective: object) -> TypeGuard[Adapting]:
     return hasattr(objective, "observe") and hasattr(objective, "restore")
 
 
-class Trainer(Protocol):
-    """The training engine, all ranks of it, as the driver sees it. Every call is bounded and raises
-    named errors."""
+class Trainer:
+    """The training engine, all ranks of it, as the driver sees it. Every method is one `call`,
+    which subclasses make. Every call is bounded and raises named errors."""
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the method of this name on all ranks; each is given its shard in the place of a
+        batch. Returns what they return as a whole."""
+        raise NotImplementedError
+
+    def note_saved(self) -> None:
+        """Record that the newest checkpoint is complete, or that the ranks hold one that is."""
+
+    def note_given_up(self) -> None:
+        """Record that the last checkpoint will never be complete."""
 
     async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
         """Open the weight channel to these engines, the fleet's; again after one was replaced.
         Without any it is closed."""
+        await self.call("connect_engines", engines, fleet)
 
     async def step(
         self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
     ) -> Stepped:
         """One pass over the batch: one optimizer update per entry of `shard.updates`, with the
         learning rate given, and as many of the critic, where there is one. `lr` None: the policy
-        stays as it is. Tells of the sequences that `pack` was asked about."""
+        stays as it is. Returns the log-probs of the sequences that `pack` was asked about, too."""
+        return await self.call("step", batch, lr=lr, critic_lr=critic_lr)
 
     async def start_critic(self) -> None:
         """The critic begins from the policy's current weights, but for its head."""
+        await self.call("start_critic")
 
     async def measure(self, batch: TrainBatch) -> StepReport:
         """Loss and figures of the batch as `step` would report them, and nothing changes. Its
         gradient norm and learning rate are 0."""
+        return await self.call("measure", batch)
 
     async def score(
         self, batch: TrainBatch, *, rounded_otherwise: bool = False
@@ -223,60 +238,73 @@ class Trainer(Protocol):
         """Per sequence of the batch, [n] float32 log-prob of each token given those before it, at
         the shard's temperature; 0.0 for the first. No gradient, nothing changes.
         `rounded_otherwise`: as if the output of each layer had been rounded another way."""
+        return await self.call("score", batch, rounded_otherwise=rounded_otherwise)
 
     async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
         """Per sequence of the batch, [n, k] int32 the teacher's likeliest tokens in the place of
         each token, and [n, k] float32 their log-probs; the first row means nothing."""
+        return await self.call("ask_teachers", batch)
 
     async def dismiss_teachers(self) -> None:
-        """Nobody asks them again: their memory is free."""
+        """Free the memory of the teachers: nobody asks them again."""
+        await self.call("dismiss_teachers")
 
     async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
         """Send the current weights to a fleet's engines. The caller has paused them, and tells them
         afterwards that they hold `version`."""
+        await self.call("publish", version, fleet)
 
     async def verify(self, fleet: str = ROLLOUT) -> None:
         """Compare what a fleet's engines hold with the current weights, bit for bit. The caller has
         paused them. Raises MismatchError."""
+        await self.call("verify", fleet)
 
     async def reset_optimizer(self) -> None:
         """Forget the optimizer's moments (between warm-up and RL)."""
+        await self.call("reset_optimizer")
 
     async def freeze_reference(self) -> None:
         """The current weights become those of the role `reference`."""
+        await self.call("freeze_reference")
 
     async def silence_layers(self, first: int) -> None:
         """Make layers `first` and beyond pass their input through, and those before it compute as
         ever. For finding out where engine and trainer part; the optimizer must not step again."""
+        await self.call("silence_layers", first)
 
     async def shed(self) -> None:
         """Move gradients and optimizer off the device, so that an engine's weights have room beside
         the trainer's (colocated)."""
+        await self.call("shed")
 
     async def sleep(self) -> None:
         """Move weights, gradients and optimizer off the device (colocated); `wake` brings them
         back."""
+        await self.call("sleep")
 
     async def wake(self) -> None:
-        """See `sleep`."""
+        """Bring back what `sleep` moved off the device."""
+        await self.call("wake")
 
     async def save(self, folder: Path) -> None:
         """Write weights, optimizer and RNG into `folder`. Returns when training may go on; with
         async save, the files are complete only after `finish_save`. Raises as that."""
+        await self.call("save", folder)
 
     async def is_written(self) -> bool:
-        """Whether `finish_save` would return at once."""
-        ...
+        """Return True if `finish_save` would return at once."""
+        return await self.call("is_written")
 
     async def finish_save(self) -> dict[str, str]:
         """Wait until the last `save` is on disk. Returns the SHA-256 of files whose writer has
         hashed them, by their names in the folder. Raises CheckpointError where it could not be
         written: training may go on."""
-        ...
+        return await self.call("finish_save")
 
     async def load(self, folder: Path, *, weights_only: bool = False) -> None:
         """Take weights, optimizer and RNG from a folder that `save` wrote, under any layout.
         `weights_only`: leave optimizer and RNG as they are."""
+        await self.call("load", folder, weights_only=weights_only)
 
 
 _DTYPES = {1: np.uint8, 2: np.uint16, 4: np.int32}

@@ -16,10 +16,9 @@ from milescli.core.units import GIB
 from milescli.platform.machine import Machine, Node
 from milescli.recipe.load import load
 from milescli.runtime import attempt
-from milescli.runtime.attempt import JoiningNodes
+from milescli.runtime.attempt import Attempt, JoiningNodes
 from milescli.runtime.devices import Devices
 from milescli.runtime.recovery.supervise import StopFlag
-from milescli.runtime.reinforce_attempt import ReinforceAttempt
 from milescli.runtime.saving import Progress
 from milescli.runtime.spec import RunSpec
 from tests.plans import PLAN
@@ -47,18 +46,19 @@ def _stop(tmp_path, *, step: int, newest_step: int) -> list[str]:
     told: list[str] = []
     recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
     spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
-    attempt = ReinforceAttempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
+    attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
+    (training,) = attempt.trainings
     devices = Devices(
         taking_turns=True, trainer=Recorder("trainer", told), engines=Recorder("engines", told)
     )
-    attempt.run = SimpleNamespace(  # type: ignore[assignment]
+    training.run = SimpleNamespace(  # type: ignore[assignment]
         step=step,
         devices=devices,
         trainer=None,
-        groups=SimpleNamespace(position=0, taken=[], history={}),
+        source=SimpleNamespace(progress=Progress),
         objective=None,
     )
-    attempt.saver = _Saver(told, newest_step)  # type: ignore[assignment]
+    training.saver = _Saver(told, newest_step)  # type: ignore[assignment]
 
     with pytest.raises(Stopped, match=f"stopped after step {step}, and saved"):
         asyncio.run(attempt.save_and_stop(Stopped("stopped", why="asked", fix="none")))

@@ -28,6 +28,13 @@ class Writer:
         self.error: Exception | None = None
         self.folder = Path()
         self.asked: list[str] = []
+        self.given_up = 0
+
+    def note_saved(self) -> None:
+        self.asked.append("note_saved")
+
+    def note_given_up(self) -> None:
+        self.given_up += 1
 
     async def save(self, folder: Path) -> None:
         self.folder = folder
@@ -55,21 +62,16 @@ class Rig:
         )
         self.events: list[Any] = []
         self.told: list[int] = []
-        self.given_up = 0
         self.writer = Writer()
         self.saver = Saver(
             store=CheckpointStore(run.checkpoints),
             spec=spec,  # type: ignore[arg-type]
             bus=EventBus([self.events.append]),
             tell=self._tell,
-            on_give_up=self._give_up,
         )
 
     async def _tell(self, hook: str, *, step: int, folder: Path) -> None:
         self.told.append(step)
-
-    def _give_up(self) -> None:
-        self.given_up += 1
 
     async def save(self, step: int) -> None:
         await self.saver.save(self.writer, step=step, progress=Progress())  # type: ignore[arg-type]
@@ -124,7 +126,7 @@ def test_a_save_that_fails_is_told_of_and_the_next_is_another_try(tmp_path: Path
         rig.writer.error = not_written(rig.saver.store.path(2), "trainer rank 1: no space")
         await rig.save(2)
         await rig.saver.settle()
-        assert not rig.saver.store.path(2).exists() and rig.given_up == 1
+        assert not rig.saver.store.path(2).exists() and rig.writer.given_up == 1
         with pytest.raises(MachineError, match="step 2 could not be saved") as caught:
             rig.saver.require_saved(2)
         assert "trainer rank 1: no space" in caught.value.why
@@ -145,7 +147,7 @@ def test_a_folder_that_cannot_be_made_is_a_save_that_fails(tmp_path: Path) -> No
     rig = Rig(tmp_path)
     rig.saver.store.folder.write_text("a file where the folder should be")
     run(lambda: rig.save(1))
-    assert isinstance(rig.saver.failure, CheckpointError) and rig.given_up == 1
+    assert isinstance(rig.saver.failure, CheckpointError) and rig.writer.given_up == 1
 
 
 def test_a_checkpoint_that_a_resumed_run_would_need_must_be_written(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_a_checkpoint_that_a_resumed_run_would_need_must_be_written(tmp_path: Pa
     async def work() -> None:
         rig.writer.error = not_written(rig.saver.store.path(0), "no space")
         await rig.save(0)
-        while not rig.given_up:
+        while not rig.writer.given_up:
             await asyncio.sleep(0.01)
         with pytest.raises(CheckpointError, match="reference"):
             await rig.saver.settle()
@@ -175,4 +177,4 @@ def test_a_wait_that_met_its_bound_is_no_full_disk(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
     run(work)
-    assert rig.given_up == 0
+    assert rig.writer.given_up == 0

@@ -113,7 +113,9 @@ def _miles(
     scores = trainer.score(shards[0])
     assert scores is not None, "one rank speaks for its tokens"
     reports = []
-    timed = _timed(lambda shard: reports.append(trainer.step(shard, LR)), shards, size, visit)
+    timed = _timed(
+        lambda shard: reports.append(trainer.step(shard, LR).report), shards, size, visit
+    )
     forward_backward = [report.forward_backward_s for report in reports[size.warmups :]]
     optimizer = [report.optimizer_s for report in reports[size.warmups :]]
     timed.figures.update(

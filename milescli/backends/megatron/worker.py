@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 
 class TrainerRank(Profiled):
-    """See the module. `setup` first, `close` last."""
+    """Holds the models of one rank, and makes the calls of `train.base.Trainer` on them. `setup`
+    first, `close` last."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class TrainerRank(Profiled):
             )
             self.learner = self.turns.learner
         self.snapshot = Snapshot(
-            [model for model, _ in self._kept(Path())],
+            [model for model, _ in self._trained(Path())],
             self.learner.reference,
             awake=self._awake,
             device=self.device,
@@ -149,12 +150,12 @@ class TrainerRank(Profiled):
 
     @property
     def model(self):
-        """The policy's, as Megatron's DistributedDataParallel holds it."""
+        """The policy's model, wrapped in Megatron's DistributedDataParallel."""
         return self.policy.model
 
     @property
     def optimizer(self):
-        """The policy's."""
+        """The policy's optimizer."""
         return self.policy.optimizer
 
     def _make_channel(self) -> WeightChannel:
@@ -167,38 +168,30 @@ class TrainerRank(Profiled):
             timeout_s=self.recipe.machine.request_timeout_s,
         )
 
-    def step(
-        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
-    ) -> StepReport:
-        """See `Learner`; equal on all ranks."""
-        return self.step_and_tell(shard, lr, critic_lr).report
-
-    def step_and_tell(
-        self, shard: TrainShard, lr: float | None, critic_lr: float | None = None
-    ) -> Stepped:
-        """See `Learner`; its report is equal on all ranks."""
+    def step(self, shard: TrainShard, lr: float | None, critic_lr: float | None = None) -> Stepped:
+        """Take an optimizer step, as `Learner.step` does; the report is equal on all ranks."""
         self.forget_peak()
         with self._named("an optimizer step"):
             stepped = self.learner.step(shard, lr, critic_lr)
         return replace(stepped, memory=(self.memory_used(),))
 
     def measure(self, shard: TrainShard) -> StepReport:
-        """See `Learner`."""
+        """Return the loss and figures of the batch; nothing changes."""
         with self._named("measuring a loss"):
             return self.learner.measure(shard)
 
     def score(self, shard: TrainShard, rounded_otherwise: bool = False) -> list[np.ndarray] | None:
-        """See `Learner`."""
+        """Return [n] log-probs of each sequence, on ranks that speak for its tokens."""
         with self._named("scoring samples"):
             return self.learner.score(shard, rounded_otherwise=rounded_otherwise)
 
     def ask_teachers(self, shard: TrainShard) -> list[tuple[np.ndarray, np.ndarray]] | None:
-        """See `Learner`."""
+        """Return [n, k] tokens and log-probs of each sequence, on ranks that speak for it."""
         with self._named("asking teachers"):
             return self.learner.ask_teachers(shard)
 
     def dismiss_teachers(self) -> None:
-        """Give their memory back."""
+        """Free the memory of the teachers."""
         self.learner.teachers.clear()
 
     def freeze_reference(self) -> None:
@@ -206,22 +199,25 @@ class TrainerRank(Profiled):
         self.learner.reference.freeze()
 
     def reset_optimizer(self) -> None:
-        """Forget the moments."""
+        """Forget the moments of the policy's optimizer."""
         self.policy.reset_optimizer()
 
-    def save(self, folder: str, async_save: bool) -> None:
-        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save`,
-        training may go on at once and the files are complete after `finish_save`."""
+    def save(self, folder: str | Path, async_save: bool | None = None) -> None:
+        """Write weights, optimizer and RNG into `folder`, which is made. With `async_save` (None:
+        the recipe's), training may go on at once and the files are complete after
+        `finish_save`."""
+        if async_save is None:
+            async_save = self.recipe.checkpoint.async_save
         with self._named("saving"), self._all_or_none():
-            for model, part in self._kept(Path(folder)):
+            for model, part in self._trained(Path(folder)):
                 with self._awake(model):
                     model.checkpoints.start(part, copies=async_save)
                     if not async_save:
                         model.checkpoints.wait()
 
     def is_written(self) -> bool:
-        """Whether `finish_save` has nothing to wait for."""
-        return all(model.checkpoints.is_written for model, _ in self._kept(Path()))
+        """Return True if `finish_save` has nothing to wait for."""
+        return all(model.checkpoints.is_written for model, _ in self._trained(Path()))
 
     def finish_save(self) -> dict[str, str]:
         """Wait until the last save is on disk. Returns the SHA-256 of its files with tensors, by
@@ -229,7 +225,7 @@ class TrainerRank(Profiled):
         with self._named("finishing a save"), self._all_or_none():
             return {
                 str(part / name): digest
-                for model, part in self._kept(Path())
+                for model, part in self._trained(Path())
                 for name, digest in model.checkpoints.finish().items()
             }
 
@@ -240,15 +236,15 @@ class TrainerRank(Profiled):
         try:
             yield
         except CheckpointError:
-            for model, _ in self._kept(Path()):
+            for model, _ in self._trained(Path()):
                 model.checkpoints.give_up()
             raise
 
-    def load(self, folder: str, weights_only: bool = False) -> None:
+    def load(self, folder: str | Path, weights_only: bool = False) -> None:
         """Take weights, and unless `weights_only` optimizer and RNG, from a folder that `save`
         wrote under any layout."""
         with self._named("loading"):
-            for model, part in self._kept(Path(folder)):
+            for model, part in self._trained(Path(folder)):
                 if model is self.draft and not part.exists():
                     continue  # it did not learn yet
                 if model is self.policy or not weights_only:
@@ -261,15 +257,16 @@ class TrainerRank(Profiled):
         return self.snapshot.take()
 
     def read_copy(self, section: int, offset: int, size_bytes: int) -> np.ndarray:
-        """A part of it; may be called while the rank does something else."""
+        """Return a part of the copy; may be called while the rank does something else."""
         return self.snapshot.read(section, offset, size_bytes)
 
-    def expect_copy(self, sizes: list[int]) -> None:
-        """One that this rank's predecessor took, of sections of so many bytes, will be written."""
-        self.snapshot.make_room(sizes)
+    def expect_copy(self, sizes: Sequence[list[int]]) -> None:
+        """Make room for a copy that this rank's predecessor took. `sizes`: [ranks][sections]
+        bytes."""
+        self.snapshot.make_room(sizes[self.rank])
 
     def write_copy(self, section: int, offset: int, part: np.ndarray) -> None:
-        """A part of it."""
+        """Write a part of the copy."""
         self.snapshot.write(section, offset, part)
 
     def take_over(self) -> None:
@@ -277,17 +274,17 @@ class TrainerRank(Profiled):
         self.snapshot.put_back()
 
     def _awake(self, model: TrainedModel) -> AbstractContextManager[None]:
-        """It is on the device within."""
+        """Keep the model on the device within."""
         return nullcontext() if model is self.policy else self.learner.turn_of(model)
 
-    def _kept(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
-        """(model, its part of the checkpoint) of all that are trained."""
-        kept = [
+    def _trained(self, folder: Path) -> list[tuple[TrainedModel, Path]]:
+        """Return (model, its part of the checkpoint) for each model that is trained."""
+        trained = [
             (self.policy, folder),
             (self.critic, folder / CRITIC_PART),
             (self.draft, folder / DRAFT_PART),
         ]
-        return [(model, part) for model, part in kept if model is not None]
+        return [(model, part) for model, part in trained if model is not None]
 
     def start_critic(self) -> None:
         """The critic begins from the policy's current weights, with a head of its own."""
@@ -307,18 +304,18 @@ class TrainerRank(Profiled):
             self.policy.sleeper.sleep()
 
     def wake(self) -> None:
-        """Bring them back. On a CPU: nothing."""
+        """Move what `sleep` moved back to the device. On a CPU: nothing."""
         if self.device.type != "cpu":
             self.policy.sleeper.wake()
 
     def take_turn(self, adapter: str) -> None:
-        """What follows is of this one of several adapters."""
+        """Switch to this one of several adapters."""
         assert self.turns is not None, f"{adapter}: this trainer has no adapters that take turns"
         self.turns.take(adapter)
         self.learner = self.turns.learner
 
     def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
+        """Open the weight channel to these engines; close it where there are none."""
         channel = self.channels.pop(fleet, None) or self._make_channel()
         with self._named("opening the weight channel"):
             if engines:
@@ -336,22 +333,22 @@ class TrainerRank(Profiled):
                 cast("DraftChannel", channel).send_draft(self.draft.buckets())
 
     def verify(self, fleet: str = ROLLOUT) -> None:
-        """See Trainer."""
+        """Compare what the fleet's engines hold with the weights. Raises MismatchError."""
         with self._named("verifying weights"):
             self.channels[fleet].verify(formatted(self._buckets_to_send(), self.format))
 
     def silence_layers(self, first: int) -> None:
-        """See Trainer."""
+        """Let layers `first` and beyond pass their input through."""
         from milescli.backends.megatron.state import weights
 
         weights.silence_layers(self.policy.weights, first=first, silenced=self._silenced)
 
     def buckets(self) -> Iterator[Bucket]:
-        """The whole model under Hugging Face names. Collective: all ranks consume all of it."""
+        """Yield the whole model under Hugging Face names. Collective: all ranks consume all."""
         return self.policy.buckets()
 
     def _buckets_to_send(self) -> Iterator[Bucket]:
-        """Those of the policy, under the name of the adapter whose turn it is."""
+        """Yield the policy's buckets, under the name of the adapter whose turn it is."""
         for bucket in self.policy.buckets_for_engines():
             if self.turns is None:
                 yield bucket
@@ -364,7 +361,7 @@ class TrainerRank(Profiled):
         return {name: _sha256(tensor) for bucket in self.buckets() for name, tensor in bucket}
 
     def close(self) -> None:
-        """Give channels and groups back."""
+        """Close the weight channels, and leave the process groups."""
         from milescli.backends.megatron import mesh
 
         self.drop_profile()
@@ -374,8 +371,7 @@ class TrainerRank(Profiled):
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:
-        """A collective that gives up says so in torch's words: say who waited, for what, and how
-        long."""
+        """Raise WaitTimeout where a collective gives up: who waited, for what, and how long."""
         started = time.monotonic()
         try:
             with torch.profiler.record_function(f"miles: {what}"):

@@ -1,27 +1,36 @@
-"""One process of ours, wherever in the cluster it runs: calls that are bounded, looks at whether it
-lives, and errors that name it. Made by `cluster.Cluster.spawn`."""
+"""Processes of ours, wherever in the cluster they run: calls of one or of many that are bounded,
+looks at whether one lives, errors that name it, and bytes from the memory of one to that of
+another. Made by `cluster.Cluster.spawn`."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from milescli.backends.ray.nodes import DEATH_NOTICE_S, ClusterNode, find_dead, node_died
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerKilled
+from milescli.core.errors import MilesError, OutOfMemory, WaitTimeout, WorkerDied, WorkerKilled
 from milescli.core.files import last_log_lines, log_age
-from milescli.core.units import format_bytes
+from milescli.core.silence import sounds_like_lost_peer
+from milescli.core.units import MIB, format_bytes
 from milescli.platform.memory_record import last_look
 
 STATUS = "status"
-"""What a look without a method asks: it says nothing of what the process did."""
+"""The method of a look without one: it says nothing of what the process did."""
 LOOK_TIMEOUT_S = 3.0
 """For a process to say that it is there. A busy machine may take longer: one look proves
 nothing."""
+
+GRACE_S = 3.0
+"""How long we listen for a better cause after the first error: a killed rank makes its peers fail
+at almost the same time."""
+CHUNK_BYTES = 16 * MIB
+"""Moved at once, so that little of Ray's object store is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +57,20 @@ class ActorHandle:
         return await _bounded(self, ref, "start", timeout_s)
 
     async def look(self, method: str | None = None, *, timeout_s: float = LOOK_TIMEOUT_S) -> Any:
-        """At the process: what a quick method says, or (phase, seconds) of what it does; None where
-        it does not speak within the time. Raises WorkerKilled where it has ended."""
-        asked = self.actor.peek.remote(method) if method else self.actor.status.remote()
-        is_done = await _is_done(asked, timeout_s)
-        return await _result(self, asked, method or STATUS) if is_done else None
+        """Look at the process: return the result of a quick method, or (phase, seconds) of what it
+        does; None where it does not answer within the time. Raises WorkerKilled where it has
+        ended."""
+        reply = self.actor.peek.remote(method) if method else self.actor.status.remote()
+        is_done = await _is_done(reply, timeout_s)
+        return await _result(self, reply, method or STATUS) if is_done else None
 
     def hand_over(self, method: str, *args: Any) -> Any:
-        """A reference to what a quick method says, which `run` of another process takes as an
-        argument: it does not pass through this one."""
+        """Return a reference to the result of a quick method, which `run` of another process takes
+        as an argument: it does not pass through this one."""
         return self.actor.peek.remote(method, *args)
 
     async def phase(self, *, timeout_s: float = LOOK_TIMEOUT_S) -> str:
-        """What it does now, for messages; never raises."""
+        """Return what it does now, for messages; never raises."""
         try:
             name, seconds = await asyncio.wait_for(as_future(self.actor.status.remote()), timeout_s)
         except Exception as error:  # any failure to answer says enough
@@ -68,13 +78,88 @@ class ActorHandle:
         return f"is in `{name}` for {seconds:.0f} s"
 
 
+async def run_all(
+    handles: Sequence[ActorHandle], method: str, *args: Any, timeout_s: float, **kwargs: Any
+) -> list[Any]:
+    """Return [rank] the results of the same method on every rank. Raises the error that best names
+    the first cause."""
+    tasks = [
+        asyncio.ensure_future(handle.run(method, *args, timeout_s=timeout_s, **kwargs))
+        for handle in handles
+    ]
+    return await gather_all(tasks)
+
+
+async def start_all(handles: Sequence[ActorHandle], *, timeout_s: float) -> list[int]:
+    """Build all hosted objects at once; returns their pids by rank."""
+    return await gather_all(
+        [asyncio.ensure_future(handle.start(timeout_s=timeout_s)) for handle in handles]
+    )
+
+
+async def gather_all(tasks: Sequence[asyncio.Future[Any]]) -> list[Any]:
+    """Return the results; raises the error that best names the first cause where one fails. None
+    runs on afterwards."""
+    if not tasks:
+        return []
+    try:
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.exception() for task in done) and pending:
+            more, _ = await asyncio.wait(pending, timeout=GRACE_S)
+            done |= more
+        errors = [error for task in tasks if task in done and (error := task.exception())]
+        if errors:
+            raise min(errors, key=_distance_to_cause)
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _distance_to_cause(error: BaseException) -> int:
+    """Rank an error: 0 for a process that ended, 1 for an explained error, 2 for a symptom of lost
+    peers."""
+    if isinstance(error, WorkerDied) and " died " in error.what:
+        return 0
+    return 2 if sounds_like_lost_peer(str(error)) else 1
+
+
+async def move(
+    size_bytes: int,
+    *,
+    source: ActorHandle,
+    read: tuple[Any, ...],
+    sink: ActorHandle,
+    write: tuple[Any, ...],
+    timeout_s: float,
+) -> None:
+    """Move bytes through Ray's object store; the caller's process sees none of them. `read`: a
+    quick method of the source, and its arguments before (offset, bytes); it returns an array of
+    them. `write`: a method of the sink, and its arguments before (offset, array). `timeout_s`: of a
+    chunk. Raises WorkerDied or WaitTimeout."""
+    import ray
+
+    for offset in range(0, size_bytes, CHUNK_BYTES):
+        chunk = source.hand_over(*read, offset, min(CHUNK_BYTES, size_bytes - offset))
+        try:
+            await sink.run(*write, offset, chunk, timeout_s=timeout_s)
+        except (WorkerDied, ray.exceptions.RayError) as error:
+            await sink.look()  # where it has ended, this says so; else it is the source
+            raise WorkerDied(
+                f"{source.name} gave no bytes to {sink.name}",
+                why=str(error).strip().splitlines()[0],
+                fix=f"less {source.log_path}",
+            ) from None
+
+
 async def as_future(ref: Any) -> Any:
-    """A coroutine of what Ray only calls awaitable."""
+    """Return a coroutine for what Ray only calls awaitable."""
     return await ref
 
 
 async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float) -> Any:
-    """What the call returns. Raises as `ActorHandle.run`."""
+    """Return what the call returns. Raises as `ActorHandle.run`."""
     if await _is_done(ref, timeout_s):
         return await _result(handle, ref, method)
     raise WaitTimeout(
@@ -86,7 +171,7 @@ async def _bounded(handle: ActorHandle, ref: Any, method: str, timeout_s: float)
 
 
 async def _is_done(ref: Any, timeout_s: float) -> bool:
-    """Whether the call ends within the time, well or not."""
+    """Return True if the call ends within the time, well or not."""
     waiting = asyncio.ensure_future(as_future(ref))
     try:
         return bool((await asyncio.wait({waiting}, timeout=timeout_s))[0])
@@ -96,7 +181,7 @@ async def _is_done(ref: Any, timeout_s: float) -> bool:
 
 
 async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
-    """Of a call that has ended."""
+    """Return the result of a call that has ended, or raise its error."""
     import ray
 
     try:
@@ -118,36 +203,37 @@ async def _result(handle: ActorHandle, ref: Any, method: str) -> Any:
         if isinstance(cause, MilesError):
             raise cause from None
         if cause is not None and _is_out_of_memory(cause):
-            said = str(cause).partition("\n")[0]
-            raise out_of_memory(handle, method, f"{type(cause).__name__}: {said}") from None
+            reason = str(cause).partition("\n")[0]
+            raise out_of_memory(handle, method, f"{type(cause).__name__}: {reason}") from None
         raise
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """torch says so of a GPU by a type of its own, and of main memory by its words alone."""
+    """Return True if memory ran out: torch raises its own type for a GPU, and RuntimeError for main
+    memory."""
     is_named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return is_named or "can't allocate memory" in str(error)
 
 
 def _limit_of_ray(text: str) -> str:
-    """The one line that matters of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
-    found = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
-    if found is None:
+    """Return the one line that matters of 40: `... was 22.6GB used / 23.4GB limit (0.96)`."""
+    match = re.search(r"([\d.]+)GB(?: used)? / ([\d.]+)GB", text)
+    if match is None:
         return "the computer's memory was nearly full"
-    return f"{found[1]} of the computer's {found[2]} GB were in use, and Ray ends processes then"
+    return f"{match[1]} of the computer's {match[2]} GB were in use, and Ray ends processes then"
 
 
-def out_of_memory(handle: ActorHandle, method: str, said: str) -> OutOfMemory:
-    """Names the process, what it did, what each process of the run held, and what needs less.
-    `said`: why the memory was not to be had."""
+def out_of_memory(handle: ActorHandle, method: str, reason: str) -> OutOfMemory:
+    """Return an error that names the process, its call, the memory of each process of the run, and
+    settings that need less. `reason`: why the allocation failed."""
     folder = handle.log_path.parent
-    held = sorted(last_look(folder).items(), key=lambda each: -each[1])
-    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in held[:4])
+    used = sorted(last_look(folder).items(), key=lambda each: -each[1])
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in used[:4])
     run = folder.parents[1]
     again = f"miles launch --recipe {run}/recipe.yaml"
     return OutOfMemory(
         f"{handle.name} ran out of memory" + f" during `{method}`" * (method != STATUS),
-        why=f"{said}; held a moment before: {sizes or 'unknown'}",
+        why=f"{reason}; held a moment before: {sizes or 'unknown'}",
         fix=[
             f"{again} --name {run.name}-lora --lora 16   # train an adapter",
             f"{again} --name {run.name}-short --set train.max_tokens_per_microbatch=2048 "

@@ -46,9 +46,8 @@ from milescli.runtime.evaluation.sets import (
     sets_of,
     sets_of_model,
 )
-from milescli.runtime.inputs.episode_parts import FirstFew, chat_form_of, scorer_of
+from milescli.runtime.inputs.episode_parts import episode_parts
 from milescli.runtime.inputs.given_models import (
-    by_role,
     reward_facts,
     without_policies,
     without_speculation,
@@ -290,16 +289,8 @@ async def _all_sets(
 def episodes_of(spec: RunSpec, recipe: Recipe, engines: Engines, *, output: Output) -> Episodes:
     """Return episodes of the recipe's agent, sampled as its `eval` says."""
     assert engines.fleet is not None, "engines serve"
-    return evaluation_episodes(
-        recipe,
-        engine=engines.fleet,
-        scorer=scorer_of(recipe, engines.scores),
-        decode=spec.inputs.tokenizer.decode,
-        vocab_size=spec.inputs.facts.vocab_size,
-        chat_form=chat_form_of(recipe, spec.inputs.tokenizer),
-        policies=by_role(recipe, engines.policies),
-        tell=FirstFew(output.warn),
-    )
+    parts = episode_parts(recipe, spec.inputs, engines, engine=engines.fleet, warn=output.warn)
+    return evaluation_episodes(recipe, **parts)
 
 
 def engines_only(plan: Plan, *, num_policies: int = 0) -> Plan:

@@ -1,12 +1,13 @@
 """What the episodes of a run are played with, in training and in evaluation alike: how an agent
 chats (the tokenizer, SGLang's parsers of what the model writes), who scores responses, and how
-users are told of episodes that failed."""
+users are warned of episodes that failed."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from milescli.agents.proxy import SessionProxy
 from milescli.backends.sglang.client.parsers import ReplyForm, SglangReplies
@@ -21,6 +22,12 @@ from milescli.rollout.episode.session import ChatForm
 from milescli.rollout.rewards.role_rewards import ByRole
 from milescli.rollout.rewards.scoring import BySource, Scoring
 from milescli.rollout.rewards.served.reward_model import ScoreServer
+from milescli.runtime.inputs.given_models import by_role
+
+if TYPE_CHECKING:
+    from milescli.backends.sglang.client.fleet import SglangFleet
+    from milescli.runtime.inputs.run_inputs import RunInputs
+    from milescli.runtime.recovery.engines import Engines
 
 OF_OUR_TEMPLATE = "qwen25"
 """How calls are written by our own template, of which SGLang knows nothing."""
@@ -72,6 +79,27 @@ def scorer_of(recipe: Recipe, server: ScoreServer | None) -> Scoring:
     episodes = BySource(usual, own) if own else usual
     roles = rewards.role_scorers_of(recipe.rollout, server)
     return ByRole(episodes, roles) if roles else episodes
+
+
+def episode_parts(
+    recipe: Recipe,
+    inputs: RunInputs,
+    engines: Engines,
+    *,
+    engine: SglangFleet,
+    warn: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Return the arguments that training episodes and evaluation episodes of a run share.
+    `engine`: plays the policy; `warn`: warns the user of episodes that failed."""
+    return {
+        "engine": engine,
+        "scorer": scorer_of(recipe, engines.scores),
+        "decode": inputs.tokenizer.decode,
+        "vocab_size": inputs.facts.vocab_size,
+        "chat_form": chat_form_of(recipe, inputs.tokenizer),
+        "policies": by_role(recipe, engines.policies),
+        "tell": FirstFew(warn) if warn is not None else None,
+    }
 
 
 NUM_REPORTED = 3

@@ -1,6 +1,6 @@
 """Takes profiles of a run that goes on, where `miles profile` asks for one: looked for between two
 steps, which costs one look at the disk. It changes nothing that is computed, and ends no run: what
-goes wrong is told in the profile's state."""
+goes wrong is reported in the profile's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from milescli.backends.ray.actor import ActorHandle
 from milescli.checkpoint.run_dir import RunDir
@@ -18,18 +18,10 @@ from milescli.core.events import EventBus, Notice
 from milescli.profiling import request as files
 from milescli.profiling.request import Progress, Request, State
 from milescli.runtime.recovery.engines import EngineActors
-from milescli.runtime.recovery.replay import Call
+from milescli.train.base import Trainer
 
 ENGINE_TIMEOUT_S = 40.0
 """For an engine's actor to begin or end a record: as long as py-spy may take, and more."""
-
-
-class Asked(Protocol):
-    """The trainer of a run: `HealingTrainer`."""
-
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        """Make the call, of ranks that live."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +42,7 @@ class Profiler:
         self,
         run: RunDir,
         *,
-        trainer: Callable[[], Asked | None],
+        trainer: Callable[[], Trainer | None],
         engines: Callable[[], Mapping[int, EngineActors]],
         bus: EventBus,
     ) -> None:
@@ -94,14 +86,14 @@ class Profiler:
         active = self._active = _Active(
             request=wanted, state=state, loop=loop, began=time.monotonic()
         )
-        errors = await self._ask("start_profile", wanted.ranks, str(folder), wanted.memory)
+        errors = await self._call("start_profile", wanted.ranks, str(folder), wanted.memory)
         missing = {str(rank): "the run has no such rank" for rank in wanted.ranks}
         failed = {number: error for number, error in (missing | errors).items() if error}
         active.state.ranks.update({number: {"error": error} for number, error in failed.items()})
         for number in wanted.engines:
             await self._begin_record(active, number, folder)
         files.write_state(self._run, wanted.number, active.state)
-        self._tell(f"profile {wanted.number} of steps {step + 1} to {step + wanted.steps} begins")
+        self._notify(f"profile {wanted.number} of steps {step + 1} to {step + wanted.steps} begins")
 
     async def _begin_record(self, active: _Active, number: int, folder: Path) -> None:
         engine, error = self._engines().get(number), "the run has no such engine"
@@ -122,12 +114,12 @@ class Profiler:
         engines, ranks = dict(active.state.engines), dict(active.state.ranks)
         for engine, handle in active.records.items():
             try:
-                told = await handle.run("stop_record", timeout_s=ENGINE_TIMEOUT_S)
+                result = await handle.run("stop_record", timeout_s=ENGINE_TIMEOUT_S)
             except MilesError as failed:
-                told = {"error": failed.what}
-            engines.setdefault(str(engine), told)
-        for rank, told in (await self._ask("stop_profile", active.request.ranks)).items():
-            ranks.setdefault(rank, told)
+                result = {"error": failed.what}
+            engines.setdefault(str(engine), result)
+        for rank, result in (await self._call("stop_profile", active.request.ranks)).items():
+            ranks.setdefault(rank, result)
         done = State(
             progress=Progress.DONE,
             first_step=active.state.first_step,
@@ -137,15 +129,15 @@ class Profiler:
             engines=engines,
         )
         files.write_state(self._run, number, done)
-        self._tell(f"profile {number} is in {files.folder_of(self._run, number)}")
+        self._notify(f"profile {number} is in {files.folder_of(self._run, number)}")
 
-    async def _ask(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
+    async def _call(self, method: str, ranks: list[int], *args: Any) -> dict[str, Any]:
         """Return what each of these trainer ranks says that there is."""
         trainer = self._trainer()
         if trainer is None or not ranks:
             return {}
-        told = await trainer.ask(Call(method, (ranks, *args)))
-        return {str(rank): said for rank, said in told.items()}
+        results = await trainer.call(method, ranks, *args)
+        return {str(rank): result for rank, result in results.items()}
 
-    def _tell(self, text: str) -> None:
+    def _notify(self, text: str) -> None:
         self._bus.emit(Notice(text=text))

@@ -140,14 +140,14 @@ class EngineWatch:
         if self._fleet.silent_s(url) < min(ASKED_AFTER_S, now - self._waited_since):
             self._has_replied, self._is_unwell = True, False
             return None
-        self._ask(url, now)
+        self._inquire(url, now)
         if not self._is_unwell:
             return None
         if not self._has_replied and now - self._waited_since < self._patience_s:
             return None
         return f"it does not answer, and {waiting} requests wait for it"
 
-    def _ask(self, url: str, now: float) -> None:
+    def _inquire(self, url: str, now: float) -> None:
         question = self._question
         if question is None:
             self._asked_at = now
@@ -350,37 +350,46 @@ class RouterKeeper:
         """Nothing runs between two probes."""
 
 
-def warn_of_losses(tell: Callable[[str], None]) -> Callable[[Event], None]:
+def warn_of_losses(warn: Callable[[str], None]) -> Callable[[Event], None]:
     """Return a listener that warns the user of what hangs and of what is lost."""
 
     def listen(event: Event) -> None:
         if isinstance(event, WorkerSilent):
-            tell(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
+            warn(f"{event.worker} has not spoken for {event.seconds:.0f} s: {event.why}")
         elif isinstance(event, WorkerLost):
-            tell(f"{event.what}; another is started in its place")
+            warn(f"{event.what}; another is started in its place")
 
     return listen
+
+
+def keep_engines(
+    fleet: WatchedFleet,
+    name: str,
+    engines: Engines,
+    builder: Builder,
+    *,
+    repairs: Repairs,
+    join: Join,
+) -> EngineKeeper:
+    """Replace a dead engine of the fleet of that name from now on."""
+    indices = builder.indices_of(name)
+    keeper = EngineKeeper(
+        fleet, indices=indices, engines=engines, builder=builder, repairs=repairs, join=join
+    )
+    engines.keepers.append(keeper)
+    return keeper
 
 
 def keep_frozen(
     fleet: SglangFleet, name: str, engines: Engines, builder: Builder, *, repairs: Repairs
 ) -> None:
-    """Keep engines alive that no trainer sends weights to: a new one loads those that the others
-    hold. `name`: of the fleet."""
+    """Replace dead engines of a fleet that no trainer sends weights to: a new one loads those that
+    the others hold."""
 
     async def join(start: Start) -> None:
         await fleet.admit(await start(), fleet.version)
 
-    engines.keepers.append(
-        EngineKeeper(
-            fleet,
-            indices=builder.indices_of(name),
-            engines=engines,
-            builder=builder,
-            repairs=repairs,
-            join=join,
-        )
-    )
+    keep_engines(fleet, name, engines, builder, repairs=repairs, join=join)
 
 
 def keep_scorer(engines: Engines, builder: Builder, *, repairs: Repairs) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from milescli.backends.ray.actor import ActorHandle
-from milescli.backends.ray.group import run_all, start_all
+from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.backends.sglang.launch.process import ProcessLook
 from milescli.backends.sglang.launch.router import RouterServer

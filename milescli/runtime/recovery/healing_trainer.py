@@ -1,14 +1,15 @@
-"""The trainer of a run, whose ranks may die: others are started on the same slots, take the newest
-copy of the state or checkpoint, and do again what was done since, by the batches that were kept.
-The engines stay up, and nothing is sampled twice."""
+"""The trainer of a run, whose ranks may die: `HealingTrainer` starts others on the same slots,
+loads the newest copy of the state or checkpoint, and repeats the calls since, which `RecordedCalls`
+holds with their batches. The engines stay up, and nothing is sampled twice."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,130 @@ from milescli.core.types import EngineAddress
 from milescli.core.units import format_bytes
 from milescli.runtime.recovery.peer_copies import Copies
 from milescli.runtime.recovery.rank_group import DEATH_GRACE_S, RankGroup, RankWatch
-from milescli.runtime.recovery.replay import (
-    Call,
-    Numbered,
-    RecordedCalls,
-    ReplayedTrainer,
-    num_steps,
-)
 from milescli.runtime.recovery.restarts import Repairs, beyond
+from milescli.train.base import TrainBatch, Trainer
+
+CHANGES = ("step", "start_critic", "reset_optimizer", "freeze_reference", "load")
+"""Methods that change what the ranks hold, so that new ranks must repeat them."""
 
 
-class HealingTrainer(ReplayedTrainer):
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the trainer's ranks."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    adapter: str | None = None
+    """Whose turn it must be; None: the ranks train one policy."""
+
+    @property
+    def fleet(self) -> str | None:
+        """Name of the fleet whose channel must be open."""
+        return self.args[-1] if self.method in ("publish", "verify") else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its batch, where it has one."""
+        batches = [value for value in self.args if isinstance(value, TrainBatch)]
+        return sum(shard.size_bytes for batch in batches for shard in batch.shards)
+
+    async def repeat(self, ranks: Trainer) -> None:
+        """Make the call on new ranks, in the turn of its adapter."""
+        if self.adapter is not None:
+            await ranks.call("take_turn", self.adapter)
+        await ranks.call(self.method, *self.args, **self.kwargs)
+
+
+Numbered = list[tuple[int, Call]]
+"""(how many calls were made before it, the call)"""
+
+
+@dataclass(slots=True, kw_only=True)
+class RecordedCalls:
+    """Holds the last calls that changed the ranks. A *mark* is the number of such calls since the
+    run began: new ranks with the state of a mark repeat the calls after it. Adapters change
+    independently of each other, and each has a checkpoint of its own."""
+
+    limit_bytes: float
+    done: int = 0
+    """Mark of the ranks as they are."""
+    size_bytes: int = 0
+    """Of the batches in the recorded calls."""
+    _saved: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: mark of its newest checkpoint that is complete."""
+    _lost: dict[str | None, int] = field(default_factory=dict)
+    """By adapter: the mark from which on all of its calls are recorded."""
+    _calls: Numbered = field(default_factory=list)
+
+    def add(self, call: Call) -> None:
+        """Record a call that was made."""
+        self._calls.append((self.done, call))
+        self.done += 1
+        self.size_bytes += call.size_bytes
+
+    @property
+    def is_too_much(self) -> bool:
+        """True if the batches exceed the limit, so that some must be dropped."""
+        return self.size_bytes > self.limit_bytes
+
+    def saved(self, adapter: str | None = None) -> int:
+        """Mark of the newest checkpoint that is complete, or of the beginning."""
+        return self._saved.get(adapter, 0)
+
+    @property
+    def has_saved(self) -> bool:
+        """True if any checkpoint was completed since the beginning."""
+        return any(self._saved.values())
+
+    def set_saved(self, mark: int, adapter: str | None = None) -> None:
+        """Record that the checkpoint of that mark is complete: earlier calls will not be
+        repeated."""
+        self._saved[adapter] = mark
+        self._drop(lambda number, call: number < mark and call.adapter == adapter)
+
+    def reaches(self, mark: int | None) -> bool:
+        """True if all calls since `mark` are recorded."""
+        return mark is not None and all(lost <= mark for lost in self._lost.values())
+
+    @property
+    def reaches_checkpoints(self) -> bool:
+        """True if all calls are recorded since the checkpoint, of each adapter since its own."""
+        return all(lost <= self.saved(adapter) for adapter, lost in self._lost.items())
+
+    def since(self, mark: int) -> Numbered:
+        """Return the calls that ranks must repeat which are as these were at `mark`."""
+        assert self.reaches(mark), f"calls since {mark} are needed, recorded since {self._lost}"
+        return [(number, call) for number, call in self._calls if number >= mark]
+
+    @property
+    def since_checkpoints(self) -> Numbered:
+        """Return the calls that ranks must repeat which are as the checkpoints."""
+        assert self.reaches_checkpoints, f"recorded since {self._lost}, saved at {self._saved}"
+        return [each for each in self._calls if each[0] >= self.saved(each[1].adapter)]
+
+    def drop_before(self, mark: int) -> None:
+        """Forget the calls before `mark`, which no longer need to be repeated, or no longer can
+        be."""
+        self._drop(lambda number, call: number < mark)
+
+    def _drop(self, is_gone: Callable[[int, Call], bool]) -> None:
+        left: Numbered = []
+        for number, call in self._calls:
+            if is_gone(number, call):
+                self._lost[call.adapter] = number + 1
+            else:
+                left.append((number, call))
+        self._calls = left
+        self.size_bytes = sum(call.size_bytes for _, call in left)
+
+
+def num_steps(calls: Iterable[tuple[int, Call]]) -> int:
+    """Return the number of optimizer steps among them."""
+    return sum(call.method == "step" for _, call in calls)
+
+
+class HealingTrainer(Trainer):
     """Makes the calls of a trainer on ranks that live: where ranks die, it starts new ones and
     repeats what the old ones had done. One call at a time; belongs to one event loop."""
 
@@ -44,49 +158,49 @@ class HealingTrainer(ReplayedTrainer):
         room: Callable[[], AbstractAsyncContextManager[None]] | None = None,
         copies: Copies | None = None,
     ) -> None:
-        """`restart`: new ranks with the weights of the newest checkpoint, or those to begin from
-        where there is none; `silence_s`: see MachineSettings; `name`: of all
-        ranks together, as errors and events call them. `room`: within it new ranks have the devices
-        that they take turns on; None: they have devices of their own, and start as soon as the dead
-        ones are missed. `copies`: of their state, taken after steps."""
+        """`restart` starts ranks with the weights of the newest checkpoint, or those to begin from
+        where there is none. `silence_s`: the recipe's `machine.silence_s`. `name`: of all ranks
+        together, in errors and events. `room`: within it new ranks have the devices that they take
+        turns on; None: they have devices of their own, and start as soon as a death is seen.
+        `copies`: of their state, taken after steps."""
         self._ranks = ranks
         self._watch = RankWatch(name, silence_s, bus=repairs.bus, step=repairs.step)
         self._name = name
         self._restart, self._repairs = restart, repairs
         self._turn = asyncio.Lock()
-        self._kept = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
+        self._recorded = RecordedCalls(limit_bytes=repairs.restarts.limits.kept_gib * 1024**3)
         self._copies = copies
         self._is_warned = False
-        """That a death would end the run, as too much would have to be kept."""
+        """The user knows that a death would end the run, as calls were dropped."""
         self._saving: dict[str | None, tuple[Path, int]] = {}
-        """By adapter: the folder that is being written, and the mark of what is in it. No copy is
+        """By adapter: the folder that is being written, and the mark of its content. No copy is
         taken meanwhile: new ranks that write it anew must begin before it."""
         self._failed_saves: dict[str | None, CheckpointError] = {}
         """Why new ranks could not write that folder."""
         self._lasting = list[Call]()
-        """What no checkpoint keeps."""
+        """Calls whose effect no checkpoint holds: new ranks repeat them first."""
         self._room, self._memory_state = room, Call("wake")
-        """Whether they gave their devices away: the last of `shed`, `sleep`, `wake`."""
+        """The last of `shed`, `sleep` and `wake`: new ranks begin awake."""
         self._fleets: dict[str, list[EngineAddress]] = {}
         self._open = set[str]()
         """Fleets that these ranks have a channel to."""
         self._healing: asyncio.Task[None] | None = None
         self._death: WorkerDied | None = None
-        """Of the first rank that died, where that was seen."""
+        """The death that was seen first, until new ranks are started."""
 
     def of_adapter(self, name: str) -> AdapterTrainer:
         """Return the trainer as one of several adapters has it: in its turn."""
         return AdapterTrainer(self, name)
 
-    def is_saved(self, adapter: str | None = None) -> None:
+    def note_saved(self, adapter: str | None = None) -> None:
         """Record that the newest checkpoint is complete, or that the ranks hold one that is: what
         was done before it need never be repeated."""
-        _, mark = self._saving.pop(adapter, (None, self._kept.done))
-        self._kept.set_saved(mark, adapter)
+        _, mark = self._saving.pop(adapter, (None, self._recorded.done))
+        self._recorded.set_saved(mark, adapter)
 
-    def is_given_up(self, adapter: str | None = None) -> None:
-        """The checkpoint that was written last will never be complete: what was done since the one
-        before it is kept on."""
+    def note_given_up(self, adapter: str | None = None) -> None:
+        """Record that the last checkpoint will never be complete: calls since the one before it
+        stay recorded."""
         self._saving.pop(adapter, None)
         self._failed_saves.pop(adapter, None)
 
@@ -94,11 +208,11 @@ class HealingTrainer(ReplayedTrainer):
     def _is_whole(self) -> bool:
         """True if all calls are recorded that new ranks would have to repeat."""
         copy = self._copies.mark if self._copies is not None else None
-        return self._kept.reaches_checkpoints or self._kept.reaches(copy)
+        return self._recorded.reaches_checkpoints or self._recorded.reaches(copy)
 
     async def probe(self) -> None:
         """Look at the ranks; dead ones, and those that hang, are replaced from here on. Raises
-        WorkerDied where they are not, as too much was done to be done again, or bounds are met."""
+        WorkerDied where they cannot be, as calls were dropped, or bounds are met."""
         if self._healing is not None and self._healing.done():
             healed, self._healing = self._healing, None
             healed.result()
@@ -134,36 +248,45 @@ class HealingTrainer(ReplayedTrainer):
             if self._ranks is dead:
                 await self._recover(error)
 
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
+    async def call(self, method: str, *args: Any, adapter: str | None = None, **kwargs: Any) -> Any:
+        """Call the method on ranks that live. `adapter`: whose call it is, where several take
+        turns."""
+        call = Call(method, args, kwargs, adapter=adapter)
         async with self._turn:
             while True:
                 try:
-                    result = await self._once(call)
+                    await self._prepare(call)
+                    with self._watch.during(method, call.size_bytes):
+                        if adapter is not None:
+                            await self._ranks.call("take_turn", adapter)
+                        result = await self._ranks.call(method, *args, **kwargs)
                     break
                 except (WorkerDied, WaitTimeout) as error:
+                    if method == "is_written":  # `probe` sees it, too
+                        return False
                     await self._recover(await self._cause(error))
-            if changes:
-                self._keep(call)
-            if call.method == "step" and self._copies is not None:
+            self._record(call)
+            if method == "step" and self._copies is not None:
                 await self._copy(self._copies)
-            return result
+        if method == "finish_save" and (failed := self._failed_saves.get(adapter)) is not None:
+            raise failed
+        return result
 
     async def _copy(self, copies: Copies) -> None:
-        """The state as it is now, where it is time. Ranks that die of it are found by whoever asks
-        them next."""
+        """Copy the state as it is now, where it is time. Ranks that die of it are found by the next
+        call."""
         copies.count_step()
         if not self._saving:
             with suppress(WorkerDied, WaitTimeout):
-                await copies.take(self._ranks, self._kept.done)
+                await copies.take(self._ranks, self._recorded.done)
 
-    async def _once(self, call: Call) -> Any:
+    async def _prepare(self, call: Call) -> None:
+        """Open the channel that a call needs, or empty the folder that it writes."""
         if call.fleet is not None and call.fleet not in self._open:
             await self._ranks.connect_engines(self._fleets[call.fleet], call.fleet)
             self._open.add(call.fleet)
         if call.method == "save":
             _empty(call.args[0])
-        with self._watch.during(call.method, call.size_bytes):
-            return await call.of(self._ranks)
 
     async def _cause(self, error: WorkerDied | WaitTimeout) -> WorkerDied:
         """Return the death of a rank that explains it. Raises the error where none has died."""
@@ -174,20 +297,38 @@ class HealingTrainer(ReplayedTrainer):
             raise error
         return dead
 
-    def _keep(self, call: Call) -> None:
-        """Record a call that changed the ranks. Where too much is kept, what no copy needs is let
-        go, then all of it: until the next checkpoint or copy a rank's death ends the run."""
-        kept = self._kept
-        kept.add(call)
-        if kept.is_too_much and self._copies is not None and kept.reaches(self._copies.mark):
-            kept.let_go(self._copies.mark)
-        size = format_bytes(kept.size_bytes)
-        if kept.is_too_much:
-            kept.let_go(kept.done)
+    def _record(self, call: Call) -> None:
+        """Record a call that was made, so that new ranks can be brought to where it left the old
+        ones."""
+        match call.method:
+            case "connect_engines":
+                engines, fleet = call.args
+                self._fleets[fleet] = engines
+                self._open.add(fleet)
+            case "dismiss_teachers":
+                self._lasting.append(call)
+            case "shed" | "sleep" | "wake":
+                self._memory_state = call
+            case "save":
+                self._saving[call.adapter] = call.args[0], self._recorded.done
+            case method if method in CHANGES:
+                self._add(call)
+
+    def _add(self, call: Call) -> None:
+        """Record a call that changed the ranks. Where the batches are too large, those that no copy
+        needs are let go, then all: until the next checkpoint or copy a rank's death ends the
+        run."""
+        recorded, copies = self._recorded, self._copies
+        recorded.add(call)
+        if recorded.is_too_much and copies is not None and recorded.reaches(copies.mark):
+            recorded.drop_before(copies.mark)
+        size = format_bytes(recorded.size_bytes)
+        if recorded.is_too_much:
+            recorded.drop_before(recorded.done)
         self._warn(f"{size} of batches since the last one are more than fault.kept_gib")
 
     def _warn(self, why: str) -> None:
-        """That a rank's death would end the run now; once, until all is there again."""
+        """Warn once that a rank's death would end the run, until all calls are recorded again."""
         if not self._is_whole and not self._is_warned:
             until = "checkpoint" if self._copies is None else "checkpoint or copy"
             text = f"until the next {until} a trainer rank's death ends the run: {why}"
@@ -195,8 +336,8 @@ class HealingTrainer(ReplayedTrainer):
         self._is_warned = not self._is_whole
 
     async def _recover(self, error: WorkerDied) -> None:
-        """New ranks, as far as the dead ones were. Raises the error where bounds are met, or what
-        they would have to do again is not there."""
+        """Start new ranks, and bring them to where the dead ones were. Raises the error where
+        bounds are met, or calls that they would have to repeat were dropped."""
         began = time.monotonic()
         while True:
             if not self._is_whole:
@@ -206,9 +347,9 @@ class HealingTrainer(ReplayedTrainer):
             try:
                 await self._ranks.kill()
                 async with self._room() if self._room is not None else nullcontext():
-                    source = await self._begin_again(error)
+                    source = await self._start_again(error)
                     if self._memory_state.method != "wake":  # as new ranks are
-                        await self._memory_state.of(self._ranks)
+                        await self._memory_state.repeat(self._ranks)
             except (WorkerDied, WaitTimeout) as another:
                 if (dead := await self._ranks.find_dead(within_s=DEATH_GRACE_S)) is None:
                     raise
@@ -217,109 +358,78 @@ class HealingTrainer(ReplayedTrainer):
             break
         self._repairs.done(self._name, began=began, source=source)
 
-    async def _begin_again(self, error: WorkerDied) -> str:
-        """New ranks, and what was done since the newer of copy and checkpoint; which that was, in
-        words. Raises the error where the copy is lost and the checkpoint is not enough."""
-        kept, copies = self._kept, self._copies
+    async def _start_again(self, error: WorkerDied) -> str:
+        """Start ranks, and repeat the calls since the newer of copy and checkpoint; returns in
+        words which that was. Raises the error where the copy is lost and the checkpoint is too
+        old."""
+        recorded, copies = self._recorded, self._copies
         mark = copies.mark if copies is not None else None
-        if copies is not None and mark is not None and mark >= kept.saved():
-            calls = kept.since(mark)
+        if copies is not None and mark is not None and mark >= recorded.saved():
+            calls = recorded.since(mark)
             self._ranks, self._death = await copies.start_ranks(), None
             self._open.clear()
             if await copies.restore(self._ranks):
-                await self._do_again(calls)
-                return f"from the copy in memory, {_told_again(calls)}"
+                await self._repeat(calls)
+                return f"from the copy in memory, {_repeated(calls)}"
             await self._ranks.kill()
-        if not kept.reaches_checkpoints:
+        if not recorded.reaches_checkpoints:
             raise error
         self._ranks, self._death = await self._restart(), None
         self._open.clear()
-        calls = kept.since_checkpoints
-        await self._do_again(calls)
+        calls = recorded.since_checkpoints
+        await self._repeat(calls)
         if not num_steps(calls):
             return ""
-        begun = "the newest checkpoint" if kept.has_saved else "the beginning"
-        return f"from {begun}, {_told_again(calls)}"
+        begun = "the newest checkpoint" if recorded.has_saved else "the beginning"
+        return f"from {begun}, {_repeated(calls)}"
 
-    async def _do_again(self, calls: Numbered) -> None:
-        """Repeat what was done since; a checkpoint that was being written is written where it
-        was."""
+    async def _repeat(self, calls: Numbered) -> None:
+        """Repeat the calls; a checkpoint that was being written is written where it was begun."""
         for call in self._lasting:
-            await call.of(self._ranks)
+            await call.repeat(self._ranks)
         due = dict(self._saving)
         for number, call in calls:
             if call.adapter in due and number >= due[call.adapter][1]:
                 await self._save_again(due.pop(call.adapter)[0], call.adapter)
-            await call.of(self._ranks)
+            await call.repeat(self._ranks)
         for adapter, (folder, _) in due.items():
             await self._save_again(folder, adapter)
 
     async def _save_again(self, folder: Path, adapter: str | None) -> None:
         try:
             _empty(folder)
-            await Call("save", (folder,), adapter=adapter).of(self._ranks)
-            await Call("finish_save", adapter=adapter).of(self._ranks)
+            await Call("save", (folder,), adapter=adapter).repeat(self._ranks)
+            await Call("finish_save", adapter=adapter).repeat(self._ranks)
         except CheckpointError as error:
             self._failed_saves[adapter] = error
 
-    def note(self, call: Call) -> None:
-        if call.method == "connect_engines":
-            engines, fleet = call.args
-            self._fleets[fleet] = engines
-            self._open.add(fleet)
-        elif call.method == "dismiss_teachers":
-            self._lasting.append(call)
-        elif call.method == "save":
-            self._saving[call.adapter] = call.args[0], self._kept.done
-        else:
-            self._memory_state = call
 
-    async def is_written_of(self, adapter: str | None) -> bool:
-        """False where the ranks are dead."""
-        async with self._turn:
-            try:
-                return await Call("is_written", adapter=adapter).of(self._ranks)
-            except (WorkerDied, WaitTimeout):  # seen by `probe`, too
-                return False
-
-    def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        return self._failed_saves.get(adapter)
-
-
-class AdapterTrainer(ReplayedTrainer):
+class AdapterTrainer(Trainer):
     """The trainer of one of several adapters: every call is made in its turn."""
 
     def __init__(self, trainer: HealingTrainer, name: str) -> None:
         self._trainer, self.adapter = trainer, name
 
-    async def ask(self, call: Call, *, changes: bool = False) -> Any:
-        return await self._trainer.ask(call, changes=changes)
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self._trainer.call(method, *args, adapter=self.adapter, **kwargs)
 
-    def note(self, call: Call) -> None:
-        self._trainer.note(call)
+    def note_saved(self) -> None:
+        """Record that its newest checkpoint is complete."""
+        self._trainer.note_saved(self.adapter)
 
-    async def is_written_of(self, adapter: str | None) -> bool:
-        return await self._trainer.is_written_of(adapter)
-
-    def failed_save(self, adapter: str | None) -> CheckpointError | None:
-        return self._trainer.failed_save(adapter)
-
-    def is_saved(self) -> None:
-        """Record that its newest checkpoint is complete; see HealingTrainer."""
-        self._trainer.is_saved(self.adapter)
-
-    def is_given_up(self) -> None:
-        self._trainer.is_given_up(self.adapter)
+    def note_given_up(self) -> None:
+        """Record that its last checkpoint will never be complete."""
+        self._trainer.note_given_up(self.adapter)
 
 
-def _told_again(calls: Numbered) -> str:
+def _repeated(calls: Numbered) -> str:
     num = num_steps(calls)
     return f"{num} step{'s'[: num != 1]} done again"
 
 
 def _empty(folder: Path) -> None:
-    """What ranks that died have left of a checkpoint is no part of one. Raises CheckpointError
-    where the disk takes no more."""
+    """Remove what dead ranks have left of a checkpoint. Raises CheckpointError where the disk takes
+    no more."""
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(exist_ok=True)

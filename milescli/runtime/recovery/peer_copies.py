@@ -1,7 +1,7 @@
-"""Copies of the trainer's state in the memory of other processes: taken after every so many steps,
-sent beside what comes next, and given to new ranks. The copies of a rank lie with a process on the
-next node of the plan, or beside the ranks where there is one node alone (`copy_keeper`).
-`healing_trainer`, which knows what was done since, drives this."""
+"""Copies of the trainer's state in the memory of other processes: taken every few steps, sent while
+training goes on, and given to new ranks. The copies of a rank lie in a process (`copy_keeper`) on
+the next node of the plan, or beside the ranks where there is one node alone. `healing_trainer`
+drives this, and repeats the calls since a copy."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from milescli.backends.ray.actor import ActorHandle
-from milescli.backends.ray.group import gather_all, start_all
-from milescli.backends.ray.moving import move
+from milescli.backends.ray.actor import ActorHandle, gather_all, move, start_all
 from milescli.core.errors import NodeDied, WaitTimeout, WorkerDied
 from milescli.core.events import Notice
 from milescli.plan.types import Plan, TrainerLayout
@@ -25,19 +23,19 @@ NAME = "copy keeper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copy:
-    """A whole copy: all bytes of every rank are there."""
+    """A complete copy: the keepers have all bytes of every rank."""
 
     number: int
     """Counted from 1."""
     mark: int
-    """See RecordedCalls."""
+    """How many calls had changed the ranks: see `healing_trainer.RecordedCalls`."""
     sizes: Sequence[list[int]]
     """[ranks][sections] bytes."""
 
 
 class Copies:
-    """Keeps copies of the ranks' state: at most one counts, and at most one is on its way. A copy
-    counts when the keepers have all of it, and until the next one does."""
+    """Keeps copies of the ranks' state: at most one is complete, and at most one is being sent. A
+    complete copy serves until the next one is complete."""
 
     def __init__(
         self,
@@ -49,8 +47,8 @@ class Copies:
         repairs: Repairs,
         silence_s: float,
     ) -> None:
-        """`every`: steps; `start_ranks`: new ones, with any weights; `keeper_of_rank`: [ranks]
-        which keeper holds the copies of each."""
+        """`every`: steps between copies; `start_ranks` starts new ranks with any weights;
+        `keeper_of_rank`: [ranks] which keeper holds the copies of each."""
         self._every, self._keeper_of_rank = every, keeper_of_rank
         self._start_keepers, self.start_ranks = start_keepers, start_ranks
         self._repairs = repairs
@@ -60,7 +58,7 @@ class Copies:
         self._sending: asyncio.Task[None] | None = None
         self._copy: _Copy | None = None
         self._num_steps = 0
-        """Since the last copy was taken."""
+        """Steps since the last copy was taken."""
         self._num_taken = 0
 
     def start(self) -> None:
@@ -68,18 +66,18 @@ class Copies:
         self._starting = asyncio.ensure_future(self._start(began=None))
 
     async def _start(self, *, began: float | None) -> None:
-        """`began`: when a loss was noticed that this mends."""
+        """Start keepers. `began`: when the loss was noticed that they replace."""
         self._keepers = await self._start_keepers()
         if began is not None:
             self._repairs.done(NAME, began=began)
 
     @property
     def mark(self) -> int | None:
-        """Mark of the copy that counts."""
+        """Mark of the complete copy."""
         return self._copy.mark if self._copy is not None else None
 
     def count_step(self) -> None:
-        """The ranks made one."""
+        """Count a step that the ranks took."""
         self._num_steps += 1
 
     async def take(self, ranks: RankGroup, mark: int) -> None:
@@ -88,7 +86,7 @@ class Copies:
         is_sent = self._sending is None or self._sending.done()
         if self._keepers is None or self._num_steps < self._every or not is_sent:
             return
-        sizes = await ranks.take_copy()
+        sizes = await ranks.call("take_copy")
         if self._keepers is None:  # lost meanwhile; the next step's copy is for new ones
             return
         self._num_steps, self._num_taken = 0, self._num_taken + 1
@@ -96,8 +94,8 @@ class Copies:
         self._sending = asyncio.ensure_future(self._send(self._keepers, ranks, copy))
 
     async def _send(self, keepers: RankGroup, ranks: RankGroup, copy: _Copy) -> None:
-        """Whoever dies meanwhile is found by those who look after them: the copy before counts
-        on."""
+        """Send a copy to the keepers. Where a process dies meanwhile, the copy before stays: its
+        watch finds the death."""
         counts = self._copy.number if self._copy is not None else 0
 
         async def part(rank: int) -> None:
@@ -126,17 +124,17 @@ class Copies:
             self._repairs.bus.emit(Notice(text=text, level="warning"))
 
     async def restore(self, ranks: RankGroup) -> bool:
-        """Give new ranks the copy that counts. False: it is lost. Raises WorkerDied or WaitTimeout
-        of a rank."""
+        """Give new ranks the complete copy; returns False where it is lost. Raises WorkerDied or
+        WaitTimeout of a rank."""
         await self._stop_sending()
         copy, keepers = self._copy, self._keepers
         if copy is None or keepers is None:
             return False
         try:
-            await ranks.expect_copy(copy.sizes)
+            await ranks.call("expect_copy", copy.sizes)
             parts = [self._give(keepers, *pair, copy) for pair in enumerate(ranks.ranks)]
             await gather_all([asyncio.ensure_future(given) for given in parts])
-            await ranks.take_over()
+            await ranks.call("take_over")
         except (WorkerDied, WaitTimeout):
             if await keepers.find_dead(within_s=DEATH_GRACE_S) is None:
                 raise
@@ -145,7 +143,7 @@ class Copies:
         return True
 
     async def _give(self, keepers: RankGroup, number: int, rank: ActorHandle, copy: _Copy) -> None:
-        """`number`: of the rank."""
+        """Give one rank its part. `number`: the rank's."""
         for section, size in enumerate(copy.sizes[number]):
             await move(
                 size,
@@ -174,7 +172,7 @@ class Copies:
             await self._replace(error)
 
     async def _replace(self, error: BaseException) -> None:
-        """Beyond the bounds of restarts, none are there from now on."""
+        """Start new keepers; beyond the bounds of restarts, take no copies from now on."""
         if isinstance(error, NodeDied) or not isinstance(error, WorkerDied | WaitTimeout):
             raise error
         keepers, self._keepers = self._keepers, None
@@ -196,7 +194,7 @@ class Copies:
             await asyncio.gather(sending, return_exceptions=True)
 
     async def close(self) -> None:
-        """Take no more."""
+        """Take no more copies."""
         tasks = [task for task in (self._starting, self._sending) if task is not None]
         for task in tasks:
             task.cancel()
@@ -232,7 +230,6 @@ async def start_keepers(builder: Builder) -> RankGroup:
         pids=await start_all(keepers, timeout_s=settings.start_timeout_s),
         layout=TrainerLayout(),
         step_timeout_s=settings.step_timeout_s,
-        async_save=False,
     )
 
 

@@ -7,33 +7,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, gather_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import run_all, run_each
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.files import last_log_lines
 from milescli.core.run_processes import CpuClock, cpu_seconds
 from milescli.core.silence import UNSURE, Silence, dump_stacks, is_stopped_process
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, WeightVersion
 from milescli.core.units import format_duration
 from milescli.plan.types import TrainerLayout
-from milescli.train.base import Stepped, TrainBatch
+from milescli.train.base import Stepped, TrainBatch, Trainer
 
 CHECK_EVERY_S = 0.2
+"""How often a dead rank is looked for."""
+PROFILES = ("start_profile", "stop_profile")
 TRACE_TIMEOUT_S = 600.0
-"""For a rank to write a trace of many events."""
+"""Bound on writing a trace of many events."""
 DEATH_GRACE_S = 5.0
-"""A process's death is the cause of what others say; so long it is looked for."""
+"""How long a dead process is looked for that explains what others report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +43,8 @@ class Hang:
 
 
 @dataclass(slots=True)
-class RankGroup:
-    """Implements milescli.train.base.Trainer over the actors of the trainer ranks."""
+class RankGroup(Trainer):
+    """A trainer over the actors of its ranks."""
 
     cluster: Cluster
     ranks: list[ActorHandle]
@@ -55,9 +52,8 @@ class RankGroup:
     """[ranks] on the node of each."""
     layout: TrainerLayout
     step_timeout_s: float
-    async_save: bool
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """All ranks are asked the same in the same order, as they wait for each other."""
+    """All ranks take the same calls in the same order, as they wait for each other."""
     _clocks: defaultdict[int, CpuClock] = field(default_factory=lambda: defaultdict(CpuClock))
     """By process id."""
 
@@ -72,8 +68,8 @@ class RankGroup:
         return [self._hang(rank, pid, does_speak=look is not None) for rank, pid, look in pairs]
 
     def _hang(self, rank: ActorHandle, pid: int, *, does_speak: bool) -> Hang | None:
-        """On the driver's computer one that computes is slow, and not hung: how long that may take
-        is for who asked it."""
+        """Return why a rank seems to hang. One that computes on the driver's computer is slow, and
+        not hung: whoever called it bounds how long that may take."""
         is_here = rank.node.is_driver
         is_busy = is_here and self._clocks[pid].is_busy(cpu_seconds(pid))
         if does_speak or is_busy:
@@ -108,60 +104,42 @@ class RankGroup:
         """End all ranks at once."""
         await self.cluster.kill(self.ranks)
 
-    async def _all(self, method: str, *args: Any) -> list[Any]:
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method on every rank. In the place of a batch, each is given the shard of its
+        data-parallel rank, which is put into shared memory once. A profile is of some ranks, whose
+        numbers are the first argument. Returns the results as a whole where they make one; else
+        [ranks]. Raises the error that best names the first cause."""
+        numbers, timeout_s = list(range(len(self.ranks))), self.step_timeout_s
+        if method in PROFILES:
+            wanted, *args = args
+            numbers = [rank for rank in wanted if rank in numbers]
+            timeout_s = max(timeout_s, TRACE_TIMEOUT_S)
+        batch = args[0] if args and isinstance(args[0], TrainBatch) else None
+        arguments: list[tuple[Any, ...]] = [tuple(args)] * len(numbers)
+        if batch is not None:
+            shards = [await self.cluster.put(shard) for shard in batch.shards]
+            arguments = [(shards[self.layout.dp_rank(rank)], *args[1:]) for rank in numbers]
         async with self._turn:
-            return await run_all(self.ranks, method, *args, timeout_s=self.step_timeout_s)
-
-    async def take_turn(self, adapter: str) -> None:
-        """Switch to this one of several adapters."""
-        await self._all("take_turn", adapter)
-
-    async def connect_engines(self, engines: list[EngineAddress], fleet: str = ROLLOUT) -> None:
-        await self._all("connect_engines", engines, fleet)
-
-    async def step(
-        self, batch: TrainBatch, *, lr: float | None, critic_lr: float | None = None
-    ) -> Stepped:
-        of_ranks = await self._sharded("step_and_tell", batch, lr, critic_lr)
-        told = {number: own for each in of_ranks for number, own in each.logprobs.items()}
-        memory = tuple(seen for each in of_ranks for seen in each.memory)
-        return Stepped(report=of_ranks[0].report, logprobs=told, memory=memory)
-
-    async def start_profile(
-        self, ranks: Sequence[int], folder: str, with_memory: bool
-    ) -> dict[int, str | None]:
-        """Begin a trace on those of these ranks that there are; returns why one does not begin."""
-        return await self._some(ranks, "start_profile", folder, with_memory)
-
-    async def stop_profile(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """End the trace; the ranks write it into that folder."""
-        return await self._some(ranks, "stop_profile")
-
-    async def _some(self, ranks: Sequence[int], method: str, *args: Any) -> dict[int, Any]:
-        there = [rank for rank in ranks if 0 <= rank < len(self.ranks)]
-        timeout_s = max(self.step_timeout_s, TRACE_TIMEOUT_S)
-        async with self._turn:
-            own = [self.ranks[rank] for rank in there]
-            told = await run_all(own, method, *args, timeout_s=timeout_s)
-        return dict(zip(there, told, strict=True))
-
-    async def start_critic(self) -> None:
-        await self._all("start_critic")
-
-    async def measure(self, batch: TrainBatch) -> StepReport:
-        return (await self._sharded("measure", batch))[0]
-
-    async def score(
-        self, batch: TrainBatch, *, rounded_otherwise: bool = False
-    ) -> list[np.ndarray]:
-        otherwise = [True] * rounded_otherwise  # ranks that hold a reward model have no such choice
-        return self._whole(batch, await self._sharded("score", batch, *otherwise))
-
-    async def ask_teachers(self, batch: TrainBatch) -> list[tuple[np.ndarray, np.ndarray]]:
-        return self._whole(batch, await self._sharded("ask_teachers", batch))
-
-    async def dismiss_teachers(self) -> None:
-        await self._all("dismiss_teachers")
+            runs = [
+                self.ranks[rank].run(method, *own, timeout_s=timeout_s, **kwargs)
+                for rank, own in zip(numbers, arguments, strict=True)
+            ]
+            results = await gather_all([asyncio.ensure_future(run) for run in runs])
+        match method:
+            case "step":
+                logprobs = {n: own for each in results for n, own in each.logprobs.items()}
+                memory = tuple(seen for each in results for seen in each.memory)
+                return Stepped(report=results[0].report, logprobs=logprobs, memory=memory)
+            case "score" | "ask_teachers":
+                assert batch is not None, "models score a batch"
+                return self._whole(batch, results)
+            case "measure" | "finish_save":
+                return results[0]
+            case "is_written":
+                return all(results)
+            case "start_profile" | "stop_profile":
+                return dict(zip(numbers, results, strict=True))
+        return results
 
     def _whole(self, batch: TrainBatch, results: list[Any]) -> list[Any]:
         """Join what ranks return for the sequences of their shards, sequence by sequence."""
@@ -173,64 +151,6 @@ class RankGroup:
                     whole[number] = values
         assert all(values is not None for values in whole), "a sequence was not scored"
         return whole
-
-    async def _sharded(self, method: str, batch: TrainBatch, *args: Any) -> list[Any]:
-        """Every rank gets the shard of its data-parallel rank, which is put into shared memory
-        once."""
-        shards = [await self.cluster.put(shard) for shard in batch.shards]
-        arguments = [(shards[self.layout.dp_rank(rank)], *args) for rank in range(len(self.ranks))]
-        async with self._turn:
-            return await run_each(self.ranks, method, arguments, timeout_s=self.step_timeout_s)
-
-    async def publish(self, version: WeightVersion, fleet: str = ROLLOUT) -> None:
-        await self._all("publish", version, fleet)
-
-    async def verify(self, fleet: str = ROLLOUT) -> None:
-        await self._all("verify", fleet)
-
-    async def reset_optimizer(self) -> None:
-        await self._all("reset_optimizer")
-
-    async def freeze_reference(self) -> None:
-        await self._all("freeze_reference")
-
-    async def shed(self) -> None:
-        await self._all("shed")
-
-    async def sleep(self) -> None:
-        await self._all("sleep")
-
-    async def wake(self) -> None:
-        await self._all("wake")
-
-    async def save(self, folder: Path) -> None:
-        await self._all("save", str(folder), self.async_save)
-
-    async def is_written(self) -> bool:
-        return all(await self._all("is_written"))
-
-    async def finish_save(self) -> dict[str, str]:
-        return (await self._all("finish_save"))[0]
-
-    async def load(self, folder: Path, *, weights_only: bool = False) -> None:
-        await self._all("load", str(folder), weights_only)
-
-    async def take_copy(self) -> list[list[int]]:
-        """Each rank copies its state to its host memory. [ranks][sections] bytes."""
-        return await self._all("take_copy")
-
-    async def expect_copy(self, sizes: Sequence[list[int]]) -> None:
-        """Each rank makes room for a copy of `sizes`, as `take_copy` returned them."""
-        arguments = [(own,) for own in sizes]
-        async with self._turn:
-            await run_each(self.ranks, "expect_copy", arguments, timeout_s=self.step_timeout_s)
-
-    async def take_over(self) -> None:
-        """The ranks go on from the copy that was written to them."""
-        await self._all("take_over")
-
-    async def silence_layers(self, first: int) -> None:
-        await self._all("silence_layers", first)
 
 
 WATCHED = ("step", "score", "measure", "ask_teachers", "publish", "verify")
@@ -290,7 +210,7 @@ class RankWatch:
         for silence, hang in zip(self._silences, hangs, strict=True):
             is_sure = hang is None or hang.is_sure
             silence.look(hang.why if hang else None, times=1.0 if is_sure else UNSURE)
-            self._tell(silence)
+            self._report(silence)
         for number, silence in enumerate(self._silences):
             if silence.is_too_long:
                 return await self._hung(ranks, silence, number)
@@ -304,10 +224,10 @@ class RankWatch:
         usual = format_duration(silence.longest_s / LONGER)
         # where an engine hangs in a publish, it is the first to be ended
         silence.look(f"it is in `{method}`, which took {usual} at most before", times=UNSURE)
-        self._tell(silence)
+        self._report(silence)
         return await self._hung(ranks, silence, 0) if silence.is_too_long else None
 
-    def _tell(self, silence: Silence) -> None:
+    def _report(self, silence: Silence) -> None:
         if news := silence.news(self._step()):
             self._bus.emit(news)
 

@@ -95,7 +95,7 @@ def engine_differences(
     shard = policy_shard(made, 0, updates=updates)
     rows = scores_everywhere(made, shard)
     own = np.concatenate([np.array(rows[number], np.float32) for number in shard.sequence_ids])
-    report = made.step(replace(shard, streams={**shard.streams, Stream.ENGINE: own}), 1e-1)
+    report = made.step(replace(shard, streams={**shard.streams, Stream.ENGINE: own}), 1e-1).report
     made.close()
     return report.logprob_diff_max
 
@@ -154,11 +154,11 @@ def train_and_save(
     )
     if load:
         made.load(load)
-    reports = [made.step(policy_shard(made, step), 1e-3) for step in range(first, last)]
+    reports = [made.step(policy_shard(made, step), 1e-3).report for step in range(first, last)]
     if save:
         made.save(save, True)
         # training goes on while the files are written
-        scratch = made.step(policy_shard(made, 99), 1e-3)
+        scratch = made.step(policy_shard(made, 99), 1e-3).report
         assert scratch.grad_norm > 0
         made.finish_save()
         made.load(save)
@@ -234,7 +234,7 @@ def spoil_and_step(*, rank: int, size: int, port: int, model: str, layout: dict)
         except NotFiniteError as error:
             raised.append(str(error))
     untouched = made.parameter_checksums() == before
-    good = made.step(policy_shard(made, 0), 1e-3)
+    good = made.step(policy_shard(made, 0), 1e-3).report
     made.close()
     return {
         "raised": raised,

@@ -101,7 +101,7 @@ def distill_steps(
     reports = []
     for step in range(NUM_STEPS):
         shard = _rows(made, step) if of_rows else policy_shard(made, step, sources=SOURCES)
-        reports.append(made.step(shard, LR))
+        reports.append(made.step(shard, LR).report)
     made.close()
     return reports
 

@@ -57,7 +57,7 @@ def draft_steps(
     made = trainer(train=dict(LEARNS if draft else TRAIN), draft=draft, **world)
     shard, seen = policy_shard(made, 0, updates=2), dict[str, Any]()
     if made.draft is not None:
-        seen["reports"] = [made.step(shard, None) for _ in range(NUM_STEPS)]
+        seen["reports"] = [made.step(shard, None).report for _ in range(NUM_STEPS)]
         seen["learned"] = checksums(made.draft)
         if size == 1:
             made.save(folder, False)

@@ -175,6 +175,6 @@ def plain_steps(
     )
     if fused:
         fuse(made.optimizer)
-    reports = [made.step(harness.policy_shard(made, step), 1e-2) for step in range(3)]
+    reports = [made.step(harness.policy_shard(made, step), 1e-2).report for step in range(3)]
     made.close()
     return [(report.loss, report.grad_norm) for report in reports]

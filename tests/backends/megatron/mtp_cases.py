@@ -75,7 +75,7 @@ def trunk_differs(*, rank: int, size: int, port: int, model: str, layout: dict) 
 
     def weights_after(steps: int, train: dict, port: int) -> tuple[dict[str, torch.Tensor], list]:
         made = trainer(port=port, train=dict(train), **world)
-        reports = [made.step(policy_shard(made, step), 1e-2) for step in range(steps)]
+        reports = [made.step(policy_shard(made, step), 1e-2).report for step in range(steps)]
         named = dict(made.model.module.named_parameters())
         kept = {name: weight.detach().clone() for name, weight in named.items()}
         made.close()
@@ -111,7 +111,7 @@ def layer_learns(
     made = trainer(rank=rank, size=size, port=port, model=model, layout=layout, train=train)
     shard = rows_shard(made, rows, cap=2048)
     shard = replace(shard, loss_weights=np.zeros_like(shard.loss_weights))
-    losses = [made.step(shard, 3e-3).figures["mtp_loss"] for _ in range(steps)]
+    losses = [made.step(shard, 3e-3).report.figures["mtp_loss"] for _ in range(steps)]
     published = {
         name: tensor.detach().clone().contiguous()
         for bucket in made.buckets()
@@ -129,7 +129,7 @@ def packed_and_single(*, rank: int, size: int, port: int, model: str, layout: di
     losses, gradients, counts = [], [], []
     for cap in (64, max(map(len, TOKEN_ROWS))):
         shard = rows_shard(made, TOKEN_ROWS, cap=cap)
-        report = made.step(shard, None)
+        report = made.step(shard, None).report
         losses.append(report.figures["mtp_loss"])
         counts.append(report.num_microbatches)
         gradients.append(

@@ -59,7 +59,8 @@ def ppo_steps(
     )
     made.freeze_reference()
     reports = [
-        made.step(policy_shard(made, step, updates=2), LR, CRITIC_LR) for step in range(NUM_STEPS)
+        made.step(policy_shard(made, step, updates=2), LR, CRITIC_LR).report
+        for step in range(NUM_STEPS)
     ]
     made.close()
     return reports

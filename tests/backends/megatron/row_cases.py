@@ -87,11 +87,13 @@ def row_steps(
         train={"objective": objective, **train},
     )
     made.freeze_reference()
-    reports = [made.step(rows_shard(made, objective, step), 1e-2) for step in range(NUM_STEPS)]
+    reports = [
+        made.step(rows_shard(made, objective, step), 1e-2).report for step in range(NUM_STEPS)
+    ]
     before = made.parameter_checksums()
     measured = made.measure(rows_shard(made, objective, NUM_STEPS))
     unchanged = made.parameter_checksums() == before
-    after = made.step(rows_shard(made, objective, NUM_STEPS), 0.0)
+    after = made.step(rows_shard(made, objective, NUM_STEPS), 0.0).report
     made.close()
     return {"reports": reports, "measured": measured, "after": after, "unchanged": unchanged}
 

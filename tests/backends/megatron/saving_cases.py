@@ -115,7 +115,7 @@ def changes_wait(
         made.load(folder)
         told[name] = (waited, held_hashes(made) == before)
     with _clock_that_saves_move() as clock:
-        report = made.step(policy_shard(made, 2), 1e-3)
+        report = made.step(policy_shard(made, 2), 1e-3).report
         waited_s = clock[0]
     made.close()
     laps = (report.forward_backward_s, report.save_wait_s, report.optimizer_s)

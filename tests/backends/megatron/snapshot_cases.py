@@ -63,7 +63,7 @@ def goes_on_from_copy(
 
     new = trainer(**how, train=dict(train), precision=precision, critic=critic)
     torch.rand(3)
-    new.expect_copy(sizes)
+    new.expect_copy([sizes] * size)
     for section, parts in enumerate(copy):
         for number, part in enumerate(parts):
             new.write_copy(section, number * PART, part)
@@ -81,7 +81,7 @@ def _read(made: TrainerRank, section: int, size: int) -> list[np.ndarray]:
 
 
 def _reported(made: TrainerRank, step: int) -> dict[str, float]:
-    report = made.step(policy_shard(made, step), 1e-2, 1e-2)
+    report = made.step(policy_shard(made, step), 1e-2, 1e-2).report
     return {"loss": report.loss, "grad_norm": report.grad_norm, **report.figures}
 
 

@@ -44,7 +44,7 @@ def told_by_a_step(
     asked = tuple(i for i, number in enumerate(shard.sequence_ids) if number % 2 == 0)
     before = scores_everywhere(made, shard)
     checked = _checked(made, shard, before)
-    stepped = made.step_and_tell(replace(shard, asked=asked), 1e-1)
+    stepped = made.step(replace(shard, asked=asked), 1e-1)
     first = {int(shard.sequence_ids[i]) for microbatch in shard.updates[0] for i in microbatch}
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, (dict(stepped.logprobs), first))

@@ -102,5 +102,5 @@ def _alone(name: str, one: TrainerRank) -> list[Any]:
 
 
 def _reported(made: TrainerRank, step: int, name: str) -> dict[str, float]:
-    report = made.step(policy_shard(made, step), LRS[name])
+    report = made.step(policy_shard(made, step), LRS[name]).report
     return {"loss": report.loss, "grad_norm": report.grad_norm, **report.figures}

@@ -1,11 +1,13 @@
-"""What is said of a process that ran out of memory. Memory cannot be had to run out on demand: here
-the call's end is Ray's, or torch's, by hand."""
+"""What is reported of a process that ran out of memory: it cannot be made to run out on demand, so
+that the call's end is Ray's, or torch's, by hand. And bytes go from process to process in parts,
+through Ray's object store."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from milescli.backends.ray import actor
 from milescli.backends.ray.nodes import ClusterNode
-from milescli.core.errors import ExitCode, OutOfMemory
+from milescli.core.errors import ExitCode, OutOfMemory, WorkerDied
 from milescli.core.units import GIB
 from milescli.platform.memory_record import FILE
 
@@ -80,3 +82,61 @@ def test_who_ran_out_in_what_and_who_held_how_much_is_told(
     assert said in told.why
     assert "trainer-0 18.0 GiB, engine-0 3.0 GiB" in told.why
     assert f"{tmp_path}/mine/recipe.yaml --name mine-lora --lora 16" in told.fixes[0]
+
+
+BYTES = "tests.backends.ray.toys:Bytes"
+
+
+@pytest.fixture
+def pair(session):
+    """Run `use(source, sink)` with two processes that hold bytes."""
+
+    def run(use):
+        async def main():
+            cluster = session[0]
+            both = [
+                await cluster.spawn(name, BYTES, node=0, kwargs={"seed": seed}, environment={})
+                for seed, name in enumerate(("source", "sink"))
+            ]
+            pids = await actor.start_all(both, timeout_s=60)
+            try:
+                return await use(*both, pids)
+            finally:
+                await cluster.kill(both)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def _move(source, sink):
+    return actor.move(
+        1_000_001,
+        source=source,
+        read=("read", "own"),
+        sink=sink,
+        write=("write", "theirs"),
+        timeout_s=120,
+    )
+
+
+def test_bytes_arrive_whole_and_in_their_places(pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "CHUNK_BYTES", 300_000)
+
+    async def use(source, sink, _):
+        await _move(source, sink)
+        sent, got = await source.run("sha256", "own", timeout_s=120), sink.run
+        assert await got("sha256", "theirs", timeout_s=120) == sent
+
+    pair(use)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_whoever_dies_of_the_two_it_is_a_death(pair, victim: int) -> None:
+    async def use(source, sink, pids):
+        os.kill(pids[victim], signal.SIGKILL)
+        with pytest.raises(WorkerDied) as caught:
+            await _move(source, sink)
+        assert ("source gave no bytes", "sink died")[victim] in caught.value.what
+
+    pair(use)

@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milescli.backends.ray.actor import ActorHandle
+from milescli.backends.ray.actor import ActorHandle, run_all, start_all
 from milescli.backends.ray.cluster import Cluster
-from milescli.backends.ray.group import run_all, start_all
 from milescli.core.errors import DataError, FitError, WaitTimeout, WorkerDied
 from milescli.core.run_processes import processes_of
 from milescli.plan.types import Slot

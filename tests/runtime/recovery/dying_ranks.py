@@ -61,6 +61,9 @@ class Ranks:
     async def kill(self) -> None:
         self.is_dead = True
 
+    async def call(self, method: str, *args: object, **kwargs: object) -> object:
+        return await getattr(self, method)(*args, **kwargs)
+
     async def step(self, batch: int, **rates: float) -> str:
         self._called("step")
         self.weights.append(batch)
@@ -169,7 +172,7 @@ class Rig:
     async def end_save(self, folder: Path) -> None:
         await self.trainer.finish_save()
         self.newest = folder
-        self.trainer.is_saved()
+        self.trainer.note_saved()
 
     async def step(self, *batches: int) -> list[str]:
         return [await self.trainer.step(batch, lr=0.1) for batch in batches]  # type: ignore[arg-type,misc]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.runtime.recovery.replay import Call, RecordedCalls
+from milescli.runtime.recovery.healing_trainer import Call, RecordedCalls
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, read, run
 
 
@@ -52,7 +52,7 @@ def test_each_is_done_again_from_its_own_checkpoint(tmp_path: Path) -> None:
         await a.save(folders["a"])
         await a.finish_save()
         rig.newest_of["a"] = folders["a"]
-        a.is_saved()
+        a.note_saved()
         await c.step(3, lr=0.1)
         await a.step(4, lr=0.1)
         await b.step(5, lr=0.1)
@@ -61,7 +61,7 @@ def test_each_is_done_again_from_its_own_checkpoint(tmp_path: Path) -> None:
         await b.step(7, lr=0.1)
         await a.step(8, lr=0.1)  # in which they die
         await b.finish_save()
-        b.is_saved()
+        b.note_saved()
         assert read(folders["b"]) == [2, 5], "as it was when it was saved"
 
     run(rig, work)
@@ -72,7 +72,7 @@ def test_what_one_lost_is_not_lost_by_another() -> None:
     kept = RecordedCalls(limit_bytes=1e9)
     for adapter in "aabb":
         kept.add(Call("step", adapter=adapter))
-    kept.let_go(3)  # too much: the first of `b` goes, too
+    kept.drop_before(3)  # too much: the first of `b` goes, too
     assert not kept.reaches_checkpoints
     kept.set_saved(4, "a")
     assert not kept.reaches_checkpoints, "of `b` a step is gone"

@@ -104,7 +104,7 @@ def test_a_checkpoint_that_new_ranks_cannot_write_is_not_taken_for_one(tmp_path:
         await rig.step(2, 3)
         with pytest.raises(CheckpointError, match="not written"):
             await rig.trainer.finish_save()
-        rig.trainer.is_given_up()
+        rig.trainer.note_given_up()
         full.dies_in = {"step": 1}
         await rig.step(4)
         await rig.trainer.finish_save()

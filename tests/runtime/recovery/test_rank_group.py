@@ -1,14 +1,19 @@
-"""Ranks that hang: shown, then replaced as dead ones are. Ranks are stand-ins."""
+"""Calls of all ranks at once; and ranks that hang are shown, then replaced as dead ones are. Ranks
+are stand-ins."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from milescli.core.errors import WaitTimeout
 from milescli.core.events import WorkerLost, WorkerReplaced, WorkerSilent
+from milescli.plan.types import TrainerLayout
+from milescli.runtime.recovery.rank_group import RankGroup
+from milescli.train.base import Stepped, TrainBatch
 from tests.runtime.recovery.dying_ranks import Ranks, Rig, run
 
 pytestmark = pytest.mark.usefixtures("a_second_a_look")
@@ -61,3 +66,39 @@ def test_a_step_that_takes_much_longer_than_any_before_counts_as_hung(tmp_path: 
     run(rig, work)
     assert "`step`" in rig.events[0].why  # type: ignore[attr-defined]
     assert rig.first.is_dead
+
+
+class _Rank:
+    """Stands for an ActorHandle: notes what it is called with."""
+
+    name, log_path = "trainer rank 0", None
+
+    def __init__(self) -> None:
+        self.calls = list[tuple[str, tuple[Any, ...], dict[str, Any]]]()
+
+    async def run(self, method: str, *args: Any, timeout_s: float, **kwargs: Any) -> Stepped:
+        self.calls.append((method, args, kwargs))
+        return Stepped(report=None, logprobs={len(self.calls): None}, memory=(self.name,))  # type: ignore[arg-type,dict-item]
+
+
+class _Cluster:
+    async def put(self, shard: str) -> str:
+        return f"{shard} in shared memory"
+
+
+def test_each_rank_is_given_its_shard_and_what_they_return_is_joined() -> None:
+    ranks = [_Rank(), _Rank()]
+    group = RankGroup(
+        cluster=_Cluster(),  # type: ignore[arg-type]
+        ranks=ranks,  # type: ignore[arg-type]
+        pids=[1, 2],
+        layout=TrainerLayout(tp=1, dp=2),
+        step_timeout_s=60.0,
+    )
+    batch = TrainBatch(shards=["first", "second"])  # type: ignore[list-item]
+    stepped = asyncio.run(group.step(batch, lr=0.1))
+    assert stepped.memory == ("trainer rank 0",) * 2
+    assert [rank.calls for rank in ranks] == [
+        [("step", (f"{shard} in shared memory",), {"lr": 0.1, "critic_lr": None})]
+        for shard in ("first", "second")
+    ]

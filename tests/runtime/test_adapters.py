@@ -9,7 +9,8 @@ import pytest
 
 from milescli.core.errors import Stopped, WorkerDied
 from milescli.core.types import WeightVersion
-from milescli.runtime.adapters_attempt import AdapterDevices, SeveralAttempt, together
+from milescli.runtime.adapters import AdapterDevices, together
+from milescli.runtime.attempt import Attempt
 from milescli.runtime.build import Builder
 
 
@@ -122,12 +123,14 @@ def test_an_error_of_one_ends_all() -> None:
 def test_a_resumed_run_goes_on_from_what_the_last_of_them_has_saved(
     saved: tuple, wanted: tuple, told: int | None
 ) -> None:
-    adapters = {
-        str(number): SimpleNamespace(saved_step=step, spec=SimpleNamespace(num_steps=steps))
-        for number, (step, steps) in enumerate(zip(saved, wanted, strict=True))
-    }
-    attempt = SimpleNamespace(adapters=adapters)
-    assert SeveralAttempt.saved_step.fget(attempt) == told  # type: ignore[attr-defined]
+    trainings = [
+        SimpleNamespace(
+            saver=SimpleNamespace(newest_step=step), spec=SimpleNamespace(num_steps=steps)
+        )
+        for step, steps in zip(saved, wanted, strict=True)
+    ]
+    attempt = SimpleNamespace(trainings=trainings)
+    assert Attempt.saved_step.fget(attempt) == told  # type: ignore[attr-defined]
 
 
 def test_there_is_no_router_before_engines_that_several_ask() -> None:

@@ -1,0 +1,217 @@
+"""Reinforcement learning from what engines sample: the journal and the parts of the loop are put
+together, engine and trainer are checked to agree, then the loop runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
+from milescli.core.types import EVALUATION, ROLLOUT, Group
+from milescli.platform.memory_record import last_look
+from milescli.rollout.collect.ahead import open_collector
+from milescli.rollout.collect.selectors import from_state
+from milescli.rollout.episode.episode import training_episodes
+from milescli.runtime import truth
+from milescli.runtime.devices import Devices
+from milescli.runtime.evaluation.evaluator import ConcurrentEvaluations, Evaluator
+from milescli.runtime.inputs.environment_nodes import SpreadEnvironments, spread_environments
+from milescli.runtime.inputs.episode_parts import episode_parts
+from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.loop import Run, learn
+from milescli.runtime.recording.sample_files import SampleFiles
+from milescli.runtime.recording.sample_journal import open_journal
+from milescli.runtime.recovery.engine_keepers import keep_frozen
+from milescli.runtime.saving import version_of
+from milescli.runtime.sources import AnyCollector, Groups
+from milescli.train.agreement import CORRECTED_KL, Agreement
+from milescli.train.base import Stepped, Trainer
+
+if TYPE_CHECKING:
+    from milescli.runtime.training import Training
+
+
+class GroupWork:
+    """Learns from groups that engines sample."""
+
+    asks_teachers = True
+    """The trainer's ranks hold the run's teachers, where it has any."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.attempt = training, training.attempt
+        self.spec, self.bus, self.user = training.spec, training.bus, training.user
+        self.evaluator: Evaluator | None = None
+        self.beside: ConcurrentEvaluations | None = None
+        """None: evaluations are answered by the engines of rollout."""
+        self.environments: SpreadEnvironments | None = None
+        """None: those of the run, if it has any, live beside the driver."""
+        self.files: SampleFiles | None = None
+        self.collector: AnyCollector | None = None
+        """Both are None where nothing runs yet."""
+
+    async def prepare(self, trainer: Trainer) -> None:
+        """Do nothing: engines sample later."""
+
+    async def learn(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
+        """Take the steps to the last one."""
+        assert fleet is not None, "nothing is sampled without engines"
+        training, attempt = self.training, self.attempt
+        training.journal = await open_journal(self.spec, training.saver.store, bus=self.bus)
+        devices = attempt.devices_of(training, trainer, fleet)
+        run = training.run = self._run(trainer, fleet, devices)
+        if training.adapter is None:  # else one keeper keeps the engines alive for all adapters
+            attempt.keep_engines(fleet, ROLLOUT, join=devices.replace)
+        engines, builder = attempt.engines, attempt.session.builder
+        for name, served in engines.policies.items():
+            keep_frozen(served, name, engines, builder, repairs=attempt.repairs)
+        self.environments = await spread_environments(
+            self.spec.recipe, attempt.session.resources, tell=self._warn
+        )
+        await self._join(run, devices)
+        await learn(run)
+        if self.beside is not None:
+            await self.beside.finish()
+
+    async def settle(self) -> None:
+        """End what runs beside the steps. May be called more than once."""
+        if self.beside is not None:
+            await self.beside.drop()
+        if (run := self.training.run) is not None:
+            await run.source.stop()
+        if self.environments is not None:
+            self.environments.end()
+        if self.files is not None:
+            await self.files.finish()
+
+    def _run(self, trainer: Trainer, fleet: SglangFleet, devices: Devices) -> Run:
+        """Return the run in memory."""
+        spec, training, engines = self.spec, self.training, self.attempt.engines
+        recipe, inputs, checkpoint = spec.recipe, spec.inputs, spec.checkpoint
+        assert inputs.prompts is not None, "a run that samples has prompts"
+        if checkpoint is not None:
+            inputs.prompts.seek(checkpoint.manifest.prompt_position)
+        parts = episode_parts(recipe, inputs, engines, engine=fleet, warn=self._warn)
+        self.evaluator = training.evaluator({**parts, "engine": engines.evaluation or fleet})
+        self.files = SampleFiles(
+            spec.run.rollouts_dir,
+            inputs.tokenizer,
+            side=training.side,
+            num_groups=recipe.run.keep_groups,
+        )
+        collector = self.collector = open_collector(
+            inputs.prompts,
+            training_episodes(recipe, **parts, teachers=served_teachers(recipe)),
+            recipe=recipe,
+            with_greedy=getattr(training.objective, "needs_greedy", False),
+            journal=training.journal,
+            taken=checkpoint.manifest.taken if checkpoint is not None else (),
+        )
+        if checkpoint is not None:
+            collector.history.update(from_state(checkpoint.manifest.curriculum))
+        return training.new_run(
+            Groups(recipe, collector),
+            trainer,
+            devices,
+            taken=self._taken,
+            keep=self.files.keep,
+            memory=self._memory,
+            done=self._done,
+        )
+
+    async def _taken(self, step: int, groups: list[Group]) -> None:
+        """Tell the user's hooks which groups were taken, and which the filter refused."""
+        assert self.collector is not None, "nothing runs yet"
+        refused = self.collector.refused
+        await self.user.tell("all_samples", step=step, groups=groups, refused=refused)
+        await self.user.tell("before_step", step=step, groups=groups)
+
+    async def _done(self, event: StepDone, groups: list[Group]) -> None:
+        await self.user.tell("after_step", step=event.step, report=event.report, groups=groups)
+        await self.training.track(event)
+
+    async def _join(self, run: Run, devices: Devices) -> None:
+        """Give the engines the trainer's weights, and make sure that both compute the same, before
+        the first step."""
+        spec, recipe, attempt = self.spec, self.spec.recipe, self.attempt
+        if (own := attempt.engines.evaluation) is not None:
+            apart = Devices(taking_turns=False, trainer=run.trainer, engines=own, fleet=EVALUATION)
+            self.beside = ConcurrentEvaluations(apart, self._measure, tell=self._warn)
+            attempt.probes.append(self.beside.probe)
+            keeper = attempt.keep_engines(own, EVALUATION, join=apart.replace)
+            keeper.on_empty = self.beside.give_up
+        if spec.checkpoint is None:
+            await self.training.save(0)
+        # the check below cannot see one wrong weight where all of them are rounded to 8 bits
+        verify = recipe.weights.verify or spec.plan.device_kind == "cpu"
+        await devices.publish(version_of(run.step), verify=verify)
+        self.bus.emit(
+            PhaseStarted(phase="check", detail="engine and trainer score the same samples")
+        )
+        assert spec.inputs.prompts is not None, "a run that samples has prompts"
+        prompts = spec.inputs.heldout or spec.inputs.prompts.first(truth.NUM_PROMPTS)
+        check = truth.TruthCheck(
+            recipe=recipe,
+            plan=spec.plan,
+            num_layers=spec.inputs.facts.num_layers,
+            has_experts=spec.inputs.facts.num_moe_layers > 0,
+            devices=devices,
+        )
+        checked = await check.run(prompts[: truth.NUM_PROMPTS])
+        if checked.agreement == Agreement.EXPLAINED:
+            checked = self._corrected(checked, run.objective)
+        self.bus.emit(checked)
+        if run.step == 0:  # also of a run that died between its first checkpoint and here
+            await attempt.stop.unless_set(self.evaluate(0))
+
+    def _corrected(self, checked: EngineTrainerChecked, objective: object) -> EngineTrainerChecked:
+        """Truncate ratios from now on, where the recipe's loss has no means of its own against
+        engines that sample from another distribution. Says so, as does the verdict."""
+        correct = getattr(objective, "truncate_mismatch", None)
+        correction = (
+            "too small a difference to need a correction"
+            if checked.kl <= CORRECTED_KL
+            else "each token is weighted by trainer / engine, at most 2 (TIS)"
+            if correct is not None and correct()
+            else "the recipe's own ratio or correction takes it into account"
+            if correct is not None
+            else "the objective has no correction for it: see train.correction"
+        )
+        self._warn(
+            f"engine and trainer differ by {checked.times:.1f} times what rounding does: other "
+            "kernels, experts that are chosen otherwise, or a small fault. "
+            f"KL {checked.kl:.1e} nats a token (rounding: {checked.floor_kl:.1e}), "
+            f"{checked.far:.1%} of ratios outside of [1/2, 2]; {correction}"
+        )
+        return replace(checked, correction=correction)
+
+    def _memory(self, stepped: Stepped) -> tuple[WorkerMemory, ...]:
+        """Return the memory of the ranks; on a CPU also that of engines, as the watchdog saw it
+        last."""
+        if self.spec.plan.device_kind != "cpu":
+            return stepped.memory
+        sizes = last_look(self.attempt.session.log_dir)
+        return stepped.memory + tuple(
+            WorkerMemory(worker=name.replace("-", " "), device="cpu", peak_bytes=size)
+            for name, size in sizes.items()
+            if name.startswith("engine")
+        )
+
+    def _warn(self, text: str) -> None:
+        self.bus.emit(Notice(text=text, level="warning"))
+
+    async def evaluate(self, step: int) -> None:
+        """Measure the weights of `step` on held-out prompts, where there are any; on engines of its
+        own this goes on beside the next steps."""
+        if self.beside is None:
+            await self._measure(step)
+        elif self.spec.inputs.heldout:
+            verify = self.spec.recipe.weights.verify
+            await self.beside.begin(step, version_of(step), verify=verify)
+
+    async def _measure(self, step: int) -> None:
+        if heldout := self.spec.inputs.heldout:
+            assert self.evaluator is not None, "nothing runs yet"
+            self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(heldout)} held-out prompts"))
+            self.bus.emit(done := await self.evaluator.run(step))
+            await self.training.track(done)

@@ -1,0 +1,143 @@
+"""Learning from rows of a file: what frozen models say of the rows is computed first, the loop
+takes them, and held-out rows and prompts are measured, the latter by engines."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.conversion.base import fingerprint
+from milescli.core.concurrency import in_thread
+from milescli.core.events import PhaseStarted, ValidationDone
+from milescli.core.types import ROLLOUT
+from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.inputs.episode_parts import episode_parts
+from milescli.runtime.inputs.given_models import served_teachers
+from milescli.runtime.inputs.row_caches import ReferenceCache, TeacherCache
+from milescli.runtime.loop import Run, learn, packed
+from milescli.runtime.saving import version_of
+from milescli.runtime.sources import Rows
+from milescli.train.base import Trainer
+
+if TYPE_CHECKING:
+    from milescli.runtime.training import Training
+
+
+class RowWork:
+    """Learns from the rows of a run."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.attempt = training, training.attempt
+        self.spec, self.bus = training.spec, training.bus
+        self.evaluator: Evaluator | None = None
+
+    @property
+    def asks_teachers(self) -> bool:
+        """False where the cache knows all that the teachers would say, or they are served."""
+        if self.spec.recipe.train.distill.is_served:
+            return False
+        return not self.spec.recipe.caches_teacher or bool(self._teacher.missing(self._rows))
+
+    @property
+    def _rows(self) -> list[Any]:
+        """All rows that the run learns from or measures."""
+        inputs, train = self.spec.inputs, self.spec.recipe.train
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        return [*inputs.rows.first(train.steps * train.batch_size), *inputs.validation]
+
+    @cached_property
+    def _teacher(self) -> TeacherCache:
+        recipe, inputs = self.spec.recipe, self.spec.inputs
+        served = served_teachers(recipe)
+        return TeacherCache(
+            self.spec.run.path / "teacher",
+            marks=[*(fingerprint(folder, {}) for folder in inputs.teacher_dirs), *inputs.served],
+            topk=recipe.train.distill.top_k,
+            served=served and served.teachers[0].say_all,
+        )
+
+    async def prepare(self, trainer: Trainer) -> None:
+        """Give the rows what their teacher says, which is dismissed then, and their log-probs by
+        the weights at the start. The trainer has these, or takes them here where the run is
+        resumed."""
+        recipe, path = self.spec.recipe, self.spec.run.path
+        if recipe.caches_teacher:
+            detail = "rows are put before the teacher"
+            await self._fill(self._teacher, trainer, phase="teacher", detail=detail)
+            await trainer.dismiss_teachers()
+        if recipe.caches_reference:
+            if self.spec.checkpoint is not None:
+                start = await in_thread(lambda: self.training.saver.store.find(0))
+                await trainer.load(start.path, weights_only=True)
+            detail = "pairs are scored by the weights at the start"
+            cache = ReferenceCache(path / "reference")
+            await self._fill(cache, trainer, phase="reference", detail=detail)
+
+    async def _fill(
+        self, cache: ReferenceCache | TeacherCache, trainer: Trainer, *, phase: str, detail: str
+    ) -> None:
+        """Fill the rows from the cache; those that it lacks are put before the trainer's ranks
+        now."""
+        inputs = self.spec.inputs
+        assert inputs.rows is not None, "a run that learns from rows has them"
+        if missing := cache.missing(self._rows):
+            self.bus.emit(PhaseStarted(phase=phase, detail=f"{len(missing)} {detail}"))
+            plan, stop = self.spec.plan, self.attempt.stop
+            await cache.add(missing, trainer=trainer, plan=plan, stop=stop)
+        inputs.rows.items = [cache.known(row) for row in inputs.rows.items]
+        inputs.validation[:] = [cache.known(row) for row in inputs.validation]
+
+    async def learn(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
+        """Take the steps to the last one."""
+        run = self.training.run = self._run(trainer, fleet)
+        if fleet is not None and run.devices is not None:
+            self.attempt.keep_engines(fleet, ROLLOUT, join=run.devices.replace)
+        if self.spec.checkpoint is None:
+            await self.training.save(0)
+        if run.step == 0:  # also of a run that died between its first checkpoint and here
+            await self.attempt.stop.unless_set(self.evaluate(0))
+        await learn(run)
+
+    def _run(self, trainer: Trainer, fleet: SglangFleet | None) -> Run:
+        """Return the run in memory."""
+        spec, training, devices = self.spec, self.training, None
+        assert spec.inputs.rows is not None, "a run that learns from rows has them"
+        if spec.checkpoint is not None:
+            spec.inputs.rows.position = spec.checkpoint.manifest.prompt_position
+        if fleet is not None:
+            devices = self.attempt.devices_of(training, trainer, fleet)
+            parts = episode_parts(spec.recipe, spec.inputs, self.attempt.engines, engine=fleet)
+            self.evaluator = training.evaluator(parts)
+        source = Rows(spec.recipe, spec.inputs.rows)
+        return training.new_run(source, trainer, devices, memory=lambda stepped: stepped.memory)
+
+    async def evaluate(self, step: int) -> None:
+        """Measure the loss on held-out rows, and what engines answer to held-out prompts."""
+        run, rows = self.training.run, self.spec.inputs.validation
+        assert run is not None, "nothing runs yet"
+        if rows:
+            self.bus.emit(PhaseStarted(phase="eval", detail=f"{len(rows)} held-out rows"))
+            began = time.monotonic()
+            batch, _ = await in_thread(lambda: packed(run, list(rows)))
+            report = await run.trainer.measure(batch)
+            done = ValidationDone(
+                step=step,
+                loss=report.loss,
+                num_rows=len(rows),
+                seconds=time.monotonic() - began,
+                figures=report.figures,
+            )
+            self.bus.emit(done)
+            await self.training.track(done)
+        if self.evaluator is not None and run.devices is not None:
+            verify = self.spec.recipe.weights.verify
+            detail = f"{len(self.evaluator.prompts)} held-out prompts"
+            self.bus.emit(PhaseStarted(phase="eval", detail=detail))
+            await run.devices.publish(version_of(step), verify=verify)
+            self.bus.emit(evaluated := await self.evaluator.run(step))
+            await self.training.track(evaluated)
+
+    async def settle(self) -> None:
+        """Do nothing: nothing runs beside the steps."""

@@ -1,0 +1,208 @@
+"""What a run learns from: groups that engines sample, rows of files, or demonstrations before the
+first RL step. Each source says what its steps take, at which learning rate, and what is reported
+of them; `loop` runs the steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from milescli.core.events import PhaseSeconds, RowStepDone, StepDone, WarmupStepDone
+from milescli.core.types import Group, StepReport, Trajectory, WeightVersion
+from milescli.data.examples import Examples
+from milescli.recipe.schema import Recipe
+from milescli.rollout.collect.ahead import AheadCollector
+from milescli.rollout.collect.collector import Collector
+from milescli.rollout.collect.done_first import DoneFirstCollector
+from milescli.rollout.collect.selectors import as_state
+from milescli.runtime.devices import Devices
+from milescli.runtime.recording.sample_files import Place, sequences_of
+from milescli.runtime.saving import Progress
+from milescli.train.base import TrainSequence
+from milescli.train.optimizers import lr_at, warmup_lr_at
+
+AnyCollector = Collector | AheadCollector | DoneFirstCollector
+"""Made by `rollout.collect.ahead.open_collector`."""
+Rates = tuple[float | None, float | None]
+"""Learning rates of the policy (None: it stays as it is), and of the critic (None: there is none,
+or it stays)."""
+
+
+class Source:
+    """Base: supervised steps by the recipe's `train`."""
+
+    phase = "train"
+    """Of the steps, as an event names it."""
+    samples = False
+    """Engines sample what is learned from, by the weights of the step before."""
+    updates = 1
+    """Optimizer updates a step."""
+    temperature = 1.0
+    """At which the items were sampled."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.num_steps = recipe.train.steps
+        self.objective = recipe.train.objective
+        """Name of the objective that learns from the items."""
+
+    def detail(self, step: int) -> str:
+        """Say what comes after `step` steps."""
+        return f"steps {step + 1} to {self.num_steps}"
+
+    def start(self, step: int, *, version: WeightVersion) -> None:
+        """Begin after `step` steps; the engines hold `version`, the weights of that step."""
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Any]:
+        """Return the items that `step` learns from; `version` is the trainer's."""
+        raise NotImplementedError
+
+    def published(self, version: WeightVersion) -> None:
+        """The engines hold `version` now: what waits for it may begin."""
+
+    def shown(self, items: list[Any], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
+        """Return the sequences whose log-probs by the trainer are written to disk."""
+        return {}
+
+    def rates(self, step: int) -> Rates:
+        """Return the learning rates of `step`."""
+        return lr_at(self.recipe.train.optimizer, step - 1, self.num_steps), None
+
+    def step_done(
+        self, step: int, report: StepReport, seconds: PhaseSeconds, devices: Devices | None
+    ) -> Any:
+        """Return the event that reports the step."""
+        raise NotImplementedError
+
+    def progress(self) -> Progress:
+        """Return what a checkpoint records of the source."""
+        return Progress()
+
+    async def stop(self) -> None:
+        """End what runs ahead."""
+
+
+class Groups(Source):
+    """Groups of samples, which engines make of prompts: reinforcement learning."""
+
+    samples = True
+
+    def __init__(self, recipe: Recipe, collector: AnyCollector) -> None:
+        super().__init__(recipe)
+        self.collector = collector
+        self.updates = recipe.train.updates_per_step
+        self.temperature = recipe.rollout.temperature
+
+    def start(self, step: int, *, version: WeightVersion) -> None:
+        self.collector.start(version=version, first_step=step + 1, last_step=self.num_steps)
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
+        return await self.collector.take(step, version=version)
+
+    def published(self, version: WeightVersion) -> None:
+        self.collector.published(version)
+
+    def shown(self, items: list[Group], sequences: Sequence[TrainSequence]) -> dict[Place, int]:
+        return sequences_of(items[: self.recipe.run.keep_groups], sequences)
+
+    def rates(self, step: int) -> Rates:
+        lr, _ = super().rates(step)
+        if not self.recipe.has_critic:
+            return lr, None
+        critic = self.recipe.train.critic
+        own = self.recipe.train.optimizer.model_copy(update={"lr": critic.lr, "min_lr": 0.0})
+        critic_lr = lr_at(own, step - 1, self.num_steps)
+        return (None if step <= critic.warmup_steps else lr), critic_lr
+
+    def step_done(
+        self, step: int, report: StepReport, seconds: PhaseSeconds, devices: Devices | None
+    ) -> StepDone:
+        assert devices is not None, "nothing is sampled without engines"
+        stats = self.collector.stats
+        return StepDone(
+            step=step,
+            num_steps=self.num_steps,
+            report=report,
+            rollout=stats,
+            seconds=seconds,
+            version=devices.version,
+            rollout_tokens_per_s=stats.generated_tokens / max(seconds.rollout_s, 1e-9),
+            train_tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
+            publish=devices.interrupted,
+            flow=self.collector.flow,
+        )
+
+    def progress(self) -> Progress:
+        return Progress(
+            prompt_position=self.collector.position,
+            taken=self.collector.taken,
+            curriculum=as_state(self.collector.history),
+        )
+
+    async def stop(self) -> None:
+        await self.collector.stop()
+
+
+class Rows(Source):
+    """Rows of files, in their order."""
+
+    def __init__(self, recipe: Recipe, rows: Examples[Any]) -> None:
+        super().__init__(recipe)
+        self.rows = rows
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Any]:
+        return self.rows.take(self.recipe.train.batch_size)
+
+    def step_done(
+        self, step: int, report: StepReport, seconds: PhaseSeconds, devices: Devices | None
+    ) -> RowStepDone:
+        return RowStepDone(
+            step=step,
+            num_steps=self.num_steps,
+            epoch=self.rows.position / len(self.rows),
+            report=report,
+            pack_s=seconds.rollout_s + seconds.pack_s,
+            train_s=seconds.train_s,
+            save_s=seconds.save_s,
+            step_s=seconds.step_s,
+            tokens_per_s=report.num_tokens / max(seconds.train_s, 1e-9),
+        )
+
+    def progress(self) -> Progress:
+        return Progress(prompt_position=self.rows.position)
+
+
+class Demonstrations(Source):
+    """Demonstrations, in an order fixed by the run's seed: the warm-up, by the recipe's
+    `warmup`."""
+
+    phase = "warmup"
+
+    def __init__(self, recipe: Recipe, demonstrations: Sequence[Trajectory]) -> None:
+        super().__init__(recipe)
+        self.num_steps, self.objective = recipe.warmup.steps, "supervised"
+        self._all, self._pool = demonstrations, list[int]()
+        self._random = random.Random(f"{recipe.run.seed}/warmup")
+
+    def detail(self, step: int) -> str:
+        return f"{self.num_steps} supervised steps"
+
+    async def take(self, step: int, *, version: WeightVersion) -> list[Trajectory]:
+        size = self.recipe.warmup.batch_size
+        while len(self._pool) < size:
+            fresh = list(range(len(self._all)))
+            self._random.shuffle(fresh)
+            self._pool += fresh
+        taken, self._pool = self._pool[:size], self._pool[size:]
+        return [self._all[index] for index in taken]
+
+    def rates(self, step: int) -> Rates:
+        return warmup_lr_at(self.recipe.warmup, step - 1), None
+
+    def step_done(
+        self, step: int, report: StepReport, seconds: PhaseSeconds, devices: Devices | None
+    ) -> WarmupStepDone:
+        return WarmupStepDone(
+            step=step, num_steps=self.num_steps, report=report, step_s=seconds.step_s
+        )

@@ -1,0 +1,216 @@
+"""What an attempt trains: the policy of the run, or one of several adapters. A training has steps,
+events and checkpoints of its own; its processes are the attempt's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.checkpoint.store import CheckpointStore, StoredCheckpoint
+from milescli.core.concurrency import in_thread
+from milescli.core.events import Event, EventBus
+from milescli.rollout.episode.episode import evaluation_episodes
+from milescli.runtime.devices import Devices
+from milescli.runtime.evaluation.evaluator import Evaluator
+from milescli.runtime.group_work import GroupWork
+from milescli.runtime.loop import Hooks, Run, learn
+from milescli.runtime.recording.sample_journal import SampleJournal
+from milescli.runtime.recording.side_files import SideFiles
+from milescli.runtime.recording.user_hooks import UserHooks
+from milescli.runtime.recovery.rank_group import RankGroup
+from milescli.runtime.row_work import RowWork
+from milescli.runtime.saving import Saver
+from milescli.runtime.sources import Demonstrations, Source
+from milescli.runtime.spec import RunSpec
+from milescli.train.base import Objective, Trainer, adapts
+from milescli.train.objectives import load_in_driver, load_objective
+
+if TYPE_CHECKING:
+    from milescli.runtime.attempt import Attempt
+
+
+class Training:
+    """One line of steps, from the weights that it begins with to its last checkpoint."""
+
+    def __init__(
+        self, attempt: Attempt, spec: RunSpec, *, bus: EventBus, adapter: str | None = None
+    ) -> None:
+        """`adapter`: the one of several that it trains; None: the run trains one policy."""
+        self.attempt, self.spec, self.bus, self.adapter = attempt, spec, bus, adapter
+        recipe = spec.recipe
+        keeps = recipe.keeps_reference or recipe.caches_reference
+        store = CheckpointStore(
+            spec.run.checkpoints,
+            keep=recipe.checkpoint.keep,
+            protect={0, recipe.reference_step(spec.first_step)} if keeps else set(),
+        )
+        self.side = attempt.side if adapter is None else SideFiles(bus)
+        self.user = UserHooks(recipe)
+        self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
+        self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
+        self.run: Run | None = None
+        self.journal: SampleJournal | None = None
+        """None: no samples are kept, or nothing runs yet."""
+        self.work = RowWork(self) if recipe.learns_from_rows else GroupWork(self)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.run.step if self.run is not None else self.spec.first_step
+
+    async def begin(self, trainer: Trainer) -> None:
+        """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
+        warm-up."""
+        recipe, checkpoint = self.spec.recipe, self.spec.checkpoint
+        if checkpoint is not None:
+            await self.work.prepare(trainer)
+            await self._load(trainer, checkpoint)
+            trainer.note_saved()
+            return
+        if recipe.warmup.steps:
+            await self._warm_up(trainer)
+        if recipe.has_critic and recipe.train.critic.path is None:
+            await trainer.start_critic()
+        await self.work.prepare(trainer)
+        if recipe.keeps_reference:
+            await trainer.freeze_reference()
+
+    async def _warm_up(self, trainer: Trainer) -> None:
+        """Supervised steps through the same trainer, which need no engine; the optimizer's state is
+        forgotten afterwards."""
+        source = Demonstrations(self.spec.recipe, self.spec.inputs.demonstrations)
+        await learn(
+            Run(
+                plan=self.spec.plan,
+                bus=self.bus,
+                source=source,
+                objective=load_objective(source.objective, self.spec.recipe),
+                trainer=trainer,
+                devices=None,
+                hooks=Hooks(done=self.track),
+                stop=self.attempt.stop,
+            )
+        )
+        await trainer.reset_optimizer()
+
+    async def live(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
+        """Learn to the last step. `fleet`: None where the plan has no engines."""
+        await self.work.learn(trainer, fleet)
+        await self.attempt.profiler.finish(self.step, loop=self)
+
+    async def load_newest(self, ranks: RankGroup) -> None:
+        """Give new ranks what the newest checkpoint has, where there is one."""
+        if self.adapter is not None:
+            await ranks.call("take_turn", self.adapter)
+        if (step := self.saver.newest_step) is not None:
+            await self._load(ranks, await in_thread(lambda: self.saver.store.find(step)))
+
+    async def _load(self, trainer: Trainer, checkpoint: StoredCheckpoint) -> None:
+        """Weights, optimizer and RNG of a checkpoint, and the reference that it had."""
+        if self.spec.recipe.keeps_reference:
+            step = self.spec.recipe.reference_step(checkpoint.step)
+            reference = await in_thread(lambda: self.saver.store.find(step))
+            await trainer.load(reference.path, weights_only=True)
+            await trainer.freeze_reference()
+        await trainer.load(checkpoint.path)
+
+    def evaluator(self, parts: Mapping[str, Any]) -> Evaluator:
+        """Return what measures the weights that engines hold. `parts`: see `episode_parts`."""
+        return Evaluator(
+            recipe=self.spec.recipe,
+            prompts=self.spec.inputs.heldout,
+            episodes=evaluation_episodes(self.spec.recipe, **parts),
+            folder=self.spec.run.eval_dir,
+            side=self.side,
+        )
+
+    @cached_property
+    def objective(self) -> Objective[Any]:
+        """What the run learns by, as it was at the checkpoint."""
+        objective = load_in_driver(self.spec.recipe.train.objective, self.spec.recipe)
+        if self.spec.checkpoint is not None and adapts(objective):
+            objective.restore(self.spec.checkpoint.manifest.objective)
+        return objective
+
+    def new_run(
+        self, source: Source, trainer: Trainer, devices: Devices | None, **hooks: Any
+    ) -> Run:
+        """Return the run in memory. `hooks`: those that the kind of source has of its own."""
+        return Run(
+            plan=self.spec.plan,
+            bus=self.bus,
+            source=source,
+            objective=self.objective,
+            trainer=trainer,
+            devices=devices,
+            hooks=Hooks(
+                between=self._between,
+                save=self._save_where_due,
+                evaluate=self._evaluate_where_due,
+                **{"done": self.track, **hooks},
+            ),
+            stop=self.attempt.stop,
+            step=self.step,
+        )
+
+    async def _between(self, step: int) -> None:
+        """Let a profile begin or end."""
+        await self.attempt.profiler.between(step, loop=self)
+
+    async def track(self, event: Event, *_: object) -> None:
+        """Pass an event on to the user's tracker."""
+        await self.user.tell("tracker", event=event)
+
+    async def _save_where_due(self, step: int) -> None:
+        """Save as the recipe wants it. What becomes the reference is saved, too."""
+        assert self.run is not None, "nothing runs yet"
+        recipe = self.spec.recipe
+        if _is_due(step, recipe.train.reference_every):
+            await self.run.trainer.freeze_reference()
+            await self.save(step)
+        elif _is_due(step, recipe.checkpoint.every) or step == recipe.train.steps:
+            await self.save(step)
+
+    async def _evaluate_where_due(self, step: int) -> None:
+        recipe = self.spec.recipe
+        if _is_due(step, recipe.eval.every) or step == recipe.train.steps:
+            await self.work.evaluate(step)
+
+    async def save(self, step: int) -> None:
+        """Begin checkpoint `step`; `Saver.settle` completes it."""
+        run = self.run
+        assert run is not None, "nothing runs yet"
+        progress = await in_thread(run.source.progress)
+        if adapts(run.objective):
+            progress = replace(progress, objective=dict(run.objective.state))
+        await self.saver.save(run.trainer, step=step, progress=progress)
+        if self.spec.recipe.keeps_reference:
+            # what a resumed run takes its reference from is not forgotten
+            self.saver.store.protect = {0, self.spec.recipe.reference_step(step)}
+        if self.journal is not None:
+            self.journal.checkpoint()
+
+    async def save_last(self) -> None:
+        """Save what was learned since the newest checkpoint."""
+        run = self.run
+        assert run is not None, "nothing runs yet"
+        await self.saver.settle()
+        if run.step > (self.saver.newest_step or 0):
+            # a colocated trainer sleeps after each publish
+            async with run.devices.scoring() if run.devices is not None else nullcontext():
+                await self.save(run.step)
+            await self.saver.settle()
+        self.saver.require_saved(run.step)
+
+    async def close(self) -> None:
+        """Close the journal; what was written stays."""
+        if (journal := self.journal) is not None:
+            await in_thread(journal.close)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
