@@ -14,7 +14,7 @@ from milescli.console.output import Line, Mode, Output, redrawn, show_lines
 from milescli.core.units import format_bytes, format_duration
 from milescli.insight.case import Finding, Level, Verdict
 from milescli.insight.facts import read_facts
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.reader import RunReader
 from milescli.insight.summary import Course, Phase, Summary, leading, summarize
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.series import Trend
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.platform.memory_record import FILE, sizes_by_name
 
 OTHERS = "others"

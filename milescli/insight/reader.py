@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
 """Read at a time."""

@@ -17,7 +17,7 @@ from milescli.core.events import PHASES
 from milescli.insight import series
 from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict
@@ -268,7 +268,7 @@ def _since(began_s: float, now_s: float) -> float | None:
 
 
 def _saved(history: History, run: RunDir) -> int | None:
-    told = [one.step for one in history.told if one.kind == "CheckpointSaved"]
+    told = [one.step for one in history.notices if one.kind == "CheckpointSaved"]
     own = [step for step in told if step is not None]
     for name, adapter in history.adapters.items():
         if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:

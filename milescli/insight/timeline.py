@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from milescli.core.events import PHASES
-from milescli.insight.history import History
+from milescli.core.history import History
 
 _ACTOR = {
     "rollout": "rollout",
@@ -77,7 +77,7 @@ def beside_steps(history: History) -> Iterable[Interval]:
             end_s=one.time_s,
             step=one.step,
         )
-    for told in history.told:
+    for told in history.notices:
         if told.kind == "CheckpointSaved":
             yield Interval(
                 actor="checkpoint",

@@ -11,7 +11,7 @@ from milescli.insight import series
 from milescli.insight.case import CEILING, LOSS, REWARD, Case, Finding, Level, Verdict, number
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 
 SAMPLE_STEPS = 3

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milescli.insight.case import LOSS, REWARD
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.pictures.svg import Line, Point, finite, thinned
 
 MOST_POINTS = 800

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12

@@ -86,7 +86,7 @@ READS: dict[str, Endpoint] = {
     "summary": summary,
     "names": columns.names,
     "columns": columns.columns,
-    "told": endpoints.told,
+    "notices": endpoints.notices,
     "timeline": endpoints.timeline,
     "memory": endpoints.memory,
     "recipe": endpoints.recipe,
@@ -232,7 +232,7 @@ def _live(asked: Asked, request: Request) -> Asked:
     last = request.headers.get("last-event-id", "")
     if not last.isdecimal():
         return asked
-    pairs = (*asked.question.pairs, ("told", last))
+    pairs = (*asked.question.pairs, ("notices", last))
     return Asked(shown=asked.shown, histories=asked.histories, question=Question(pairs))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web.histories import Histories
 from milescli.web.refusals import BadRequest
 from milescli.web.shown import ShownRun

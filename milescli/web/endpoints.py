@@ -13,7 +13,7 @@ from pathlib import Path
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.history import Told
+from milescli.core.history import NoticeEntry
 from milescli.insight.memory import records
 from milescli.insight.summary import summarize
 from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
@@ -32,18 +32,18 @@ def summary(asked: Asked) -> Json:
 MAX_LIMIT = 5000
 
 
-def told(asked: Asked) -> Json:
+def notices(asked: Asked) -> Json:
     """Oldest first; `offset` counts those that fit the question."""
     ask = asked.question
     kind, level, text = ask.text("kind"), ask.text("level"), ask.text("q").lower()
     offset, limit = ask.count("offset", 0), ask.count("limit", 200, high=MAX_LIMIT)
     with asked.history() as history:
-        fitting = [one for one in history.told if _fits(one, kind=kind, level=level, text=text)]
+        fitting = [one for one in history.notices if _fits(one, kind=kind, level=level, text=text)]
     shown = fitting[offset : offset + limit]
-    return {"total": len(fitting), "told": [asdict(one) for one in shown]}
+    return {"total": len(fitting), "notices": [asdict(one) for one in shown]}
 
 
-def _fits(one: Told, *, kind: str, level: str, text: str) -> bool:
+def _fits(one: NoticeEntry, *, kind: str, level: str, text: str) -> bool:
     return (
         (not kind or one.kind == kind)
         and (not level or one.level == level)
@@ -103,7 +103,7 @@ def timeline(asked: Asked) -> Json:
         intervals = of_steps(history, first=first, last=last)
         begin_s = min((one.begin_s for one in intervals), default=math.nan)
         end_s = max((one.end_s for one in intervals), default=math.nan)
-        notices = [one for one in history.told if one.kind == "Notice"]
+        notices = [one for one in history.notices if one.kind == "Notice"]
         begin_s = -math.inf if not steps or first <= steps[0] else begin_s
         end_s = math.inf if last >= newest else end_s
         beside = [*of_run(history), *beside_steps(history)]
@@ -117,13 +117,13 @@ def timeline(asked: Asked) -> Json:
     }
 
 
-def _profiles(asked: Asked, notices: Sequence[Told]) -> list[Json]:
-    """Those that the run told of: when each was done, and its traces."""
-    told = ((PROFILE.match(one.text), one.time_s) for one in notices)
+def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
+    """Profiles that the run's notices name: when each was done, and its traces."""
+    found = ((PROFILE.match(one.text), one.time_s) for one in notices)
     folder = asked.with_logs.profiles_dir
     return [
         {"number": int(match[1]), "time_s": time_s, "files": _files(folder / match[1])}
-        for match, time_s in told
+        for match, time_s in found
         if match
     ]
 
@@ -157,10 +157,10 @@ def recipe(asked: Asked) -> Json:
 
 def plan(asked: Asked) -> Json:
     """plan.json; the layouts that were weighed beside its own stand under `alternatives`."""
-    told = dict(_facts(asked).plan)
-    forecast = told.get("forecast") or {}
+    written = dict(_facts(asked).plan)
+    forecast = written.get("forecast") or {}
     empty: Json = {"decisions": [], "slots": [], "trainer": {}, "engines": {}, "roles": []}
-    return {**empty, **told, "alternatives": forecast.get("alternatives", [])}
+    return {**empty, **written, "alternatives": forecast.get("alternatives", [])}
 
 
 def manifest(asked: Asked) -> Json:

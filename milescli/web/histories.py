@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.reader import RunReader
 from milescli.web.refusals import Busy, Forbidden
 

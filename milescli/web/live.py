@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from starlette.types import Message, Receive, Scope, Send
 
 from milescli.checkpoint.run_lock import state_of
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web.asked import Asked
 from milescli.web.refusals import Busy, Refusal
 from milescli.web.responses import to_json
@@ -24,7 +24,7 @@ SEND_S = 30.0
 """Longest that a page may take to receive what was sent to it."""
 MAX_STREAMS = 64
 """Open at once."""
-MAX_TOLD = 500
+MAX_NOTICES = 500
 """Of a backlog, the newest."""
 
 
@@ -34,7 +34,7 @@ class Seen:
 
     history: History | None = None
     """The one that it is of: another object where the file began anew."""
-    told: int | None = None
+    notices: int | None = None
     """Entries of its list; None: it has yet to be seen how many there are."""
     progress: tuple[int | None, ...] | None = None
     """Step, number of steps, and how much was measured beside the steps."""
@@ -42,28 +42,28 @@ class Seen:
 
 
 def changes(history: History, state: str, seen: Seen) -> list[bytes]:
-    """The events that a page is to be sent, which it then has seen. At first only where the run is:
-    what it told before is asked for as `told`."""
+    """Return the events that the page has not been sent yet, and mark them as sent. The first call
+    sends only how far the run is: the page asks for earlier notices at `notices`."""
     events = list[bytes]()
     if seen.history is not history:
         if seen.history is not None:
             events.append(_event("reset", {"why": "the run's events began anew"}))
-            seen.told, seen.progress, seen.outcome = 0, None, None
+            seen.notices, seen.progress, seen.outcome = 0, None, None
         seen.history = history
-    if seen.told is None or seen.told > len(history.told):
-        seen.told = len(history.told)
-    for number in range(max(seen.told, len(history.told) - MAX_TOLD), len(history.told)):
-        events.append(_event("told", asdict(history.told[number]), number=number + 1))
-    seen.told = len(history.told)
+    if seen.notices is None or seen.notices > len(history.notices):
+        seen.notices = len(history.notices)
+    for number in range(max(seen.notices, len(history.notices) - MAX_NOTICES), len(history.notices)):
+        events.append(_event("notice", asdict(history.notices[number]), number=number + 1))
+    seen.notices = len(history.notices)
     if (progress := _progress(history)) != seen.progress:
         seen.progress = progress
         step = {"step": history.step, "num_steps": history.num_steps}
-        events.append(_event("step", step, number=seen.told))
+        events.append(_event("step", step, number=seen.notices))
     outcome = None if state in ("not started", "running") else state
     if outcome != seen.outcome:
         seen.outcome = outcome
         if outcome is not None:
-            events.append(_event("end", {"outcome": outcome}, number=seen.told))
+            events.append(_event("end", {"outcome": outcome}, number=seen.notices))
     return events
 
 
@@ -117,7 +117,7 @@ class Stream:
         self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]], streams: LiveStreams
     ) -> None:
         self._asked, self._look, self._streams = asked, look, streams
-        self._seen = Seen(told=asked.question.number("told"))
+        self._seen = Seen(notices=asked.question.number("notices"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the page leaves, or the server ends. What is refused meanwhile ends it: the

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.report.charts import (
     MOST_POINTS,
     learning_charts,

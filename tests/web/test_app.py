@@ -97,7 +97,7 @@ def test_what_is_long_is_packed_for_who_knows_gzip(run: WrittenRun, client: Test
 
 def test_json_is_strict(run: WrittenRun, client: TestClient) -> None:
     run.tell(step_done(1, loss=float("nan"), reward=float("inf")))
-    for name in ("summary", "columns?name=train/loss&name=rollout/reward_mean", "told"):
+    for name in ("summary", "columns?name=train/loss&name=rollout/reward_mean", "notices"):
         text = client.get(f"/api/runs/tiny-1/{name}").text
         json.loads(text, parse_constant=pytest.fail)
 

@@ -21,7 +21,7 @@ from milescli.core.events import (
     WarmupStepDone,
     stamped,
 )
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web import live
 from milescli.web.asked import Asked
 from milescli.web.histories import Histories
@@ -81,7 +81,7 @@ def test_a_page_is_told_of_what_is_written(server: Serving, run: WrittenRun) -> 
         page = Followed(stream.iter_lines())
         assert page.next("step") == {"step": 2, "num_steps": 40}
         run.tell(Notice(text="look </script>\n\nevent: end", level="warning"))
-        told = page.next("told")
+        told = page.next("notice")
         assert (told["kind"], told["level"]) == ("Notice", "warning")
         assert told["text"] == "look </script>\n\nevent: end"
         run.steps(3, 5)
@@ -100,7 +100,7 @@ def test_a_run_that_goes_on_is_followed_on(server: Serving, run: WrittenRun) -> 
         assert page.next("end") == {"outcome": "stopped"}
         run.attempt(engine_0="")
         run.tell(PhaseStarted(phase="start", detail="again"))
-        assert page.next("told")["text"] == "start: again"
+        assert page.next("notice")["text"] == "start: again"
         run.steps(4, 4)
         assert page.next("step")["step"] == 4
         run.tell(RunEnded(outcome="done", step=4, seconds=9.0))
@@ -115,7 +115,7 @@ def test_events_that_begin_anew_are_told_of(server: Serving, run: WrittenRun) ->
         run.run.events_file.unlink()
         run.tell(PhaseStarted(phase="start", detail="anew"))
         page.next("reset")
-        assert page.next("told")["text"] == "start: anew"
+        assert page.next("notice")["text"] == "start: anew"
 
 
 def test_a_page_that_was_cut_off_misses_nothing(server: Serving, run: WrittenRun) -> None:
@@ -125,10 +125,10 @@ def test_a_page_that_was_cut_off_misses_nothing(server: Serving, run: WrittenRun
         page = Followed(stream.iter_lines())
         page.next("step")
     run.tell(Notice(text="two"), Notice(text="three"))
-    for query, headers in (("", {"last-event-id": page.id}), ("?told=1", {})):
+    for query, headers in (("", {"last-event-id": page.id}), ("?notices=1", {})):
         with follow(server, query, **headers) as stream:
             again = Followed(stream.iter_lines())
-            assert [again.next("told")["text"], again.next("told")["text"]] == ["two", "three"]
+            assert [again.next("notice")["text"], again.next("notice")["text"]] == ["two", "three"]
 
 
 def test_a_driver_that_was_killed_is_an_end(server: Serving, run: WrittenRun) -> None:
@@ -182,17 +182,17 @@ def test_so_many_streams_and_no_more(
 
 def test_a_run_that_is_not_there_has_no_stream(server: Serving) -> None:
     assert server.client.get("/api/runs/tiny-2/live").status_code == 404
-    assert server.client.get("/api/runs/tiny-1/live?told=x").status_code == 400
+    assert server.client.get("/api/runs/tiny-1/live?notices=x").status_code == 400
 
 
 def test_a_backlog_is_cut_to_the_newest() -> None:
     history = History(name="tiny")
-    for number in range(2 * live.MAX_TOLD):
+    for number in range(2 * live.MAX_NOTICES):
         history.feed({"event": "Notice", "text": str(number), "level": "info", "time": ""})
-    events = changes(history, "running", Seen(told=0))
-    told = [event for event in events if b"event: told" in event]
-    assert len(told) == live.MAX_TOLD and b'"text":"999"' in told[-1]
-    assert changes(history, "running", Seen(told=0, history=history))[:1] == told[:1]
+    events = changes(history, "running", Seen(notices=0))
+    told = [event for event in events if b"event: notice" in event]
+    assert len(told) == live.MAX_NOTICES and b'"text":"999"' in told[-1]
+    assert changes(history, "running", Seen(notices=0, history=history))[:1] == told[:1]
 
 
 def test_nothing_is_told_twice() -> None:

@@ -23,8 +23,8 @@ export function withQuery(path, query) {
       if (one !== null && one !== undefined && one !== "") search.append(name, one);
     }
   }
-  const told = search.toString();
-  return told ? `${path}?${told}` : path;
+  const text = search.toString();
+  return text ? `${path}?${text}` : path;
 }
 
 /** GET of JSON. Raises ApiError; AbortError where `signal` ended it. */
@@ -53,17 +53,17 @@ export async function get(path, query, { signal } = {}) {
 }
 
 async function answered(answer, path) {
-  let told = null;
+  let body = null;
   try {
-    told = await answer.json();
+    body = await answer.json();
   } catch {
-    // told stays null: an answer that is no JSON
+    // body stays null: an answer that is no JSON
   }
-  if (answer.ok && told !== null) return told;
+  if (answer.ok && body !== null) return body;
   throw new ApiError({
-    what: told?.what ?? `The server could not answer (${answer.status})`,
-    why: told?.why ?? `It was asked for ${path}.`,
-    fix: told?.fix ?? "Try again; the terminal where `miles ui` runs may say more.",
+    what: body?.what ?? `The server could not answer (${answer.status})`,
+    why: body?.why ?? `It was asked for ${path}.`,
+    fix: body?.fix ?? "Try again; the terminal where `miles ui` runs may say more.",
     status: answer.status,
   });
 }

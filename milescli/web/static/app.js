@@ -73,18 +73,18 @@ async function start() {
 async function loadRuns() {
   if (app.isAsking) return;
   app.isAsking = true;
-  const told = await get("api/runs").catch((error) => error);
+  const answer = await get("api/runs").catch((error) => error);
   app.isAsking = false;
-  if (told instanceof Error) {
-    app.refusal = told.status === FORBIDDEN ? told : null;
-    connected(told.status > 0 && !app.refusal);
-    if (app.run === null) show(at("main"), problem(told, loadRuns));
+  if (answer instanceof Error) {
+    app.refusal = answer.status === FORBIDDEN ? answer : null;
+    connected(answer.status > 0 && !app.refusal);
+    if (app.run === null) show(at("main"), problem(answer, loadRuns));
     return;
   }
   app.refusal = null;
   connected(true);
-  if (JSON.stringify(told.runs) === JSON.stringify(app.runs)) return;
-  app.runs = told.runs;
+  if (JSON.stringify(answer.runs) === JSON.stringify(app.runs)) return;
+  app.runs = answer.runs;
   runsChanged();
 }
 
@@ -199,10 +199,10 @@ function context() {
 async function loadSummary() {
   const run = app.run;
   if (run === null) return;
-  const told = await get(ofRun(run, "summary")).catch((error) => error);
+  const answer = await get(ofRun(run, "summary")).catch((error) => error);
   if (run !== app.run) return;
-  if (!(told instanceof Error) || told.status === NOT_FOUND) {
-    const summary = told instanceof Error ? null : told;
+  if (!(answer instanceof Error) || answer.status === NOT_FOUND) {
+    const summary = answer instanceof Error ? null : answer;
     const isOther = summary?.state !== app.summary?.state;
     app.summary = summary;
     if (isOther) drawSide(at("side"), runsNow(), run, themeButton());

@@ -82,19 +82,19 @@ function phaseParts({ phase, parts }, whole) {
   );
 }
 
-/** Of GPUs: what each rank or engine told. The most is never below what is held now. */
+/** Of GPUs: what each rank or engine reported. The most is never below what is held now. */
 function devices({ measured }, summary) {
-  const told = measured.filter((one) => one.total_bytes || one.device !== "cpu");
-  if (!told.length) return null;
+  const seen = measured.filter((one) => one.total_bytes || one.device !== "cpu");
+  if (!seen.length) return null;
   const planned = new Map((summary?.memory ?? []).map((one) => [one.worker, one.planned_bytes]));
-  const rows = told.map((one) => [one.worker, String(one.device ?? ""), one.used_bytes,
+  const rows = seen.map((one) => [one.worker, String(one.device ?? ""), one.used_bytes,
     largest([one.used_bytes, one.peak_bytes]), largest([one.reserved_bytes]),
     planned.get(one.worker), one.total_bytes]);
   return measuredCard("Memory of devices: last seen, and the most",
     ["Worker", "Device", "last seen", "most", "reserved", "planned", "of"], rows);
 }
 
-/** In main memory: what the watchdog saw, and what the processes themselves told as their most. */
+/** In main memory: what the watchdog saw, and what the processes themselves reported as their most. */
 function processes({ over_time: points, measured }, isWhole, toggle) {
   const seen = new Map();
   const at = (worker) => {
@@ -108,9 +108,9 @@ function processes({ over_time: points, measured }, isWhole, toggle) {
       Object.assign(one, { now: size, most: largest([one.most, size]) });
     }
   }
-  for (const told of measured.filter((one) => one.device === "cpu")) {
-    const one = at(told.worker);
-    one.most = largest([one.most, told.used_bytes, told.peak_bytes]);
+  for (const process of measured.filter((one) => one.device === "cpu")) {
+    const one = at(process.worker);
+    one.most = largest([one.most, process.used_bytes, process.peak_bytes]);
   }
   const all = [...seen.values()].sort((a, b) => b.most - a.most);
   if (!all.length) {

@@ -19,7 +19,7 @@ const LOSS = "train/loss";
 export function open(root, context) {
   const loaded = new Loaded(root, {
     load: async (signal) => {
-      const [summary, told, names, plan, recipe] = await Promise.all([
+      const [summary, measured, names, plan, recipe] = await Promise.all([
         context.summary ?? context.ask("summary", null, { signal }),
         ...["evaluations", "names", "plan", "recipe"].map((name) =>
           context.ask(name, null, { signal })),
@@ -33,7 +33,7 @@ export function open(root, context) {
       const more = { takesTurns: plan.max_staleness === 0, sampling: samplingWords(recipe.keys),
         adapters: context.adapters,
         about: (name) => abouts.get(name) ?? "" };
-      return { summary, told, columns, more };
+      return { summary, measured, columns, more };
     },
     draw: (answer) => draw(root, answer),
   });
@@ -41,14 +41,14 @@ export function open(root, context) {
   return { refresh: () => loaded.renew(), close: () => loaded.close() };
 }
 
-function draw(root, { summary, told, columns, more }) {
+function draw(root, { summary, measured, columns, more }) {
   // what a reader has unfolded stays so while the run goes on
   const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
   show(
     root,
     verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
     summary.step || summary.phases?.length
-      ? [gains(summary, told, columns, more), flow(summary, more), meanings(more)]
+      ? [gains(summary, measured, columns, more), flow(summary, more), meanings(more)]
       : waiting(summary),
   );
   for (const one of root.querySelectorAll("details")) {
@@ -64,14 +64,14 @@ function waiting(summary) {
 
 // --- what it gained
 
-function gains(summary, told, columns, { sampling, adapters }) {
+function gains(summary, measured, columns, { sampling, adapters }) {
   if (adapters.length) {
     return h("div", { class: "grid gains" },
       adaptersCard(adapters, (id) => view.href({ run: id, step: null })), progress(summary));
   }
   const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
-  const accuracies = told.evaluations.map((one) => [one.step, one.accuracy]);
-  const losses = told.validations.map((one) => [one.step, one.loss]);
+  const accuracies = measured.evaluations.map((one) => [one.step, one.accuracy]);
+  const losses = measured.validations.map((one) => [one.step, one.loss]);
   return h(
     "div",
     { class: "grid gains" },

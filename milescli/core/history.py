@@ -115,7 +115,7 @@ class Healing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class NoticeEntry:
     """Something that happened at a moment: a notice, a phase, a checkpoint, a silence, an end."""
 
     time_s: float
@@ -157,7 +157,7 @@ class History:
     warmup_steps: int = 0
     """That the warm-up is to do."""
     healings: list[Healing] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    notices: list[NoticeEntry] = field(default_factory=list)
     phase: str = ""
     """That the run is in."""
     phase_detail: str = ""
@@ -318,8 +318,8 @@ class History:
         self, record: Record, time_s: float, text: str, *, level: str = "info", seconds: float = 0.0
     ) -> None:
         kind, step = record["event"], record.get("step")
-        self.told.append(
-            Told(time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step)
+        self.notices.append(
+            NoticeEntry(time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step)
         )
 
 

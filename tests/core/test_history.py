@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.insight.history import Columns
+from milescli.core.history import Columns
 
 
 def test_a_figure_that_comes_late_or_goes_leaves_gaps() -> None:
