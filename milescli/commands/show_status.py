@@ -11,10 +11,10 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console import theme
 from milescli.console.columns import number, percent, rate
 from milescli.console.output import Line, Mode, Output, redrawn, show_lines
+from milescli.core.history import History
 from milescli.core.units import format_bytes, format_duration
 from milescli.insight.case import Finding, Level, Verdict
 from milescli.insight.facts import read_facts
-from milescli.core.history import History
 from milescli.insight.reader import RunReader
 from milescli.insight.summary import Course, Phase, Summary, leading, summarize
 

@@ -319,7 +319,9 @@ class History:
     ) -> None:
         kind, step = record["event"], record.get("step")
         self.notices.append(
-            NoticeEntry(time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step)
+            NoticeEntry(
+                time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step
+            )
         )
 
 

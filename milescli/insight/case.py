@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
-from milescli.core.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.series import Trend
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
-from milescli.insight.facts import RunFacts
 from milescli.core.history import History
+from milescli.insight.facts import RunFacts
 from milescli.platform.memory_record import FILE, sizes_by_name
 
 OTHERS = "others"

@@ -14,10 +14,10 @@ import numpy as np
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.events import PHASES
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.core.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict

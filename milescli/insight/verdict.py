@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.case import CEILING, LOSS, REWARD, Case, Finding, Level, Verdict, number
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
-from milescli.core.history import History
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 
 SAMPLE_STEPS = 3

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milescli.insight.case import LOSS, REWARD
 from milescli.core.history import History
+from milescli.insight.case import LOSS, REWARD
 from milescli.pictures.svg import Line, Point, finite, thinned
 
 MOST_POINTS = 800

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from milescli.core.history import Healing, History
 from milescli.core.private import without_paths
 from milescli.insight.case import LOSS, REWARD, Finding, Verdict
-from milescli.core.history import Healing, History
 from milescli.insight.summary import Course, Summary
 from milescli.pictures.svg import Part, spark_picture, stacked_bar
 from milescli.report.charts import Chart, column

@@ -15,10 +15,10 @@ import yaml
 
 from milescli.autopsy.why import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.history import History
 from milescli.core.private import without_paths, without_secrets_in
 from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.core.history import History
 from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize
 from milescli.report.chosen_samples import ShownStep, chosen_steps

@@ -7,8 +7,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from milescli.core.metric_names import metric_of
 from milescli.core.history import Columns
+from milescli.core.metric_names import metric_of
 from milescli.web.asked import Asked, Json
 from milescli.web.refusals import BadRequest
 

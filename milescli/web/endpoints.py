@@ -12,8 +12,8 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
-from milescli.insight.facts import RunFacts, read_facts
 from milescli.core.history import NoticeEntry
+from milescli.insight.facts import RunFacts, read_facts
 from milescli.insight.memory import records
 from milescli.insight.summary import summarize
 from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps

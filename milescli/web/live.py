@@ -52,7 +52,9 @@ def changes(history: History, state: str, seen: Seen) -> list[bytes]:
         seen.history = history
     if seen.notices is None or seen.notices > len(history.notices):
         seen.notices = len(history.notices)
-    for number in range(max(seen.notices, len(history.notices) - MAX_NOTICES), len(history.notices)):
+    for number in range(
+        max(seen.notices, len(history.notices) - MAX_NOTICES), len(history.notices)
+    ):
         events.append(_event("notice", asdict(history.notices[number]), number=number + 1))
     seen.notices = len(history.notices)
     if (progress := _progress(history)) != seen.progress:
