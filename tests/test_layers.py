@@ -25,7 +25,6 @@ FLOORS = {
     "platform": 1,
     "console": 1,
     "sandbox": 1,
-    "pictures": 1,
     "plan": 2,
     "data": 2,
     "rollout": 3,

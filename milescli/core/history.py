@@ -45,6 +45,11 @@ class Columns:
         is_there = column is not None and len(self) > 0 and len(column) == len(self)
         return column[-1] if is_there and not math.isnan(column[-1]) else None
 
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of each step that has a finite one."""
+        pairs = zip(self.steps, self.get(name), strict=True)
+        return [(step, value) for step, value in pairs if math.isfinite(value)]
+
     def add(self, step: int, figures: Mapping[str, float], *, time_s: float = math.nan) -> None:
         """A step's. One that was there before, and all after it, are forgotten: a resumed run does
         them again."""

@@ -17,6 +17,7 @@ _ACTOR = {
     "publish": "weights",
 }
 """Who works in a phase, as the driver sees it."""
+STEP_ACTORS = frozenset(_ACTOR.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class ShownStep:
     """Of one step."""
 
     step: int
+    prompt_index: int
     prompt: str
     label: str
     """Empty where none is known."""
@@ -62,6 +63,7 @@ def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
     label = group[0].record.get("label")
     return ShownStep(
         step=step,
+        prompt_index=group[0].prompt_index,
         prompt=shown_text(group[0].prompt),
         label="" if label is None else shown_text(str(label)),
         rewards=[_reward(sample) for sample in group if sample.reward is not None],

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from milescli import __version__
 from milescli.core.private import without_paths
-from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.core.units import format_count, format_duration
 from milescli.insight.case import Finding
 from milescli.insight.summary import Summary
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate
@@ -46,11 +46,6 @@ def interval(estimate: Estimate | None) -> str:
 def duration(seconds: float | None) -> str:
     """1 m 15 s"""
     return NOTHING if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
-
-
-def size(size_bytes: float | None) -> str:
-    """1.5 KiB"""
-    return NOTHING if size_bytes is None else format_bytes(size_bytes)
 
 
 def per_second(value: float | None) -> str:

@@ -26,6 +26,7 @@ from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_o
 from milescli.report.formats import steps
 
 _DEFAULT = "default"
+_CHECKSUM_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +166,22 @@ class Subject:
             if isinstance(data, dict)
             else {}
         )
+
+    def data_words(self) -> dict[str, str]:
+        """prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
+        described = {}
+        for name, one in self.data().items():
+            words = [str(one.get("path", "")).rpartition("/")[2]]
+            if isinstance(one.get("num_rows"), int):
+                words.append(f"{one['num_rows']:,} rows")
+            if one.get("sha256"):
+                words.append(f"sha256 {str(one['sha256'])[:_CHECKSUM_LETTERS]}")
+            described[name] = ", ".join(word for word in words if word)
+        return described
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of a figure, of each step that has a finite one."""
+        return self.history.columns.points(name)
 
 
 def read_subject(run: RunDir) -> Subject:

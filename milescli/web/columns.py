@@ -38,12 +38,24 @@ def columns(asked: Asked) -> Json:
     first = asked.question.number("first", None, high=MAX_STEP)
     last = asked.question.number("last", None, high=MAX_STEP)
     with asked.history() as history:
-        held = history.columns
-        begin, end = _range(held, first=first, last=last)
-        values = {name: held.get(name)[begin:end].tolist() for name in wanted}
-        steps, times = held.steps[begin:end].tolist(), held.times[begin:end].tolist()
+        return drawn(history.columns, wanted, points=points, first=first, last=last)
+
+
+def drawn(
+    held: Columns,
+    names: Sequence[str],
+    *,
+    points: int,
+    first: int | None = None,
+    last: int | None = None,
+) -> Json:
+    """Return the figures of the steps `first` to `last`, of at most about `points` of them."""
+    begin, end = _range(held, first=first, last=last)
+    values = {name: held.get(name)[begin:end].tolist() for name in names}
+    steps, times = held.steps[begin:end].tolist(), held.times[begin:end].tolist()
     if len(steps) > points:
-        kept = thinned([*values.values()], length=len(steps), points=points)
+        changing = [column for column in values.values() if len(set(column)) > 1]
+        kept = thinned(changing, length=len(steps), points=points)
         steps, times = [steps[at] for at in kept], [times[at] for at in kept]
         values = {name: [column[at] for at in kept] for name, column in values.items()}
     return {

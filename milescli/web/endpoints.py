@@ -23,10 +23,10 @@ from milescli.web.asked import Asked, Json
 
 
 def summary(asked: Asked) -> Json:
-    """Of a run or an adapter, as of now."""
+    """Return the summary of a run or an adapter as of now, and the error that ended it."""
     facts = read_facts(asked.run)
     with asked.history() as history:
-        return asdict(summarize(asked.run, history, facts))
+        return {**asdict(summarize(asked.run, history, facts)), "error": history.error}
 
 
 MAX_LIMIT = 5000

@@ -1,4 +1,7 @@
-// Asks the server, and says in three parts what went wrong. Caches nothing: the server does.
+// Asks the server, or a saved page the answers in it, and says in three parts what went wrong.
+// Caches nothing: the server does.
+
+import { saved, savedAnswer } from "./saved.js";
 
 /** What went wrong: `what`, `why`, `fix`. */
 export class ApiError extends Error {
@@ -29,6 +32,7 @@ export function withQuery(path, query) {
 
 /** GET of JSON. Raises ApiError; AbortError where `signal` ended it. */
 export async function get(path, query, { signal } = {}) {
+  if (saved) return fromFile(path, query);
   const limit = AbortSignal.timeout(LIMIT_MS);
   const both = signal ? AbortSignal.any([signal, limit]) : limit;
   let answer;
@@ -50,6 +54,16 @@ export async function get(path, query, { signal } = {}) {
     });
   }
   return answered(answer, path);
+}
+
+function fromFile(path, query) {
+  const answer = savedAnswer(path, query);
+  if (answer !== undefined) return answer;
+  throw new ApiError({
+    what: "This file does not hold that",
+    why: `The report was saved without ${path}.`,
+    fix: "Open the run with `miles ui`, which shows everything.",
+  });
 }
 
 async function answered(answer, path) {

@@ -5,6 +5,7 @@ import { h, keepingFocus, show, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
 import { Live } from "./live.js";
+import { saved } from "./saved.js";
 import { drawSide } from "./side.js";
 import { empty, problem } from "./states.js";
 import { nextTheme, themeButton } from "./switch.js";
@@ -27,7 +28,7 @@ const app = {
   isAsking: false, // for the runs
 };
 
-const live = new Live({
+const live = saved ? { isOpen: true, follow() {} } : new Live({
   news: () => refresh(),
   opened: () => connected(true),
   // the server may be there and refuse this stream alone
@@ -61,7 +62,7 @@ async function start() {
     if (event.key === "Escape") setSide(false);
   });
   await loadRuns();
-  setInterval(async () => {
+  if (!saved) setInterval(async () => {
     if (document.visibilityState !== "visible") return;
     await loadRuns();
     if (app.isConnected && !live.isOpen) refresh();
@@ -118,6 +119,7 @@ function runsNow() {
 
 /** The run of an address that names none: the one that runs, else the newest. */
 function first() {
+  if (saved) return app.runs[0].id;
   const newest = [...app.runs].sort((a, b) => (b.changed_s ?? 0) - (a.changed_s ?? 0));
   const running = newest.find((run) => run.state === "running");
   return (running ?? newest[0]).id;
@@ -128,7 +130,8 @@ async function changed() {
   const run = view.get("run");
   if (!run) {
     // named from now on: a link leads to this run, and the page stays at it
-    view.set({ run: app.run ?? first() }, { replace: true });
+    const other = saved?.comparison ? { with: app.runs[1].id } : {};
+    view.set({ run: app.run ?? first(), ...other }, { replace: true });
     return;
   }
   drawSide(at("side"), runsNow(), run, themeButton());
@@ -232,7 +235,7 @@ function drawTabs() {
 }
 
 function drawBanner() {
-  const text = liveText(app);
+  const text = saved ? "" : liveText(app);
   const banner = at("banner");
   if (banner.textContent !== text) show(banner, text && h("div", { class: "note" }, text));
 }

@@ -95,7 +95,7 @@ function devices({ measured }, summary) {
 }
 
 /** In main memory: what the watchdog saw, and what the processes themselves reported as their most. */
-function processes({ over_time: points, measured }, isWhole, toggle) {
+function processes({ over_time: points, measured, whole }, isWhole, toggle) {
   const seen = new Map();
   const at = (worker) => {
     const name = worker.replaceAll(" ", "-");
@@ -124,8 +124,11 @@ function processes({ over_time: points, measured }, isWhole, toggle) {
   const more = all.length > MOST_ROWS && h("button", { class: "link", id: ALL, "aria-expanded":
     String(isWhole), on: { click: toggle } },
   isWhole ? `Only the ${MOST_ROWS} largest` : `Show all ${all.length} processes`);
+  const together = whole && h("p", { class: "muted small" },
+    `All processes on the driver's computer: ${bytes(whole.most_bytes)} at most`,
+    whole.oom_kills > 0 && `; the kernel ended ${whole.oom_kills} of them`, ".");
   return measuredCard("Main memory of each process: last seen, and the most",
-    ["Process", "last seen", "most"], rows, more);
+    ["Process", "last seen", "most"], rows, [more, together]);
 }
 
 /** Columns of which no row has a value are left out. */

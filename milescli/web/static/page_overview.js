@@ -10,6 +10,7 @@ import { sparkline } from "./sparkline.js";
 import { adaptersCard, empty, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
 import { view } from "./view.js";
+import { visible } from "./visible.js";
 
 const POINTS = 160;
 const REWARD = "rollout/reward_mean";
@@ -47,6 +48,7 @@ function draw(root, { summary, measured, columns, more }) {
   show(
     root,
     verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
+    ending(summary.error),
     summary.step || summary.phases?.length
       ? [gains(summary, measured, columns, more), flow(summary, more), meanings(more)]
       : waiting(summary),
@@ -54,6 +56,16 @@ function draw(root, { summary, measured, columns, more }) {
   for (const one of root.querySelectorAll("details")) {
     one.open = unfolded.includes(one.dataset.name);
   }
+}
+
+/** What ended a run that failed. */
+function ending(error) {
+  if (!error) return null;
+  const fixes = [error.fix ?? []].flat().map((fix) => `fix: ${fix}`);
+  const lines = [error.error ?? error.what, error.why && `why: ${error.why}`, ...fixes];
+  return h("section", { class: "card", "aria-label": "What ended it" },
+    h("h2", {}, "What ended it"),
+    h("pre", { class: "raw", tabindex: 0 }, visible(lines.filter(Boolean).join("\n"))));
 }
 
 function waiting(summary) {

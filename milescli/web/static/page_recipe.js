@@ -101,7 +101,7 @@ function recipeCard(tools, keys) {
 
 /** Sizes also as people read them. */
 function valueText(name, value) {
-  return name.endsWith("_bytes") && value >= 1024 ? `${value} (${bytes(value)})` : plain(value);
+  return name.endsWith("_bytes") && value >= 1024 ? `${value} (${bytes(Number(value))})` : plain(value);
 }
 
 /** Was it left as it is by default? */
