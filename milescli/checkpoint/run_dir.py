@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from milescli.core.errors import CheckpointError, MachineError, RecipeError
+from milescli.core.scalars import STEP_EVENTS
 
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
@@ -229,10 +230,6 @@ class RunDir:
         """Remove the directory where nothing of worth was made: no checkpoint, no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
-
-
-STEP_EVENTS = ("StepDone", "RowStepDone")
-"""Of a step of RL, of a step over rows."""
 
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:

@@ -50,6 +50,11 @@ class Columns:
         pairs = zip(self.steps, self.get(name), strict=True)
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
+    def row(self, place: int) -> dict[str, float]:
+        """Return the figures of the step at a place, counted from the end where it is negative.
+        What no step has is left out."""
+        return {name: self[name][place] for name in self}
+
     def add(self, step: int, figures: Mapping[str, float], *, time_s: float = math.nan) -> None:
         """A step's. One that was there before, and all after it, are forgotten: a resumed run does
         them again."""
@@ -158,7 +163,7 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     warmup: Columns = field(default_factory=Columns)
-    """Steps of the warm-up: loss, grad_norm, step_s."""
+    """Steps of the warm-up: loss, grad_norm, num_tokens, step_s."""
     warmup_steps: int = 0
     """That the warm-up is to do."""
     healings: list[Healing] = field(default_factory=list)
@@ -177,6 +182,10 @@ class History:
     outcome: str | None = None
     """done, stopped or failed; None: it has not told of an end."""
     error: dict[str, object] | None = None
+    took_s: float = math.nan
+    """Seconds that the attempt took, when it has ended."""
+    verdict: Record | None = None
+    """The newest VerdictGiven."""
     check: Record | None = None
     """The newest EngineTrainerChecked, with `after`: the step that was done before it."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -226,7 +235,7 @@ class History:
 
     def _warmup_step(self, record: Record, time_s: float) -> None:
         report = record["report"]
-        figures = {name: report[name] for name in ("loss", "grad_norm")}
+        figures = {name: report[name] for name in ("loss", "grad_norm", "num_tokens")}
         self.warmup_steps = record["num_steps"]
         self.warmup.add(record["step"], {**figures, "step_s": record["step_s"]}, time_s=time_s)
 
@@ -259,7 +268,7 @@ class History:
 
     def _phase(self, record: Record, time_s: float) -> None:
         if record["phase"] == "start" or math.isnan(self.began_s):
-            self.began_s, self.outcome, self.error = time_s, None, None
+            self.began_s, self.outcome, self.error, self.took_s = time_s, None, None, math.nan
             self.phase = ""  # what an attempt before was in has ended, nobody knows when
         self._enter(record["phase"], record.get("detail", ""), time_s)
         text = f"{self.phase}: {self.phase_detail}" if self.phase_detail else self.phase
@@ -309,6 +318,7 @@ class History:
             self.memory[str(worker["worker"])] = dict(worker)
 
     def _verdict(self, record: Record, time_s: float) -> None:
+        self.verdict = record
         level = "warning" if record.get("findings") else "info"
         self._note(record, time_s, f"verdict: {record['headline']}", level=level)
 
@@ -316,6 +326,7 @@ class History:
         self._leave(time_s)
         self.phase_s = time_s
         self.outcome, self.error = record["outcome"], record.get("error")
+        self.took_s = record["seconds"]
         level = "error" if self.outcome == "failed" else "info"
         self._note(record, time_s, f"run {self.outcome}", level=level, seconds=record["seconds"])
 

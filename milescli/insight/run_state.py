@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
+from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
+from milescli.core.scalars import STEP_EVENTS
 from milescli.insight.reader import object_of
 
 Json = dict[str, Any]
