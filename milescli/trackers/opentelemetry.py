@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from milescli.core.events import PHASES
-from milescli.core.scalars import Record, scalars_in
+from milescli.core.scalars import STEP_EVENTS, Record, figures_below, scalars_in
 from milescli.trackers.base import TrackedRun, require_package
 
 if TYPE_CHECKING:
@@ -63,11 +63,8 @@ class OpenTelemetry:
     def event(self, record: Record) -> None:
         """See Tracker. Raises what kept earlier spans from being sent."""
         kind, end_s = record["event"], record["unix_s"]
-        if kind == "StepDone":
-            seconds = record["seconds"]
-            self._step(record, seconds, total_s=seconds["step_s"])
-        elif kind == "RowStepDone":
-            self._step(record, record, total_s=record["step_s"])
+        if kind in STEP_EVENTS:
+            self._step(record)
         elif kind == "WarmupStepDone":
             self._span("warmup step", end_s, record["step_s"], record)
         elif kind in ("EvalDone", "ValidationDone"):
@@ -93,11 +90,13 @@ class OpenTelemetry:
         self._failures.close()
         self._failures.raise_one()
 
-    def _step(self, record: Record, seconds: Mapping[str, float], *, total_s: float) -> None:
-        """Its phases follow each other from its beginning."""
-        end_s = record["unix_s"]
-        step = self._span("step", end_s, total_s, record)
-        at_s = end_s - total_s
+    def _step(self, record: Record) -> None:
+        """Send a step, and its phases, which follow each other from its beginning."""
+        scalars = scalars_in(record)
+        assert scalars is not None, record
+        seconds, end_s = figures_below(scalars[1], "time"), record["unix_s"]
+        step = self._span("step", end_s, seconds["step_s"], record)
+        at_s = end_s - seconds["step_s"]
         for phase in PHASES:
             if (lasted_s := seconds.get(f"{phase}_s")) is not None:
                 at_s += lasted_s

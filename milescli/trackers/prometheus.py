@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from milescli.core.errors import MachineError
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
-from milescli.core.scalars import Record, scalars_in
+from milescli.core.scalars import STEP_EVENTS, Record, scalars_in
 from milescli.platform.memory_record import sizes_by_name
 
 if TYPE_CHECKING:
@@ -69,12 +69,7 @@ _NAMES = {
     "weights/version": "weight_version",
 }
 """Scalars that are called otherwise than by the rule; the first are added up over the steps."""
-_STEPS, _SAVED, _LOST, _REPLACED = (
-    ("StepDone", "RowStepDone"),
-    ("CheckpointSaved",),
-    ("WorkerLost",),
-    ("WorkerReplaced",),
-)
+_SAVED, _LOST, _REPLACED = ("CheckpointSaved",), ("WorkerLost",), ("WorkerReplaced",)
 _OF_EVENTS = (
     Family("miles_run_info", "1", ("run", "version")),
     Family(
@@ -82,8 +77,10 @@ _OF_EVENTS = (
         "1 of the state that the run is in: start, train, eval, ..., done, stopped, failed",
         ("state",),
     ),
-    Family("miles_step", "optimizer steps done", (), _STEPS, "step"),
-    Family("miles_steps_wanted", "optimizer steps that the run is to do", (), _STEPS, "num_steps"),
+    Family("miles_step", "optimizer steps done", (), STEP_EVENTS, "step"),
+    Family(
+        "miles_steps_wanted", "optimizer steps that the run is to do", (), STEP_EVENTS, "num_steps"
+    ),
     Family(PHASES, "seconds in each phase of a step", ("phase",)),
     Family("miles_checkpoints_total", "checkpoints that are complete", (), _SAVED),
     Family("miles_checkpoint_step", "of the newest complete checkpoint", (), _SAVED, "step"),
