@@ -16,7 +16,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One figure of a step."""
+    """One column of the table of steps."""
 
     head: tuple[str, str]
     """Two lines above the figures."""
@@ -35,15 +35,14 @@ class Column:
 
 
 def number(value: float | None, form: str) -> str:
-    """A figure; NaN and infinity are said as they are, and what the objective does not show is a
-    dash."""
+    """Format a number; NaN and infinity are written as they are, and None is a dash."""
     if value is None:
         return "-"
     return format(value, form) if math.isfinite(value) else str(value)
 
 
 def percent(share: float | None) -> str:
-    """0.785 -> '78.5%'; what is no share, as rewards may be: 2.412 -> '2.412'"""
+    """Format a share: 0.785 -> '78.5%'; a reward that is no share: 2.412 -> '2.412'"""
     if share is None:
         return "-"
     if math.isfinite(share) and not 0.0 <= share <= 1.0:
@@ -52,7 +51,7 @@ def percent(share: float | None) -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """1234.5 -> '1.2k'"""
+    """Format a rate: 1234.5 -> '1.2k'"""
     if per_s is None:
         return "-"
     return format_count(per_s) if math.isfinite(per_s) else str(per_s)
@@ -92,7 +91,7 @@ ACCURACY = _column("accuracy", "accuracy", "", ".3f", 8, 1)
 def that_fit(
     width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])
 ) -> list[Column]:
-    """The most important columns that fit into `width`, in their order."""
+    """Return the most important columns that fit into `width`, in their order."""
     kept = list(columns)
     while sum(column.width + GAP for column in kept) - GAP > width and len(kept) > 2:
         kept.remove(max(kept, key=lambda column: column.rank))
@@ -100,7 +99,7 @@ def that_fit(
 
 
 def figures(done: EvalDone) -> str:
-    """An evaluation in words."""
+    """Describe an evaluation in words."""
     parts = "".join(
         f", {name.removeprefix('reward/')} {value:.3f}"
         for name, value in done.figures.items()

@@ -53,8 +53,8 @@ _TIMED = ("rollout", "train", "publish", "step")
 
 
 def step_line(event: Event) -> Text | None:
-    """A step as one line, aligned with its neighbours; None for other events and for most warm-up
-    steps."""
+    """Return a step as one line, aligned with its neighbours; None for other events and for most
+    warm-up steps."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, step_line(event.event))
     if isinstance(event, StepDone | RowStepDone):
@@ -115,8 +115,8 @@ def _named_figures(figures: Mapping[str, float], form: str) -> list[str]:
 
 
 def milestone(event: Event) -> Text | None:
-    """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
-    all else."""
+    """Return the line of an event that stays on the screen: evaluations, checkpoints, warnings, the
+    end. None for all others."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, milestone(event.event))
     when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
@@ -176,7 +176,7 @@ def milestone(event: Event) -> Text | None:
 
 
 def phase_line(event: Event) -> Text | None:
-    """A new phase, for logs; the panel shows it in its frame."""
+    """Return the line of a new phase, for logs; the panel shows it in its frame."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, phase_line(event.event))
     return (
@@ -208,7 +208,7 @@ class LiveRun:
     """
 
     def __init__(self, output: Output, *, name: str) -> None:
-        """`name` of the run stands in the frame."""
+        """`name`: of the run, for the title of the frame."""
         self.output = output
         self.history = History(name=name)
         self._began_s = time.monotonic()
@@ -256,8 +256,8 @@ class LiveRun:
     def save_svg(
         self, path: Path, *, command: str = "", width: int = 110, height: int = 40
     ) -> None:
-        """The last frame, and the milestones above it, as a picture. `command` is shown as the line
-        that was typed."""
+        """Save the last frame, and the milestones above it, as a picture. `command` is shown as the
+        line that was typed."""
         with self._lock:
             picture = Console(
                 record=True,

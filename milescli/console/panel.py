@@ -234,7 +234,7 @@ def _cell(column: Column, figures: Mapping[str, float], history: History) -> Tex
 
 
 def _phases(figures: Mapping[str, float], width: int) -> Text:
-    """Where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
+    """Draw where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
     proportion."""
     parts = [(word, figures[f"time/{word}_s"], style) for word, style in PHASES]
     total = sum(spent for _, spent, _ in parts if math.isfinite(spent))

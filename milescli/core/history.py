@@ -14,7 +14,7 @@ from milescli.core.units import format_bytes, parse_time
 
 
 class Columns:
-    """Steps in ascending order, each with a figure or NaN in every column."""
+    """Figures of steps in ascending order: a number or NaN in every column."""
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -32,15 +32,16 @@ class Columns:
         return iter(self._columns)
 
     def __getitem__(self, name: str) -> array[float]:
-        """[steps] NaN where a step has none. Raises KeyError where no step has one."""
+        """Return [steps] figures, NaN where a step has none. Raises KeyError where no step has
+        one."""
         return self._padded(self._columns[name])
 
     def get(self, name: str) -> array[float]:
-        """As `[name]`, all NaN where no step has it."""
+        """Return the figures as `[name]` does; all NaN where no step has one."""
         return self[name] if name in self else array("d", [math.nan]) * len(self)
 
     def last(self, name: str) -> float | None:
-        """The newest step's; None where it has none."""
+        """Return the newest step's figure; None where it has none."""
         column = self._columns.get(name)
         is_there = column is not None and len(self) > 0 and len(column) == len(self)
         return column[-1] if is_there and not math.isnan(column[-1]) else None
@@ -56,8 +57,8 @@ class Columns:
         return {name: self[name][place] for name in self}
 
     def add(self, step: int, figures: Mapping[str, float], *, time_s: float = math.nan) -> None:
-        """A step's. One that was there before, and all after it, are forgotten: a resumed run does
-        them again."""
+        """Append a step's figures. A step that was there before and all steps after it are dropped:
+        a resumed run does them again."""
         if self.steps and step <= self.steps[-1]:
             self._cut(bisect_left(self.steps, step))
         place = len(self.steps)
@@ -83,7 +84,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One EvalDone."""
+    """One evaluation on held-out prompts: an EvalDone."""
 
     step: int
     accuracy: float
@@ -99,7 +100,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One ValidationDone: the loss on held-out rows."""
+    """One loss on held-out rows: a ValidationDone."""
 
     step: int
     loss: float
@@ -142,7 +143,7 @@ class NoticeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The run was in a phase from one moment to another, seconds since 1970."""
+    """A phase of the run from one moment to another, seconds since 1970."""
 
     phase: str
     begin_s: float
@@ -151,7 +152,7 @@ class Span:
 
 @dataclass(slots=True)
 class History:
-    """Of one run; of one of several adapters it has its own."""
+    """All that the events of one run say, up to now. Of several adapters each has a history."""
 
     name: str = ""
     columns: Columns = field(default_factory=Columns)
@@ -196,21 +197,21 @@ class History:
 
     @property
     def step(self) -> int:
-        """The number of steps done."""
+        """Return the number of steps done."""
         return self.columns.steps[-1] if len(self.columns) else 0
 
     @property
     def restarts(self) -> int:
-        """Processes that were lost, over all attempts."""
+        """Return the number of processes that were lost, over all attempts."""
         return len(self.healings)
 
     @property
     def share_done(self) -> float | None:
-        """Of the steps; None where none was counted yet."""
+        """Return the share of the steps that is done; None where no step was counted yet."""
         return self.step / self.num_steps if self.num_steps else None
 
     def feed(self, record: Record) -> None:
-        """Take in one record; one of a kind that this version does not know says nothing."""
+        """Take in one record. A record of an unknown kind changes nothing."""
         time_s = parse_time(record.get("time"))
         if not math.isnan(time_s):
             self.last_s = time_s

@@ -40,7 +40,7 @@ OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differing:
-    """One thing."""
+    """One setting in which two runs differ."""
 
     what: str
     """recipe, plan, versions, machine or data."""
@@ -50,7 +50,7 @@ class Differing:
 
 
 def differences(a: Subject, b: Subject) -> list[Differing]:
-    """The recipe first; nothing where the two are alike."""
+    """List what differs, the recipe first; empty where the two are alike."""
     found = [
         *_of("recipe", _keys(a), _keys(b)),
         *_of("data", a.data_words(), b.data_words()),
@@ -62,7 +62,7 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
 
 
 def rewards_differ(found: list[Differing]) -> list[str]:
-    """Keys by which the rewards of the two mean something else."""
+    """Return the recipe keys by which the rewards of the two runs mean something else."""
     return [
         one.name
         for one in found
@@ -95,7 +95,7 @@ NO_DIFFERENCE = "no difference that the data can show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """One set of prompts that both were asked."""
+    """The results of two runs on one set of prompts that both were asked."""
 
     set: str
     """heldout: the runs' own."""
@@ -117,7 +117,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """Samples of either run, of one set."""
+    """The files of samples of either run, of one set."""
 
     steps: tuple[int, int]
     files: tuple[Path, Path]
@@ -125,8 +125,8 @@ class _Pair:
 
 
 def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldOut]:
-    """Of each set that both have evaluated, the runs' own prompts first: at the last step at which
-    both were asked alike, else at the last of each."""
+    """Compare each set that both have evaluated, the runs' own prompts first: at the last step at
+    which both were asked alike, else at the last of each."""
     of_a, of_b = evaluation_files(a.run), evaluation_files(b.run)
     recipes = a.facts.recipe, b.facts.recipe
     pairs = {
@@ -194,7 +194,7 @@ _BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveComparison:
-    """Reward (or loss) over the steps that both have done."""
+    """Reward (or loss) of two runs over the steps that both have done."""
 
     name: str
     """Of metrics.jsonl."""
@@ -219,7 +219,7 @@ class CurveComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds of a step, A by B: under 1 A is faster."""
+    """Seconds of a step of A over those of B: below 1 A is faster."""
 
     ratio: float
     """Geometric mean over the common steps; of few steps that of the medians."""
@@ -231,7 +231,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """All of it."""
+    """All that is said of two runs."""
 
     a: Subject
     b: Subject
@@ -247,12 +247,12 @@ class RunsCompared:
 
     @property
     def has_rows(self) -> bool:
-        """One of them learns from rows, so that its loss says how it goes."""
+        """True if one of them learns from rows, so that its loss says how it goes."""
         return self.a.learns_from_rows or self.b.learns_from_rows
 
     @property
     def headline(self) -> str:
-        """A sentence or two, without figures."""
+        """Return a sentence or two, without figures."""
         parts = [one.short for one in self.held_out[:1]]
         parts += [self.curve.short] if self.curve is not None else []
         if parts:
@@ -263,7 +263,7 @@ class RunsCompared:
 
     @property
     def is_seen(self) -> bool:
-        """Some difference is more than chance."""
+        """True if some difference is more than chance."""
         p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
             p_values.append(self.curve.difference.p_value)
@@ -271,13 +271,13 @@ class RunsCompared:
 
     @property
     def sentences(self) -> list[str]:
-        """With figures: held-out prompts, curve, speed."""
+        """Return the sentences with figures: held-out prompts, curve, speed."""
         parts = [*self.held_out, self.curve, self.speed]
         return [one.sentence for one in parts if one is not None]
 
 
 def compare(a: Subject, b: Subject) -> RunsCompared:
-    """A against B."""
+    """Compare run A with run B."""
     same = a.name == b.name
     names = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
     differing = differences(a, b)

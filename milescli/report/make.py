@@ -19,7 +19,7 @@ from milescli.report.subject import Subject, read_subject
 
 
 def run_figures(subject: Subject) -> dict[str, Any]:
-    """Everything that is counted or decided; samples and recipe keys as they are shown."""
+    """Return everything that a report counts or decides, with its samples and recipe keys."""
     curve = subject.points(subject.curve)
     return {
         "run": subject.name,
@@ -65,13 +65,13 @@ _HEAD_BYTES = 4096
 
 
 def is_html(file: Path) -> bool:
-    """By its name; else it is Markdown."""
+    """True if the name of the file ends as that of HTML; else the file is Markdown."""
     return file.suffix.lower() in HTML
 
 
 def require_writable(file: Path, *, force: bool) -> None:
-    """Raises MilesError where something else lies there, MachineError where nothing can be written.
-    Asked before anything is read, and again by `write`."""
+    """Raise MilesError where another kind of file lies there, MachineError where nothing can be
+    written. Called before anything is read, and again by `write`."""
     try:
         is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
     except OSError as error:  # of a folder that this user may not enter, or of a name too long
@@ -98,7 +98,7 @@ def require_writable(file: Path, *, force: bool) -> None:
 
 
 def write(file: Path, text: str, *, force: bool) -> None:
-    """All of it or nothing; who may read a file that is there may read the new one. Raises as
+    """Write all of the text or nothing; a file that is replaced keeps its rights. Raises as
     `require_writable`."""
     require_writable(file, force=force)
     target = file.resolve()

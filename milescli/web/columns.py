@@ -19,14 +19,14 @@ MAX_STEP = 2**53
 
 
 def names(asked: Asked) -> Json:
-    """Every column that the run has, in its order of appearance."""
+    """List every column that the run has, in the order of appearance."""
     with asked.history() as history:
         known = list(history.columns)
     return {"columns": [_described(name) for name in known]}
 
 
 def columns(asked: Asked) -> Json:
-    """Those that are named, at the same steps. One that no step has is all null."""
+    """Return the named columns at the same steps. A column that no step has is all null."""
     wanted = asked.question.texts("name")
     if len(wanted) > MAX_NAMES:
         raise BadRequest(
@@ -69,9 +69,9 @@ def drawn(
 
 
 def thinned(columns: Sequence[Sequence[float]], *, length: int, points: int) -> list[int]:
-    """Places to draw, ascending, at most `points` where that is possible: the first, the last, and
-    of each stretch between them the smallest and the largest figure of every column. With so many
-    columns that not even one stretch has room, one stretch."""
+    """Choose places to draw, ascending, at most `points` where that is possible: the first, the
+    last, and of each stretch between them the smallest and the largest figure of every column. With
+    so many columns that not even one stretch has room, one stretch."""
     stretches = max(1, (points - 2) // max(1, 2 * len(columns)))
     kept = {0, length - 1} if length else set()
     for number in range(stretches):

@@ -33,7 +33,7 @@ MAX_LIMIT = 5000
 
 
 def notices(asked: Asked) -> Json:
-    """Oldest first; `offset` counts those that fit the question."""
+    """List what happened, oldest first; `offset` counts those that fit the question."""
     ask = asked.question
     kind, level, text = ask.text("kind"), ask.text("level"), ask.text("q").lower()
     offset, limit = ask.count("offset", 0), ask.count("limit", 200, high=MAX_LIMIT)
@@ -57,7 +57,8 @@ PHASES = ("training", "rollout")
 
 
 def memory(asked: Asked) -> Json:
-    """Each part empty where nothing is known of it: a plan for a CPU forecasts nothing."""
+    """Return what was planned and measured; a part is empty where nothing is known of it: a plan
+    for a CPU forecasts nothing."""
     forecast = read_facts(asked.with_logs).plan.get("forecast") or {}
     with asked.history() as history:
         measured = [dict(device) for device in history.memory.values()]
@@ -74,7 +75,7 @@ def memory(asked: Asked) -> Json:
 
 
 def _over_time(run: RunDir) -> list[Json]:
-    """Of all attempts."""
+    """Return the main memory of each process over time, of all attempts."""
     points = [
         {"time_s": record["time"], "resident_bytes": sizes_by_name(record)}
         for attempt in run.attempts()
@@ -93,8 +94,8 @@ DEFAULT_STEPS = 50
 
 
 def timeline(asked: Asked) -> Json:
-    """Of the steps `first` to `last`; the last 50 where none are named. With the first step comes
-    what was before it, with the last one what came after."""
+    """Return the intervals of the steps `first` to `last`; of the last 50 where none are named.
+    With the first step comes what was before it, with the last one what came after."""
     with asked.history() as history:
         steps = history.columns.steps
         newest = steps[-1] if steps else 0
@@ -129,7 +130,7 @@ def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
 
 
 def _files(folder: Path) -> list[Json]:
-    """Names and sizes; nothing of a folder that is gone or a link."""
+    """List names and sizes; nothing of a folder that is gone or a link."""
     try:
         seen = [] if folder.is_symlink() else [(one.name, one.lstat()) for one in folder.iterdir()]
     except OSError:
@@ -142,7 +143,7 @@ def _files(folder: Path) -> list[Json]:
 
 
 def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:
-    """Whether it is known and within."""
+    """True if the interval is known and touches the window."""
     return one.end_s >= begin_s and one.begin_s <= end_s  # not of NaN
 
 
@@ -151,12 +152,12 @@ MAX_BYTES = 4 * 2**20
 
 
 def recipe(asked: Asked) -> Json:
-    """Every key by its dotted name, its value, and who said so."""
+    """Return every key by its dotted name, its value, and who set it."""
     return {"keys": _keys(asked.run) or _keys(asked.with_logs)}
 
 
 def plan(asked: Asked) -> Json:
-    """plan.json; the layouts that were weighed beside its own stand under `alternatives`."""
+    """Return plan.json; layouts that were weighed beside its own stand under `alternatives`."""
     written = dict(_facts(asked).plan)
     forecast = written.get("forecast") or {}
     empty: Json = {"decisions": [], "slots": [], "trainer": {}, "engines": {}, "roles": []}
@@ -164,7 +165,7 @@ def plan(asked: Asked) -> Json:
 
 
 def manifest(asked: Asked) -> Json:
-    """manifest.json; the recipe in it stands under `recipe`."""
+    """Return manifest.json without the recipe, which `recipe` returns."""
     return {name: value for name, value in _facts(asked).manifest.items() if name != "recipe"}
 
 
@@ -186,7 +187,8 @@ def _keys(run: RunDir) -> list[Json]:
 
 
 def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
-    """A mapping over several lines is a section; one on a line, `{a: 1}`, is a value."""
+    """Flatten a mapping: one over several lines is a section; one on a line, `{a: 1}`, is a
+    value."""
     if not isinstance(node.value, dict):
         return []
     keys = list[Json]()

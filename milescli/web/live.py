@@ -30,7 +30,7 @@ MAX_NOTICES = 500
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """What a page was sent."""
+    """What a page was sent so far."""
 
     history: History | None = None
     """The one that it is of: another object where the file began anew."""
@@ -76,18 +76,19 @@ def _progress(history: History) -> tuple[int | None, ...]:
 
 
 class LiveStreams:
-    """All that are open at a server."""
+    """All streams that are open at a server."""
 
     def __init__(self) -> None:
         self._num_open = 0
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """All of them end."""
+        """End all streams."""
         self._closing.set()
 
     def open(self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]]) -> Stream:
-        """`look`: calls a function in a thread. Raises Busy where too many are open."""
+        """Open a stream; `look` calls a function in a thread. Raises Busy where too many are
+        open."""
         if self._num_open >= MAX_STREAMS:
             raise Busy(
                 "too many pages follow runs of this server",
@@ -98,7 +99,7 @@ class LiveStreams:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """One more is open within."""
+        """Count one more stream as open within."""
         self._num_open += 1
         try:
             yield
@@ -106,14 +107,14 @@ class LiveStreams:
             self._num_open -= 1
 
     async def closes_within(self, seconds: float) -> bool:
-        """Waits so long, or until the streams are to end; whether they are."""
+        """Wait for the streams to be ended, at most so long; return whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
 
 
 class Stream:
-    """One response: an ASGI application."""
+    """One stream of events: an ASGI application."""
 
     def __init__(
         self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]], streams: LiveStreams
@@ -122,8 +123,8 @@ class Stream:
         self._seen = Seen(notices=asked.question.number("notices"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the page leaves, or the server ends. What is refused meanwhile ends it: the
-        page asks again. Raises a fault of ours."""
+        """Send until the page leaves, or the server ends. A refusal ends the stream: the page asks
+        again. Raises a fault of ours."""
         with self._streams.counted():
             sending = asyncio.ensure_future(self._send(_bounded(send)))
             leaving = asyncio.ensure_future(_left(receive))

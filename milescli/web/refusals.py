@@ -6,21 +6,21 @@ from milescli.core.errors import MilesError
 
 
 class Refusal(MilesError):
-    """A request that gets no response but what, why and fix."""
+    """A request that is refused with what, why and fix."""
 
     status: int = 400
 
     def as_json(self) -> dict[str, str]:
-        """As the page reads it."""
+        """Return the three parts as the page reads them."""
         return {"what": self.what, "why": self.why, "fix": " or ".join(self.fixes)}
 
 
 class BadRequest(Refusal):
-    """It asks for what makes no sense."""
+    """The request makes no sense."""
 
 
 class Forbidden(Refusal):
-    """It is not let in, or the file is not ours to read."""
+    """The request has no key, or the file is not ours to read."""
 
     status = 403
 
@@ -32,12 +32,12 @@ class NotFound(Refusal):
 
 
 class WrongMethod(Refusal):
-    """Only GET and HEAD are known."""
+    """The method is neither GET nor HEAD."""
 
     status = 405
 
 
 class Busy(Refusal):
-    """Too much is asked at once, or a disk does not reply."""
+    """Too many requests at once, or the disk does not reply."""
 
     status = 503

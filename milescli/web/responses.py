@@ -19,7 +19,7 @@ _GZIP_LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """Of a response."""
+    """The body of a response."""
 
     data: bytes
     etag: str
@@ -29,7 +29,7 @@ class Body:
 
 
 def body_of(data: bytes, *, may_pack: bool) -> Body:
-    """`may_pack`: the reader knows gzip."""
+    """Make a body; `may_pack`: the reader knows gzip."""
     etag = f'W/"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     if may_pack and len(data) >= PACKED_FROM_BYTES:
         return Body(data=gzip.compress(data, _GZIP_LEVEL, mtime=0), etag=etag, is_packed=True)
@@ -37,7 +37,7 @@ def body_of(data: bytes, *, may_pack: bool) -> Body:
 
 
 def to_json(value: object) -> bytes:
-    """Strict: NaN and infinity become null."""
+    """Encode as strict JSON: NaN and infinity become null."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
