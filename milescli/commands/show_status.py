@@ -23,13 +23,6 @@ LABEL = 10
 """Columns of the words before the figures."""
 SPARK, BAR = 40, 40
 SHOWN_MEMORY = 4
-PHASE_STYLES = {
-    "rollout": "cyan",
-    "pack": "blue",
-    "train": "magenta",
-    "publish": "green",
-    "save": "yellow",
-}
 _STATE = {"running": theme.ACCENT, "done": theme.GOOD, "stopped": theme.WARN}
 _MARKS = {Level.BAD: theme.BAD, Level.WARNING: theme.WARN, Level.HINT: theme.QUIET}
 
@@ -193,7 +186,7 @@ def _phases(phases: Sequence[Phase]) -> Iterator[str | tuple[str, str]]:
     edge = 0.0
     for phase in shown:
         start, edge = edge, edge + BAR * phase.share
-        yield ("▀" * (int(edge) - int(start)), PHASE_STYLES[phase.name])
+        yield ("▀" * (int(edge) - int(start)), theme.PHASES[phase.name])
     words = (f"{phase.name} {phase.share:.0%} ({phase.seconds:.2f} s)" for phase in shown)
     yield "  " + ", ".join(words)
 

@@ -30,13 +30,6 @@ ADAPTER_LINES = 4
 """Of each of several."""
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
-PHASES = (
-    ("rollout", "cyan"),
-    ("pack", "blue"),
-    ("train", "magenta"),
-    ("publish", "green"),
-    ("save", "yellow"),
-)
 SMALLEST_SHARE = 0.01
 """Phases that took less of the step are not named."""
 
@@ -236,7 +229,7 @@ def _cell(column: Column, figures: Mapping[str, float], history: History) -> Tex
 def _phases(figures: Mapping[str, float], width: int) -> Text:
     """Draw where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
     proportion."""
-    parts = [(word, figures[f"time/{word}_s"], style) for word, style in PHASES]
+    parts = [(word, figures[f"time/{word}_s"], style) for word, style in theme.PHASES.items()]
     total = sum(spent for _, spent, _ in parts if math.isfinite(spent))
     shown = [
         (word, spent, style)

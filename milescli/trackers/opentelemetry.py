@@ -23,7 +23,7 @@ _SPAN_EVENTS = ("PhaseStarted", "Notice", "WorkerLost", "WorkerSilent", "EngineT
 
 
 class OpenTelemetry:
-    """See Tracker."""
+    """Sends the phases of a run as spans: a Tracker."""
 
     def __init__(self, *, run: TrackedRun, exporter: SpanExporter | None = None) -> None:
         """`exporter`: instead of that by OTLP."""
@@ -53,15 +53,15 @@ class OpenTelemetry:
 
     @staticmethod
     def require() -> None:
-        """See TrackerFactory."""
+        """Raise RecipeError where something is missing."""
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
             require_package(module, tracker="opentelemetry")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker. They are attributes of the spans that `event` makes."""
+        """Do nothing: numbers are attributes of the spans that `event` makes."""
 
     def event(self, record: Record) -> None:
-        """See Tracker. Raises what kept earlier spans from being sent."""
+        """Make spans of a record. Raises what kept earlier spans from being sent."""
         kind, end_s = record["event"], record["unix_s"]
         if kind in STEP_EVENTS:
             self._step(record)
@@ -78,7 +78,7 @@ class OpenTelemetry:
         self._failures.raise_one()
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         from opentelemetry.trace import StatusCode
 
         self._run.set_attribute("miles.outcome", outcome)
@@ -132,12 +132,12 @@ class _Failures(logging.Handler):
         logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See Handler. Called by the exporter's thread."""
+        """Remember the first error. Called by the exporter's thread."""
         if record.levelno >= logging.ERROR:
             self._first = self._first or record.getMessage()
 
     def close(self) -> None:
-        """See Handler."""
+        """Listen no more."""
         logging.getLogger("opentelemetry").removeHandler(self)
         super().close()
 
