@@ -27,8 +27,7 @@ from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
-from milescli.web.refusals import Busy, NotFound, Refusal
-from milescli.web.responses import Body, body_of, to_json
+from milescli.web.responses import Body, Busy, NotFound, Refusal, body_of, to_json
 from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
 

@@ -11,7 +11,7 @@ from typing import Any
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.history import History
 from milescli.web.histories import Histories
-from milescli.web.refusals import BadRequest
+from milescli.web.responses import BadRequest
 from milescli.web.shown import ShownRun
 
 LONGEST_TEXT = 1000

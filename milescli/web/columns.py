@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from milescli.core.history import Columns
 from milescli.core.metric_names import metric_of
 from milescli.web.asked import Asked, Json
-from milescli.web.refusals import BadRequest
+from milescli.web.responses import BadRequest
 
 MAX_NAMES = 64
 """Columns of one response."""

@@ -9,7 +9,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import object_of
 from milescli.web.asked import Asked, Json
 from milescli.web.files import LineIndex, LineIndexes, file_within, readable
-from milescli.web.refusals import NotFound
+from milescli.web.responses import NotFound
 
 MAX_LIMIT = 500
 MAX_RESULTS = 5000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.history import History
 from milescli.insight.reader import RunReader
-from milescli.web.refusals import Busy, Forbidden
+from milescli.web.responses import Busy, Forbidden
 
 NUM_HELD = 16
 """Histories in memory, beside those that are followed; the one that was not asked for the longest

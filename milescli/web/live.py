@@ -13,8 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.history import History
 from milescli.web.asked import Asked
-from milescli.web.refusals import Busy, Refusal
-from milescli.web.responses import to_json
+from milescli.web.responses import Busy, Refusal, to_json
 
 POLL_S = 0.5
 """Between looks at the file."""

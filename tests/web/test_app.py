@@ -15,7 +15,7 @@ from milescli.checkpoint.run_lock import lock
 from milescli.web import app, live
 from milescli.web.app import READS, Threads
 from milescli.web.files import STATIC
-from milescli.web.refusals import Busy
+from milescli.web.responses import Busy
 from tests.web.written import KEY, WrittenRun, client_of, site_of, step_done
 
 MISSING = {"samples"}

@@ -26,7 +26,7 @@ from milescli.web import live
 from milescli.web.asked import Asked
 from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Seen, changes
-from milescli.web.refusals import Busy
+from milescli.web.responses import Busy
 from milescli.web.shown import ShownRun
 from tests.console.fake_run import eval_done
 from tests.web.serving import Serving, serving
