@@ -14,6 +14,8 @@ export const PAGES = [
   ...(saved ? [] : [["logs", "Logs"]]),
   ...(saved?.comparison ? [["comparison", "Comparison"]] : []),
 ];
+/** The page itself: a bare # would be a skip link to tools that check for access. */
+const HERE = location.pathname.split("/").at(-1) || "./";
 const FIRST = saved?.comparison ? "comparison" : "overview";
 const ALWAYS = ["run", "page", "with", "step"];
 
@@ -52,7 +54,7 @@ class View {
   /** A link to this view with some values changed; null takes one away. On another page what
    * belonged to the one before is dropped. */
   href(changes) {
-    return this.fragment(changes);
+    return HERE + this.fragment(changes);
   }
 
   fragment(changes) {
