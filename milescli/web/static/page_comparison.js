@@ -13,7 +13,7 @@ export function open(root) {
   show(
     root,
     h("section", { class: `card verdict ${comparison.is_seen ? "good" : ""}`,
-      "aria-label": "Comparison" },
+      "aria-label": "Which is better" },
     h("p", { class: "sentence" }, visible(comparison.headline)),
     comparison.sentences.map((text) => h("p", {}, visible(text))),
     h("p", { class: "muted small" }, visible(comparison.notes.join(" "))),
