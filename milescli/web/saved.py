@@ -38,10 +38,15 @@ MAX_NOTICES = 2000
 MAX_POINTS = 300
 """Of memory over time."""
 _DIGITS = 5
-_OF_PLAN = ("decisions", "slots", "trainer", "engines", "roles", "alternatives", "max_staleness")
-_OF_PLAN_TOO = ("batch", "device_kind", "precision", "colocated")
-_OF_MANIFEST = ("machine", "miles", "commit", "python", "packages", "data", "seed", "created")
-_OF_MANIFEST_TOO = ("plan_fingerprint",)
+_OF_PLAN = (
+    *("decisions", "slots", "trainer", "engines", "roles", "alternatives", "max_staleness"),
+    *("batch", "device_kind", "precision", "colocated"),
+)
+"""Keys that the page draws; the addresses of nodes are not among them."""
+_OF_MANIFEST = (
+    *("machine", "miles", "commit", "python", "packages", "data", "seed", "created"),
+    "plan_fingerprint",
+)
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s,;]+")
 
 
@@ -133,8 +138,8 @@ def _answers(shown: ShownRun, subject: Subject, above: Mapping[Path, History]) -
                 {"key": one.name, "value": one.value, "origin": one.origin} for one in subject.keys
             ]
         },
-        "plan": _only(endpoints.plan(asked()), _OF_PLAN + _OF_PLAN_TOO),
-        "manifest": _only(endpoints.manifest(asked()), _OF_MANIFEST + _OF_MANIFEST_TOO),
+        "plan": _only(endpoints.plan(asked()), _OF_PLAN),
+        "manifest": _only(endpoints.manifest(asked()), _OF_MANIFEST),
         "sample-steps": {"steps": [one.step for one in subject.samples]},
         "samples": {one.step: _samples(one) for one in subject.samples},
         "evaluations": _evaluations(asked(), subject),
