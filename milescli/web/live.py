@@ -1,12 +1,11 @@
-"""`live`: what a run tells as it happens, as server-sent events, for as long as the page is open. A
-page that lost the connection goes on behind what it saw last (`Last-Event-ID`)."""
+"""`live`: says that there is news of a run, as server-sent events, for as long as the page is open.
+The page then asks for what it shows; so does one that lost the connection and comes again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -23,55 +22,15 @@ SEND_S = 30.0
 """Longest that a page may take to receive what was sent to it."""
 MAX_STREAMS = 64
 """Open at once."""
-MAX_NOTICES = 500
-"""Of a backlog, the newest."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    """What a page was sent so far."""
-
-    history: History | None = None
-    """The one that it is of: another object where the file began anew."""
-    notices: int | None = None
-    """Entries of its list; None: it has yet to be seen how many there are."""
-    progress: tuple[int | None, ...] | None = None
-    """Step, number of steps, and how much was measured beside the steps."""
-    outcome: str | None = None
-
-
-def changes(history: History, state: str, seen: Seen) -> list[bytes]:
-    """Return the events that the page has not been sent yet, and mark them as sent. The first call
-    sends only how far the run is: the page asks for earlier notices at `notices`."""
-    events = list[bytes]()
-    if seen.history is not history:
-        if seen.history is not None:
-            events.append(_event("reset", {"why": "the run's events began anew"}))
-            seen.notices, seen.progress, seen.outcome = 0, None, None
-        seen.history = history
-    if seen.notices is None or seen.notices > len(history.notices):
-        seen.notices = len(history.notices)
-    for number in range(
-        max(seen.notices, len(history.notices) - MAX_NOTICES), len(history.notices)
-    ):
-        events.append(_event("notice", asdict(history.notices[number]), number=number + 1))
-    seen.notices = len(history.notices)
-    if (progress := _progress(history)) != seen.progress:
-        seen.progress = progress
-        step = {"step": history.step, "num_steps": history.num_steps}
-        events.append(_event("step", step, number=seen.notices))
-    outcome = None if state in ("not started", "running") else state
-    if outcome != seen.outcome:
-        seen.outcome = outcome
-        if outcome is not None:
-            events.append(_event("end", {"outcome": outcome}, number=seen.notices))
-    return events
-
-
-def _progress(history: History) -> tuple[int | None, ...]:
+def progress(history: History, state: str) -> tuple[object, ...]:
+    """Return what is another where the page has something to draw: a step, an evaluation, a notice,
+    an end."""
     newest = [one[-1].step for one in (history.evaluations, history.validations) if one]
     warmed = history.warmup.steps[-1] if len(history.warmup) else None
-    return history.step, history.num_steps, warmed, max(newest, default=None)
+    steps = history.step, history.num_steps, warmed, max(newest, default=None)
+    return *steps, len(history.notices), state
 
 
 class LiveStreams:
@@ -85,7 +44,7 @@ class LiveStreams:
         """End all streams."""
         self._closing.set()
 
-    def open(self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]]) -> Stream:
+    def open(self, asked: Asked, look: Callable[..., Awaitable[bytes]]) -> Stream:
         """Open a stream; `look` calls a function in a thread. Raises Busy where too many are
         open."""
         if self._num_open >= MAX_STREAMS:
@@ -116,10 +75,11 @@ class Stream:
     """One stream of events: an ASGI application."""
 
     def __init__(
-        self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]], streams: LiveStreams
+        self, asked: Asked, look: Callable[..., Awaitable[bytes]], streams: LiveStreams
     ) -> None:
         self._asked, self._look, self._streams = asked, look, streams
-        self._seen = Seen(notices=asked.question.number("notices"))
+        self._history: History | None = None
+        self._progress: tuple[object, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the page leaves, or the server ends. A refusal ends the stream: the page asks
@@ -142,23 +102,26 @@ class Stream:
         await _body(send, b"retry: 2000\n\n")
         silent_s = 0.0
         while True:
-            events = await self._look(self._changes)
-            if events or silent_s >= HEARTBEAT_S:
-                await _body(send, b"".join(events) or b": alive\n\n")
+            news = await self._look(self.news)
+            if news or silent_s >= HEARTBEAT_S:
+                await _body(send, news or b": alive\n\n")
                 silent_s = 0.0
             if await self._streams.closes_within(POLL_S):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             silent_s += POLL_S
 
-    def _changes(self) -> list[bytes]:
+    def news(self) -> bytes:
+        """Return the event of what is new since the last call; empty where nothing is. The history
+        is another object where the run's events began anew."""
         with self._asked.history() as history:
             state = state_of(self._asked.run, outcome=history.outcome)
-            return changes(history, state, self._seen)
-
-
-def _event(name: str, value: object, *, number: int = 0) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), to_json(value))
+            now = progress(history, state)
+            if history is self._history and now == self._progress:
+                return b""
+            self._history, self._progress = history, now
+            data = {"step": history.step, "num_steps": history.num_steps, "state": state}
+            return b"event: news\ndata: %s\n\n" % to_json(data)
 
 
 def _bounded(send: Send) -> Send:
