@@ -1,4 +1,4 @@
-"""What is known of a run beside what it told: its recipe and its plan, as far as they can be read.
+"""What is known of a run beside its events: its recipe and its plan, as far as they can be read.
 A run of another version of miles is read as far as possible."""
 
 from __future__ import annotations
@@ -83,18 +83,18 @@ def read_facts(run: RunDir) -> RunFacts:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(file.read_bytes())
+        value = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _flat_recipe(run: RunDir) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(run.recipe_file.read_text(encoding="utf-8"))
+        value = yaml.safe_load(run.recipe_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return dict(_flat(told)) if isinstance(told, dict) else {}
+    return dict(_flat(value)) if isinstance(value, dict) else {}
 
 
 def _flat(section: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:

@@ -36,8 +36,8 @@ class DeviceMemory:
 def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemory]:
     """Return the memory of devices as ranks reported it; on a CPU that of processes as the watchdog
     saw them in the newest attempt, the largest first."""
-    if any(told.get("total_bytes") for told in history.memory.values()):
-        return [_of_device(told, facts) for told in history.memory.values()]
+    if any(device.get("total_bytes") for device in history.memory.values()):
+        return [_of_device(device, facts) for device in history.memory.values()]
     attempts = run.attempts()
     return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
 
@@ -66,7 +66,7 @@ def _of_processes(
             planned_bytes=planned.get(name),
             total_bytes=None,
         )
-        for name, peak in sorted(peaks.items(), key=lambda told: -told[1])
+        for name, peak in sorted(peaks.items(), key=lambda item: -item[1])
     ]
 
 
@@ -77,12 +77,12 @@ def _peaks(record: Mapping[str, Any]) -> dict[str, int]:
 
 def _by_plan(sizes: Mapping[str, int]) -> dict[str, int]:
     """Group processes by the plan's names: those of an engine count as one."""
-    told = dict[str, int]()
+    sizes_by_plan = dict[str, int]()
     for name, size in sizes.items():
         found = _IN_PLAN.match(name)
         of = found[0] if found else OTHERS
-        told[of] = told.get(of, 0) + size
-    return told
+        sizes_by_plan[of] = sizes_by_plan.get(of, 0) + size
+    return sizes_by_plan
 
 
 _IN_PLAN = re.compile(r"(trainer-rank|engine)-\d+")
@@ -109,12 +109,12 @@ def planned_bytes(facts: RunFacts) -> int | None:
     return max(sums, default=None)
 
 
-def _of_device(told: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
-    total = told.get("total_bytes")
+def _of_device(device: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
+    total = device.get("total_bytes")
     return DeviceMemory(
-        worker=str(told["worker"]),
-        used_bytes=int(told.get("used_bytes") or told["peak_bytes"]),
-        peak_bytes=int(told.get("reserved_bytes") or told["peak_bytes"]),
+        worker=str(device["worker"]),
+        used_bytes=int(device.get("used_bytes") or device["peak_bytes"]),
+        peak_bytes=int(device.get("reserved_bytes") or device["peak_bytes"]),
         planned_bytes=planned_bytes(facts),
         total_bytes=int(total) if total else None,
     )

@@ -183,8 +183,8 @@ def run_phases_of(history: History) -> list[Phase]:
     for one in of_run(history):
         spent[one.what] = spent.get(one.what, 0.0) + one.end_s - one.begin_s
     whole = sum(spent.values())
-    longest = sorted(spent.items(), key=lambda told: -told[1])
-    return [Phase(name=name, seconds=told, share=told / whole) for name, told in longest]
+    longest = sorted(spent.items(), key=lambda item: -item[1])
+    return [Phase(name=name, seconds=seconds, share=seconds / whole) for name, seconds in longest]
 
 
 def _left(history: History, facts: RunFacts) -> Left | None:
@@ -237,14 +237,14 @@ def _waits(history: History) -> list[Wait]:
     step_s = _recent(history, "time/step_s")
     if not step_s:
         return []
-    told = (
+    waits = (
         ("trainer", "rollout: samples to learn from", _recent(history, "time/rollout_s")),
         ("rollout", "training and publishing", _recent(history, "flow/idle_s")),
         ("publish", "running samples to end", _recent(history, "publish/wait_s")),
     )
     return [
         Wait(who=who, for_whom=whom, seconds=seconds, share=seconds / step_s)
-        for who, whom, seconds in told
+        for who, whom, seconds in waits
         if seconds and seconds > 0.01 * step_s
     ]
 
@@ -255,8 +255,8 @@ def _wanted_steps(facts: RunFacts) -> int | None:
 
 
 def _recent(history: History, name: str) -> float | None:
-    told = series.mean(series.recent(history.columns.get(name)))
-    return None if math.isnan(told) else told
+    mean = series.mean(series.recent(history.columns.get(name)))
+    return None if math.isnan(mean) else mean
 
 
 def _most(history: History, name: str) -> int | None:
@@ -269,8 +269,8 @@ def _since(began_s: float, now_s: float) -> float | None:
 
 
 def _saved(history: History, run: RunDir) -> int | None:
-    told = [one.step for one in history.notices if one.kind == "CheckpointSaved"]
-    own = [step for step in told if step is not None]
+    saved = [one.step for one in history.notices if one.kind == "CheckpointSaved"]
+    own = [step for step in saved if step is not None]
     for name, adapter in history.adapters.items():
         if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:
             own.append(step)

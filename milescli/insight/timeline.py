@@ -78,14 +78,14 @@ def beside_steps(history: History) -> Iterable[Interval]:
             end_s=one.time_s,
             step=one.step,
         )
-    for told in history.notices:
-        if told.kind == "CheckpointSaved":
+    for notice in history.notices:
+        if notice.kind == "CheckpointSaved":
             yield Interval(
                 actor="checkpoint",
                 what="save",
-                begin_s=told.time_s - told.seconds,
-                end_s=told.time_s,
-                step=told.step,
+                begin_s=notice.time_s - notice.seconds,
+                end_s=notice.time_s,
+                step=notice.step,
             )
     for healing in history.healings:
         end_s = history.last_s if healing.replaced_s is None else healing.replaced_s
