@@ -25,7 +25,6 @@ FLOORS = {
     "platform": 1,
     "console": 1,
     "workers": 1,
-    "pictures": 1,
     "plan": 2,
     "data": 2,
     "sandbox": 2,

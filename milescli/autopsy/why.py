@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import (
-    STEP_EVENTS,
     RunDir,
     read_jsonl,
     resume_command,
@@ -25,6 +24,7 @@ from milescli.checkpoint.run_dir import (
 )
 from milescli.checkpoint.run_lock import is_locked
 from milescli.core.files import last_log_lines
+from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_bytes, format_time, parse_time
 from milescli.platform.memory_record import FILE, sizes_by_name
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from milescli.core.errors import CheckpointError, MachineError, RecipeError
+from milescli.core.scalars import STEP_EVENTS
 
 RECIPE_FILE = "recipe.yaml"
 """Its presence makes a directory a run."""
@@ -234,10 +235,6 @@ class RunDir:
         """Remove the directory if it holds nothing of value: no checkpoint, no evaluation."""
         if not self.checkpoints.exists() and not self.eval_dir.exists():
             shutil.rmtree(self.path)
-
-
-STEP_EVENTS = ("StepDone", "RowStepDone")
-"""Events of a finished step of RL, and of one over rows."""
 
 
 def step_done(events: Iterable[Mapping[str, object]]) -> int:

@@ -51,6 +51,8 @@ def report(
     other."""
     from milescli.report import make
     from milescli.report.make import Reported, compare_runs, report_run
+    from milescli.report.markdown import compare_markdown, run_markdown
+    from milescli.web.saved import compare_page, run_page
 
     output: Output = context.obj
     file = None if to is None or to == _STDOUT else Path(to).expanduser()
@@ -61,9 +63,9 @@ def report(
     folders = [find_run(name) for name in (run, other) if name is not None]
     html = file is not None and make.is_html(file)
     made: Reported = (
-        report_run(folders[0], html=html)
+        report_run(folders[0], form=run_page if html else run_markdown)
         if other is None
-        else compare_runs(folders[0], folders[1], html=html)
+        else compare_runs(*folders, form=compare_page if html else compare_markdown)
     )
     if file is not None:
         make.write(file, made.text, force=force)

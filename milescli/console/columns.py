@@ -1,14 +1,13 @@
-"""The columns of a run: one word each, the same in table, lines and JSON; how wide, how important,
-how written."""
+"""The columns of a run's table: a word each, which metric it shows, how wide, how important, how
+written."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
-from milescli.core.events import EvalDone, StepDone
+from milescli.core.events import EvalDone
 from milescli.core.units import format_count
 
 GAP = 2
@@ -17,7 +16,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One figure of a step."""
+    """One column of the table of steps."""
 
     head: tuple[str, str]
     """Two lines above the figures."""
@@ -26,19 +25,24 @@ class Column:
     width: int
     rank: int
     """Narrow terminals drop the highest first."""
-    write: Callable[[StepDone], str]
+    metric: str
+    """Name in metrics.jsonl; of the first column `step`."""
+    form: Callable[[float | None], str]
+
+    def write(self, figures: Mapping[str, float]) -> str:
+        """Return the text of the cell, of a step's figures by the names of metrics."""
+        return self.form(figures.get(self.metric))
 
 
 def number(value: float | None, form: str) -> str:
-    """A figure; NaN and infinity are said as they are, and what the objective does not show is a
-    dash."""
+    """Format a number; NaN and infinity are written as they are, and None is a dash."""
     if value is None:
         return "-"
     return format(value, form) if math.isfinite(value) else str(value)
 
 
 def percent(share: float | None) -> str:
-    """0.785 -> '78.5%'; what is no share, as rewards may be: 2.412 -> '2.412'"""
+    """Format a share: 0.785 -> '78.5%'; a reward that is no share: 2.412 -> '2.412'"""
     if share is None:
         return "-"
     if math.isfinite(share) and not 0.0 <= share <= 1.0:
@@ -46,87 +50,48 @@ def percent(share: float | None) -> str:
     return number(share * 100, ".1f") + "%" if math.isfinite(share) else str(share)
 
 
-def rate(per_s: float) -> str:
-    """1234.5 -> '1.2k'"""
+def rate(per_s: float | None) -> str:
+    """Format a rate: 1234.5 -> '1.2k'"""
+    if per_s is None:
+        return "-"
     return format_count(per_s) if math.isfinite(per_s) else str(per_s)
 
 
 def _column(
-    head: str, word: str, *, width: int, rank: int, write: Callable[[StepDone], str]
+    head: str, word: str, metric: str, form: str | Callable[[float | None], str], *sizes: int
 ) -> Column:
-    """`head`: `logprob|diff max` stands on two lines."""
+    """`head`: `logprob|diff max` stands on two lines; `form`: of a number; `sizes`: width, rank."""
     upper, _, lower = head.rpartition("|")
-    return Column(head=(upper, lower), word=word, width=width, rank=rank, write=write)
-
-
-def _figure(path: str, form: str) -> Callable[[StepDone], str]:
-    """`report.loss` of a step, written in this form."""
-    return lambda done: number(attrgetter(path)(done), form)
-
-
-def _objective_figure(name: str, form: str) -> Callable[[StepDone], str]:
-    """A figure of the objective, by its name; a dash where it shows none of this name."""
-    return lambda done: number(done.report.figures.get(name), form)
+    write = (lambda value: number(value, form)) if isinstance(form, str) else form
+    width, rank = sizes
+    return Column(head=(upper, lower), word=word, width=width, rank=rank, metric=metric, form=write)
 
 
 COLUMNS = (
-    _column("step", "step", width=5, rank=0, write=lambda done: str(done.step)),
-    _column("reward", "reward", width=6, rank=0, write=_figure("rollout.reward_mean", ".3f")),
-    _column("loss", "loss", width=7, rank=2, write=_figure("report.loss", ".4f")),
-    _column("kl", "kl", width=6, rank=8, write=_objective_figure("kl", ".4f")),
-    _column("entropy", "entropy", width=7, rank=3, write=_objective_figure("entropy", ".3f")),
-    _column(
-        "logprob|diff max",
-        "logprob_diff_max",
-        width=8,
-        rank=1,
-        write=_figure("report.logprob_diff_max", ".1e"),
-    ),
-    _column(
-        "response|tokens",
-        "response_tokens",
-        width=8,
-        rank=4,
-        write=_figure("rollout.response_tokens_mean", ".1f"),
-    ),
-    _column(
-        "truncated",
-        "truncated",
-        width=9,
-        rank=7,
-        write=lambda done: percent(done.rollout.truncated_fraction),
-    ),
-    _column(
-        "staleness", "staleness", width=9, rank=9, write=_figure("rollout.staleness_mean", ".1f")
-    ),
-    _column(
-        "rollout|tokens/s",
-        "rollout_tokens/s",
-        width=8,
-        rank=5,
-        write=lambda done: rate(done.rollout_tokens_per_s),
-    ),
-    _column(
-        "train|tokens/s",
-        "train_tokens/s",
-        width=8,
-        rank=6,
-        write=lambda done: rate(done.train_tokens_per_s),
-    ),
-    _column("rollout|s", "rollout_s", width=7, rank=10, write=_figure("seconds.rollout_s", ".2f")),
-    _column("train|s", "train_s", width=6, rank=11, write=_figure("seconds.train_s", ".2f")),
-    _column("publish|s", "publish_s", width=7, rank=12, write=_figure("seconds.publish_s", ".2f")),
-    _column("step|s", "step_s", width=6, rank=2, write=_figure("seconds.step_s", ".2f")),
+    _column("step", "step", "step", ".0f", 5, 0),
+    _column("reward", "reward", "rollout/reward_mean", ".3f", 6, 0),
+    _column("loss", "loss", "train/loss", ".4f", 7, 2),
+    _column("kl", "kl", "train/kl", ".4f", 6, 8),
+    _column("entropy", "entropy", "train/entropy", ".3f", 7, 3),
+    _column("logprob|diff max", "logprob_diff_max", "train/logprob_diff_max", ".1e", 8, 1),
+    _column("response|tokens", "response_tokens", "rollout/response_tokens_mean", ".1f", 8, 4),
+    _column("truncated", "truncated", "rollout/truncated_fraction", percent, 9, 7),
+    _column("staleness", "staleness", "rollout/staleness_mean", ".1f", 9, 9),
+    _column("rollout|tokens/s", "rollout_tokens/s", "speed/rollout_tokens_per_s", rate, 8, 5),
+    _column("train|tokens/s", "train_tokens/s", "speed/train_tokens_per_s", rate, 8, 6),
+    _column("rollout|s", "rollout_s", "time/rollout_s", ".2f", 7, 10),
+    _column("train|s", "train_s", "time/train_s", ".2f", 6, 11),
+    _column("publish|s", "publish_s", "time/publish_s", ".2f", 7, 12),
+    _column("step|s", "step_s", "time/step_s", ".2f", 6, 2),
 )
-
-ACCURACY = _column("accuracy", "accuracy", width=8, rank=1, write=lambda done: "")
+ACCURACY = _column("accuracy", "accuracy", "", ".3f", 8, 1)
 """Filled from the evaluation after the step, where there was one."""
 
 
 def that_fit(
     width: int, *, columns: Sequence[Column] = (COLUMNS[0], COLUMNS[1], ACCURACY, *COLUMNS[2:])
 ) -> list[Column]:
-    """The most important columns that fit into `width`, in their order."""
+    """Return the most important columns that fit into `width`, in their order."""
     kept = list(columns)
     while sum(column.width + GAP for column in kept) - GAP > width and len(kept) > 2:
         kept.remove(max(kept, key=lambda column: column.rank))
@@ -134,7 +99,7 @@ def that_fit(
 
 
 def figures(done: EvalDone) -> str:
-    """An evaluation in words."""
+    """Describe an evaluation in words."""
     parts = "".join(
         f", {name.removeprefix('reward/')} {value:.3f}"
         for name, value in done.figures.items()

@@ -5,9 +5,12 @@ runtime."""
 from __future__ import annotations
 
 import io
+import math
 import re
 import threading
+import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -17,7 +20,7 @@ from rich.text import Text
 from milescli.console import theme
 from milescli.console.columns import figures, number, rate
 from milescli.console.output import Mode, Output, envelope
-from milescli.console.panel import RunProgress, frame
+from milescli.console.panel import frame
 from milescli.core.events import (
     CheckpointSaved,
     EngineTrainerChecked,
@@ -35,25 +38,31 @@ from milescli.core.events import (
     WorkerLost,
     WorkerReplaced,
     WorkerSilent,
+    stamped,
     to_record,
 )
+from milescli.core.history import History
+from milescli.core.scalars import figures_below, objective_figures, scalars_of
 from milescli.core.units import format_bytes, format_duration
 
 WARMUP_LINES = 10
 """A log holds so many lines of the warm-up, whatever its length."""
 LABEL_WIDTH = 10
 """Characters before the text of a milestone."""
+_TIMED = ("rollout", "train", "publish", "step")
 
 
 def step_line(event: Event) -> Text | None:
-    """A step as one line, aligned with its neighbours; None for other events and for most warm-up
-    steps."""
+    """Return a step as one line, aligned with its neighbours; None for other events and for most
+    warm-up steps."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, step_line(event.event))
-    if isinstance(event, StepDone):
-        return Text(_step(event))
-    if isinstance(event, RowStepDone):
-        return Text(_row_step(event))
+    if isinstance(event, StepDone | RowStepDone):
+        scalars = scalars_of(event)
+        assert scalars is not None, event
+        parts = (_step if isinstance(event, StepDone) else _row_step)(scalars[1])
+        counted = f"step {event.step:>{len(str(event.num_steps))}}/{event.num_steps}"
+        return Text("  ".join([counted, *parts]))
     if isinstance(event, WarmupStepDone):
         every = max(1, event.num_steps // WARMUP_LINES)
         if event.step % every and event.step != event.num_steps:
@@ -67,52 +76,47 @@ def step_line(event: Event) -> Text | None:
     return None
 
 
-def _row_step(done: RowStepDone) -> str:
-    report = done.report
-    parts = [
-        f"step {done.step:>{len(str(done.num_steps))}}/{done.num_steps}",
-        f"epoch {done.epoch:.2f}",
-        f"loss {number(report.loss, '7.4f')}",
-        *(f"{name} {number(value, '.3f')}" for name, value in report.figures.items()),
-        f"grad_norm {number(report.grad_norm, '.2f')}",
-        f"lr {report.lr:.1e}",
-        f"tokens/s {rate(done.tokens_per_s):>5}",
-        f"step_s {done.step_s:.2f}",
+def _row_step(figures: Mapping[str, float]) -> list[str]:
+    return [
+        f"epoch {figures['train/epoch']:.2f}",
+        f"loss {number(figures['train/loss'], '7.4f')}",
+        *_named_figures(objective_figures(figures), ".3f"),
+        f"grad_norm {number(figures['train/grad_norm'], '.2f')}",
+        f"lr {figures['train/lr']:.1e}",
+        f"tokens/s {rate(figures['speed/train_tokens_per_s']):>5}",
+        f"step_s {figures['time/step_s']:.2f}",
     ]
-    return "  ".join(parts)
 
 
-def _step(done: StepDone) -> str:
-    digits, report, seconds = len(str(done.num_steps)), done.report, done.seconds
-    parts = [
-        f"step {done.step:>{digits}}/{done.num_steps}",
-        f"reward {number(done.rollout.reward_mean, '.3f')}",
-        *(f"{name} {number(mean, '.3f')}" for name, mean in done.rollout.reward_parts.items()),
-        *(f"{name} {number(mean, '.2f')}" for name, mean in done.rollout.figures.items()),
-        f"loss {number(report.loss, '7.4f')}",
-        f"kl {number(report.figures.get('kl'), '.4f')}",
-        f"entropy {number(report.figures.get('entropy'), '.3f')}",
-        f"logprob_diff_max {number(report.logprob_diff_max, '.1e')}",
-        f"response_tokens {number(done.rollout.response_tokens_mean, '5.1f')}",
-        f"staleness {number(done.rollout.staleness_mean, '.1f')}",
-        *_guesses(done),
-        f"tokens/s rollout {rate(done.rollout_tokens_per_s):>5} train "
-        f"{rate(done.train_tokens_per_s):>5}",
-        f"s rollout {number(seconds.rollout_s, '.2f')} train {number(seconds.train_s, '.2f')}"
-        f" publish {number(seconds.publish_s, '.2f')} step {number(seconds.step_s, '.2f')}",
+def _step(figures: Mapping[str, float]) -> list[str]:
+    rollout_speed, train_speed = (
+        f"{rate(figures[f'speed/{who}_tokens_per_s']):>5}" for who in ("rollout", "train")
+    )
+    seconds = (f"{who} {number(figures[f'time/{who}_s'], '.2f')}" for who in _TIMED)
+    accepted = figures.get("rollout/accept_length")
+    return [
+        f"reward {number(figures['rollout/reward_mean'], '.3f')}",
+        *_named_figures(figures_below(figures, "reward"), ".3f"),
+        *_named_figures(figures_below(figures, "agent"), ".2f"),
+        f"loss {number(figures['train/loss'], '7.4f')}",
+        f"kl {number(figures.get('train/kl'), '.4f')}",
+        f"entropy {number(figures.get('train/entropy'), '.3f')}",
+        f"logprob_diff_max {number(figures['train/logprob_diff_max'], '.1e')}",
+        f"response_tokens {number(figures['rollout/response_tokens_mean'], '5.1f')}",
+        f"staleness {number(figures['rollout/staleness_mean'], '.1f')}",
+        *([] if accepted is None else [f"accept_length {number(accepted, '.2f')}"]),
+        f"tokens/s rollout {rollout_speed} train {train_speed}",
+        f"s {' '.join(seconds)}",
     ]
-    return "  ".join(parts)
 
 
-def _guesses(done: StepDone) -> list[str]:
-    """Text about guessed tokens; empty where the engines guess nothing."""
-    length = done.rollout.accept_length
-    return [] if length is None else [f"accept_length {number(length, '.2f')}"]
+def _named_figures(figures: Mapping[str, float], form: str) -> list[str]:
+    return [f"{name} {number(value, form)}" for name, value in figures.items()]
 
 
 def milestone(event: Event) -> Text | None:
-    """What is worth keeping on the screen: evaluations, checkpoints, warnings, the end. None for
-    all else."""
+    """Return the line of an event that stays on the screen: evaluations, checkpoints, warnings, the
+    end. None for all others."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, milestone(event.event))
     when = f"step {event.step}" if getattr(event, "step", 0) else "before step 1"
@@ -172,7 +176,7 @@ def milestone(event: Event) -> Text | None:
 
 
 def phase_line(event: Event) -> Text | None:
-    """A new phase, for logs; the panel shows it in its frame."""
+    """Return the line of a new phase, for logs; the panel shows it in its frame."""
     if isinstance(event, OfAdapter):
         return _named(event.adapter, phase_line(event.event))
     return (
@@ -204,9 +208,10 @@ class LiveRun:
     """
 
     def __init__(self, output: Output, *, name: str) -> None:
-        """`name` of the run stands in the frame."""
+        """`name`: of the run, for the title of the frame."""
         self.output = output
-        self.progress = RunProgress(name=name)
+        self.history = History(name=name)
+        self._began_s = time.monotonic()
         self._milestones: deque[Text] = deque(maxlen=SVG_MILESTONES)
         self._lock = threading.RLock()  # the panel is drawn by a thread of its own
         self._live: Live | None = None
@@ -216,7 +221,7 @@ class LiveRun:
         if self.output.mode is Mode.HUMAN and self.output.is_interactive:
             self._live = Live(
                 console=self.output.narration,
-                get_renderable=self._frame,
+                get_renderable=self._of_screen,
                 refresh_per_second=REFRESH_PER_S,
                 # data that goes to a file must not end on the screen
                 redirect_stdout=self.output.data.is_terminal,
@@ -237,7 +242,7 @@ class LiveRun:
     def __call__(self, event: Event) -> None:
         """Show one event. Never raises because the reader is gone: a run outlives its terminal."""
         with self._lock:
-            self.progress.feed(event)
+            self.history.feed(stamped(event))
             if (line := milestone(event)) is not None:
                 self._milestones.append(line)
         if self._is_closed:
@@ -251,8 +256,8 @@ class LiveRun:
     def save_svg(
         self, path: Path, *, command: str = "", width: int = 110, height: int = 40
     ) -> None:
-        """The last frame, and the milestones above it, as a picture. `command` is shown as the line
-        that was typed."""
+        """Save the last frame, and the milestones above it, as a picture. `command` is shown as the
+        line that was typed."""
         with self._lock:
             picture = Console(
                 record=True,
@@ -266,8 +271,8 @@ class LiveRun:
                 picture.print(Text.assemble(("$ ", theme.QUIET), command))
             for line in self._milestones:
                 picture.print(line, overflow="ellipsis", no_wrap=True)
-            picture.print(frame(self.progress, width=width, height=height))
-            svg = picture.export_svg(title=command or self.progress.name)
+            picture.print(self._frame(width, height))
+            svg = picture.export_svg(title=command or self.history.name)
         path.write_text(_REMOTE_FONT.sub("", svg), encoding="utf-8")
 
     def _show(self, event: Event) -> None:
@@ -275,9 +280,9 @@ class LiveRun:
             self.output.data.file.write(envelope("event", to_record(event)) + "\n")
             self.output.data.file.flush()
         elif self.output.mode is Mode.QUIET:
-            told = event.event if isinstance(event, OfAdapter) else event
-            if isinstance(told, Notice) and told.level == "warning":
-                self.output.warn(told.text)
+            own = event.event if isinstance(event, OfAdapter) else event
+            if isinstance(own, Notice) and own.level == "warning":
+                self.output.warn(own.text)
         elif self._live is not None:
             if (line := milestone(event)) is not None:
                 self.output.narration.print(line)
@@ -288,7 +293,12 @@ class LiveRun:
             if line is not None:
                 self.output.narration.print(line, soft_wrap=True)
 
-    def _frame(self) -> RenderableType:
+    def _of_screen(self) -> RenderableType:
         with self._lock:
             size = self.output.narration.size
-            return frame(self.progress, width=size.width, height=size.height)
+            return self._frame(size.width, size.height)
+
+    def _frame(self, width: int, height: int) -> RenderableType:
+        took_s = self.history.took_s
+        elapsed_s = time.monotonic() - self._began_s if math.isnan(took_s) else took_s
+        return frame(self.history, elapsed_s=elapsed_s, width=width, height=height)

@@ -1,13 +1,10 @@
-"""One frame of the live panel: RunProgress -> something that rich draws. Pure; asked for several
-times a second. RunProgress is how far a run has come: events in, figures out."""
+"""One frame of the live panel: the history of a run -> something that rich draws. Pure; asked for
+several times a second."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -16,147 +13,12 @@ from rich.text import Text
 
 from milescli.console import theme
 from milescli.console.columns import ACCURACY, GAP, Column, number, percent, rate, that_fit
-from milescli.core.events import (
-    CheckpointSaved,
-    EngineTrainerChecked,
-    EvalDone,
-    Event,
-    OfAdapter,
-    PhaseStarted,
-    RowStepDone,
-    RunEnded,
-    StepDone,
-    ValidationDone,
-    VerdictGiven,
-    WarmupStepDone,
-)
+from milescli.core.history import History
+from milescli.core.scalars import Record, figures_below, objective_figures
 from milescli.core.units import format_duration
 
-KEPT_STEPS = 64
-"""Steps whose full figures are kept; a screen shows fewer."""
 ETA_STEPS = 10
 """The time that is left is estimated by the mean of so many last steps."""
-
-
-@dataclass(slots=True, kw_only=True)
-class RunProgress:
-    """The state of a run that the panel draws; grows with each event."""
-
-    name: str
-    """Of the run."""
-    clock: Callable[[], float] = time.monotonic
-    """Seconds; another one in tests."""
-    began: float = 0.0
-    phase: str = "start"
-    detail: str = ""
-    before: tuple[str, str] = ("start", "")
-    """Phase and detail that an evaluation interrupted."""
-    steps: deque[StepDone] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
-    rewards: list[float] = field(default_factory=list)
-    """[num RL steps seen] mean reward of each, for the sparkline."""
-    warmup: WarmupStepDone | None = None
-    """The last warm-up step."""
-    warmup_losses: list[float] = field(default_factory=list)
-    row_step: RowStepDone | None = None
-    """The last step of a run that learns from rows."""
-    losses: list[float] = field(default_factory=list)
-    """[row steps seen]"""
-    row_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=ETA_STEPS))
-    validations: list[ValidationDone] = field(default_factory=list)
-    evals: list[EvalDone] = field(default_factory=list)
-    checkpoint: CheckpointSaved | None = None
-    check: EngineTrainerChecked | None = None
-    verdict: VerdictGiven | None = None
-    """The newest."""
-    ended: RunEnded | None = None
-    adapters: dict[str, RunProgress] = field(default_factory=dict)
-    """Of a run of several: how far each has come, by its name."""
-
-    def __post_init__(self) -> None:
-        self.began = self.clock()
-
-    def feed(self, event: Event) -> None:
-        """Take in one event."""
-        if isinstance(event, OfAdapter):
-            self._feed_adapter(event.adapter, event.event)
-        elif isinstance(event, PhaseStarted):
-            if event.phase == "eval":
-                self.before = self.phase, self.detail
-            self.phase, self.detail = event.phase, event.detail
-        elif isinstance(event, StepDone):
-            self.steps.append(event)
-            self.rewards.append(event.rollout.reward_mean)
-        elif isinstance(event, WarmupStepDone):
-            self.warmup = event
-            self.warmup_losses.append(event.report.loss)
-        elif isinstance(event, RowStepDone):
-            self.row_step = event
-            self.losses.append(event.report.loss)
-            self.row_seconds.append(event.step_s)
-        elif isinstance(event, ValidationDone):
-            self.validations.append(event)
-        elif isinstance(event, EvalDone):
-            self.evals.append(event)
-            if self.phase == "eval":
-                self.phase, self.detail = self.before
-        elif isinstance(event, CheckpointSaved):
-            self.checkpoint = event
-        elif isinstance(event, EngineTrainerChecked):
-            self.check = event
-        elif isinstance(event, VerdictGiven):
-            self.verdict = event
-        elif isinstance(event, RunEnded):
-            self.ended = event
-
-    def _feed_adapter(self, name: str, event: Event) -> None:
-        if name not in self.adapters:
-            self.adapters[name] = RunProgress(name=name, clock=self.clock)
-        self.adapters[name].feed(event)
-        if isinstance(event, PhaseStarted):
-            self.phase, self.detail = event.phase, f"{name}: {event.detail}"
-
-    @property
-    def last(self) -> StepDone | None:
-        """The newest RL step that is done."""
-        return self.steps[-1] if self.steps else None
-
-    @property
-    def is_warming_up(self) -> bool:
-        """Supervised steps are shown, because no RL step was done yet."""
-        return self.warmup is not None and not self.steps
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the start of this attempt; stands still at its end."""
-        return self.ended.seconds if self.ended else self.clock() - self.began
-
-    @property
-    def share_done(self) -> float | None:
-        """Of the RL steps, or of the warm-up while there is none; None where nothing was counted
-        yet."""
-        if self.last is not None:
-            return self.last.step / self.last.num_steps
-        if self.row_step is not None:
-            return self.row_step.step / self.row_step.num_steps
-        return self.warmup.step / self.warmup.num_steps if self.warmup else None
-
-    @property
-    def left_s(self) -> float | None:
-        """An estimate by the last steps; None where there is none to go by, or nothing is left."""
-        if self.row_step is not None and not self.ended:
-            mean = sum(self.row_seconds) / len(self.row_seconds)
-            return mean * (self.row_step.num_steps - self.row_step.step) or None
-        recent = list(self.steps)[-ETA_STEPS:]
-        if self.ended or not recent or recent[-1].step >= recent[-1].num_steps:
-            return None
-        mean = sum(step.seconds.step_s for step in recent) / len(recent)
-        return mean * (recent[-1].num_steps - recent[-1].step)
-
-    def accuracy_at(self, step: int) -> float | None:
-        """The accuracy of the evaluation after this step."""
-        return next((done.accuracy for done in reversed(self.evals) if done.step == step), None)
-
-
 FRAME_COLUMNS = 6
 """Border and padding of the panel."""
 MAX_WIDTH = 150
@@ -168,120 +30,137 @@ ADAPTER_LINES = 4
 """Of each of several."""
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
-PHASES = (
-    ("rollout", "rollout_s", "cyan"),
-    ("pack", "pack_s", "blue"),
-    ("train", "train_s", "magenta"),
-    ("publish", "publish_s", "green"),
-    ("save", "save_s", "yellow"),
-)
 SMALLEST_SHARE = 0.01
 """Phases that took less of the step are not named."""
 
 
-def frame(progress: RunProgress, *, width: int, height: int) -> RenderableType:
-    """The whole panel for a terminal of this size."""
+def frame(history: History, *, elapsed_s: float, width: int, height: int) -> RenderableType:
+    """Draw the whole panel for a terminal of this size. `elapsed_s`: since the attempt began."""
     width = min(width, MAX_WIDTH)
     inner = max(20, width - FRAME_COLUMNS)
-    parts: list[RenderableType] = [_bar_line(progress, inner)]
-    if progress.steps:
-        rollout = progress.steps[-1].rollout
-        by_part = _means(rollout.reward_parts, inner) + _means(rollout.figures, inner)
+    parts: list[RenderableType] = [_bar_line(history, inner, elapsed_s)]
+    last = history.columns.row(-1) if len(history.columns) else {}
+    if last and not history.learns_from_rows:
+        by_part = [*_means(last, "reward", inner), *_means(last, "agent", inner)]
         height -= len(by_part)
-        if progress.verdict is not None:
-            height -= 2 + min(VERDICT_FINDINGS, len(progress.verdict.findings))
-        parts += [Text(), _trend(progress, inner), *by_part]
-        parts += [Text(), _table(progress, inner, height)]
-        parts += [Text(), _phases(progress.steps[-1], inner), _health(progress.steps[-1], inner)]
-    elif progress.row_step is not None:
-        parts += [Text(), _losses(progress, inner), Text(), _row_health(progress.row_step, inner)]
-    elif progress.is_warming_up:
-        parts += [Text(), _warmup(progress, inner)]
-    if progress.verdict is not None:
-        parts += [Text(), *_verdict(progress.verdict, inner)]
-    for one in [*progress.adapters.values()][: max(1, (height - OTHER_LINES) // ADAPTER_LINES + 1)]:
-        parts += [Text(), *_adapter(one, inner)]
-    style, word = _state(progress)
+        if history.verdict is not None:
+            height -= 2 + min(VERDICT_FINDINGS, len(history.verdict["findings"]))
+        parts += [Text(), _trend(history, inner), *by_part]
+        parts += [Text(), _table(history, inner, height)]
+        parts += [Text(), _phases(last, inner), _health(last, inner)]
+    elif last:
+        parts += [Text(), _losses(history, inner), Text(), _row_health(last, inner)]
+    elif len(history.warmup):
+        parts += [Text(), _warmup(history, inner)]
+    if history.verdict is not None:
+        parts += [Text(), *_verdict(history.verdict, inner)]
+    num_adapters = max(1, (height - OTHER_LINES) // ADAPTER_LINES + 1)
+    for one in [*history.adapters.values()][:num_adapters]:
+        parts += [Text(), *_adapter(one, inner, elapsed_s)]
+    style, word = _state(history)
     return Panel(
         Group(*parts),
-        title=Text.assemble((progress.name, theme.TITLE)),
+        title=Text.assemble((history.name, theme.TITLE)),
         title_align="left",
         subtitle=Text(word, style=style),
         subtitle_align="right",
-        border_style=theme.BORDER
-        if progress.ended is None or progress.ended.outcome != "failed"
-        else theme.BAD,
+        border_style=theme.BAD if history.outcome == "failed" else theme.BORDER,
         padding=(1, 2),
         width=width,
     )
 
 
-def _verdict(given: VerdictGiven, width: int) -> list[Text]:
-    """Whether it is learning; and what is wrong, each on a line."""
-    style = theme.WARN if given.findings or given.is_learning is False else theme.GOOD
-    lines = [Text.assemble(("verdict ", theme.LABEL), (given.headline, style))]
-    shown = [*given.findings.values()][:VERDICT_FINDINGS]
+def _verdict(given: Record, width: int) -> list[Text]:
+    """Say whether it is learning; and what is wrong, each on a line."""
+    style = theme.WARN if given["findings"] or given["is_learning"] is False else theme.GOOD
+    lines = [Text.assemble(("verdict ", theme.LABEL), (given["headline"], style))]
+    shown = [*given["findings"].values()][:VERDICT_FINDINGS]
     lines += [Text(f"        ! {text}", style=theme.QUIET) for text in shown]
     return [_cut(line, width) for line in lines]
 
 
-def _adapter(progress: RunProgress, width: int) -> list[RenderableType]:
-    """One of several: how far it is, its reward, and how its last step was."""
-    parts: list[RenderableType] = [Text(progress.name, style=theme.TITLE)]
-    parts.append(_bar_line(progress, width))
-    if progress.steps:
-        parts += [_trend(progress, width)]
-    elif progress.is_warming_up:
-        parts.append(_warmup(progress, width))
+def _adapter(history: History, width: int, elapsed_s: float) -> list[RenderableType]:
+    """Draw one of several: how far it is, its reward, and how its last step was."""
+    parts: list[RenderableType] = [Text(history.name, style=theme.TITLE)]
+    parts.append(_bar_line(history, width, elapsed_s))
+    if len(history.columns):
+        parts += [_trend(history, width)]
+    elif len(history.warmup):
+        parts.append(_warmup(history, width))
     return parts
 
 
-def _state(progress: RunProgress) -> tuple[str, str]:
-    if progress.ended is None:
-        return theme.ACCENT, progress.phase
-    outcome = progress.ended.outcome
-    return {"done": theme.GOOD, "stopped": theme.WARN}.get(outcome, theme.BAD), outcome
+def _state(history: History) -> tuple[str, str]:
+    if history.outcome is None:
+        return theme.ACCENT, _phase(history)[0]
+    styles = {"done": theme.GOOD, "stopped": theme.WARN}
+    return styles.get(history.outcome, theme.BAD), history.outcome
 
 
-def _bar_line(progress: RunProgress, width: int) -> Text:
-    if progress.last is not None:
-        counted = f"step {progress.last.step}/{progress.last.num_steps}"
-    elif progress.row_step is not None:
-        counted = f"step {progress.row_step.step}/{progress.row_step.num_steps}"
-    elif progress.warmup is not None:
-        counted = f"warmup {progress.warmup.step}/{progress.warmup.num_steps}"
-    else:
-        counted = progress.phase
-    times = format_duration(progress.elapsed_s)
-    if progress.left_s is not None:
-        times += f" · {format_duration(progress.left_s)} left"
-    if progress.share_done is None:
-        turn = (
-            SPINNER[int(progress.elapsed_s * 8) % len(SPINNER)] if progress.ended is None else " "
-        )
+def _phase(history: History) -> tuple[str, str]:
+    """Return phase and detail: those that began last, of the run or of one of its adapters."""
+    newest = history
+    for one in history.adapters.values():
+        if one.phase and not one.phase_s < newest.phase_s:  # neither is known at first
+            newest = one
+    if newest is history:
+        return history.phase or "start", history.phase_detail
+    return newest.phase, f"{newest.name}: {newest.phase_detail}"
+
+
+def _counted(history: History) -> tuple[str, int, int]:
+    """Return the word, the number done and the number wanted of what is counted; `("", 0, 0)`
+    before the first step of all."""
+    if len(history.columns):
+        return "step", history.step, history.num_steps or 0
+    if len(history.warmup):
+        return "warmup", history.warmup.steps[-1], history.warmup_steps
+    return "", 0, 0
+
+
+def _left_s(history: History) -> float | None:
+    """Estimate the seconds that are left by the last steps; None where nothing is, or no step was
+    done."""
+    steps = (history.num_steps or 0) - history.step
+    if history.outcome is not None or not len(history.columns) or steps <= 0:
+        return None
+    seconds = history.columns.get("time/step_s")[-ETA_STEPS:]
+    return sum(seconds) / len(seconds) * steps
+
+
+def _bar_line(history: History, width: int, elapsed_s: float) -> Text:
+    word, done, wanted = _counted(history)
+    phase, detail = _phase(history)
+    counted = f"{word} {done}/{wanted}" if word else phase
+    times = format_duration(elapsed_s)
+    if (left_s := _left_s(history)) is not None:
+        times += f" · {format_duration(left_s)} left"
+    if not word:
+        turn = SPINNER[int(elapsed_s * 8) % len(SPINNER)] if history.outcome is None else " "
         room = max(0, width - len(times) - len(counted) - 6)
-        detail = progress.detail[:room].ljust(room)
         return Text.assemble(
             (f"{turn} ", theme.ACCENT),
             (counted, theme.TITLE),
-            f"  {detail}  ",
+            f"  {detail[:room].ljust(room)}  ",
             (times, theme.QUIET),
         )
     length = max(4, width - len(counted) - len(times) - 4)
-    full = round(length * min(1.0, progress.share_done))
-    color = theme.GOOD if progress.share_done >= 1 else theme.ACCENT
+    share = done / wanted
+    full = round(length * min(1.0, share))
+    color = theme.GOOD if share >= 1 else theme.ACCENT
     bar = Text.assemble(("━" * full, color), ("─" * (length - full), theme.BORDER))
     return Text.assemble((counted, theme.TITLE), "  ", bar, "  ", (times, theme.QUIET))
 
 
-def _trend(progress: RunProgress, width: int) -> Text:
-    first, last = progress.rewards[0], progress.rewards[-1]
+def _trend(history: History, width: int) -> Text:
+    rewards = history.columns.get("rollout/reward_mean")
+    first, last = rewards[0], rewards[-1]
     words = f"reward  {number(first, '.3f')} → {number(last, '.3f')}  "
-    accuracy = _accuracy(progress)
-    bounded = all(0 <= reward <= 1 for reward in progress.rewards if math.isfinite(reward))
+    accuracy = _accuracy(history)
+    bounded = all(0 <= reward <= 1 for reward in rewards if math.isfinite(reward))
     room = max(8, width - len(words) - (len(accuracy) + 3 if accuracy else 0))
     limits = {"low": 0.0, "high": 1.0} if bounded else {}
-    line = theme.sparkline(progress.rewards, min(room, 60), **limits)
+    line = theme.sparkline(rewards, min(room, 60), **limits)
     gap = max(3, width - len(words) - len(line) - len(accuracy))
     return Text.assemble(
         ("reward  ", theme.LABEL),
@@ -293,23 +172,24 @@ def _trend(progress: RunProgress, width: int) -> Text:
     )
 
 
-def _means(means: Mapping[str, float], width: int) -> list[Text]:
-    """One line with the mean of each part of the reward, or of what agents tell, where there are
-    any."""
+def _means(figures: Mapping[str, float], section: str, width: int) -> list[Text]:
+    """Draw one line with the mean of each part of the reward, or of what agents report, where
+    there are any."""
+    means = figures_below(figures, section)
     words = "  ".join(f"{name} {number(mean, '.3f')}" for name, mean in means.items())
     return [Text(f"        {words}"[:width], style=theme.QUIET)] if words else []
 
 
-def _accuracy(progress: RunProgress) -> str:
-    if not progress.evals:
+def _accuracy(history: History) -> str:
+    if not history.evaluations:
         return ""
-    first, last = progress.evals[0], progress.evals[-1]
-    if len(progress.evals) == 1:
+    first, last = history.evaluations[0], history.evaluations[-1]
+    if len(history.evaluations) == 1:
         return f"accuracy  {percent(last.accuracy)}"
     return f"accuracy  {percent(first.accuracy)} → {percent(last.accuracy)}"
 
 
-def _table(progress: RunProgress, width: int, height: int) -> Table:
+def _table(history: History, width: int, height: int) -> Table:
     columns = that_fit(width)
     table = Table(
         box=None,
@@ -323,32 +203,33 @@ def _table(progress: RunProgress, width: int, height: int) -> Table:
         room = column.width + (GAP if place else 0)
         table.add_column("\n".join(column.head), justify="right", width=room, no_wrap=True)
     rows = max(1, min(MAX_ROWS, height - OTHER_LINES))
-    shown = list(progress.steps)[-rows:]
-    for done in shown:
+    steps = history.columns.steps[-rows:]
+    for place, step in enumerate(steps, -len(steps)):
+        figures = {"step": step, **history.columns.row(place)}
         table.add_row(
-            *(_cell(column, done, progress) for column in columns),
-            style="" if done is shown[-1] else theme.QUIET,
+            *(_cell(column, figures, history) for column in columns),
+            style="" if place == -1 else theme.QUIET,
         )
     return table
 
 
-def _cell(column: Column, done: StepDone, progress: RunProgress) -> Text:
+def _cell(column: Column, figures: Mapping[str, float], history: History) -> Text:
     if column is ACCURACY:
-        accuracy = progress.accuracy_at(done.step)
-        return Text(percent(accuracy), style="not dim green") if accuracy is not None else Text()
-    text = column.write(done)
+        own = [one.accuracy for one in history.evaluations if one.step == figures["step"]]
+        return Text(percent(own[-1]), style="not dim green") if own else Text()
+    text = column.write(figures)
     if text in ("nan", "inf", "-inf"):
         return Text(text, style=f"not dim {theme.BAD}")
-    bound = progress.check.bound_max if progress.check else math.inf
-    if column.word == "logprob_diff_max" and done.report.logprob_diff_max > bound:
+    bound = history.check["bound_max"] if history.check else math.inf
+    if column.word == "logprob_diff_max" and figures[column.metric] > bound:
         return Text(text, style=f"not dim {theme.WARN}")
     return Text(text)
 
 
-def _phases(done: StepDone, width: int) -> Text:
-    """Where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
+def _phases(figures: Mapping[str, float], width: int) -> Text:
+    """Draw where the last step's time went: `rollout 2.10 s  train 0.84 s ...`, and a bar in
     proportion."""
-    parts = [(word, getattr(done.seconds, field), style) for word, field, style in PHASES]
+    parts = [(word, figures[f"time/{word}_s"], style) for word, style in theme.PHASES.items()]
     total = sum(spent for _, spent, _ in parts if math.isfinite(spent))
     shown = [
         (word, spent, style)
@@ -369,18 +250,18 @@ def _phases(done: StepDone, width: int) -> Text:
     return Text.assemble(words, "   ", bar)
 
 
-def _health(done: StepDone, width: int) -> Text:
-    rollout = done.rollout
-    speed = f"rollout {rate(done.rollout_tokens_per_s)}, train {rate(done.train_tokens_per_s)}"
+def _health(figures: Mapping[str, float], width: int) -> Text:
+    speeds = [rate(figures[f"speed/{who}_tokens_per_s"]) for who in ("rollout", "train")]
+    stale, most = (figures[f"rollout/staleness_{which}"] for which in ("mean", "max"))
     has_speed_columns = any(column.word == "train_tokens/s" for column in that_fit(width))
     facts = [
-        *([] if has_speed_columns else [("tokens/s", speed)]),
-        ("staleness", f"{number(rollout.staleness_mean, '.1f')} (max {rollout.staleness_max})"),
-        ("zero variance", f"{percent(rollout.zero_variance_fraction)} of groups"),
-        ("truncated", percent(rollout.truncated_fraction)),
-        ("clipped", percent(done.report.figures.get("clip_fraction"))),
-        ("grad norm", number(done.report.grad_norm, ".2f")),
-        ("lr", number(done.report.lr, ".1e")),
+        *([] if has_speed_columns else [("tokens/s", f"rollout {speeds[0]}, train {speeds[1]}")]),
+        ("staleness", f"{number(stale, '.1f')} (max {number(most, '.0f')})"),
+        ("zero variance", f"{percent(figures['rollout/zero_variance_fraction'])} of groups"),
+        ("truncated", percent(figures["rollout/truncated_fraction"])),
+        ("clipped", percent(figures.get("train/clip_fraction"))),
+        ("grad norm", number(figures["train/grad_norm"], ".2f")),
+        ("lr", number(figures["train/lr"], ".1e")),
     ]
     line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
     while line.cell_len > width and len(facts) > 1:
@@ -391,43 +272,39 @@ def _health(done: StepDone, width: int) -> Text:
     return _cut(line, width)
 
 
-def _losses(progress: RunProgress, width: int) -> Text:
-    first, last = progress.losses[0], progress.losses[-1]
-    words = f"{number(first, '.3f')} → {number(last, '.3f')}  "
-    held = ""
-    if progress.validations:
-        start, now = progress.validations[0], progress.validations[-1]
-        held = f"   held out  {number(start.loss, '.3f')} → {number(now.loss, '.3f')}"
-    if accuracy := _accuracy(progress):
-        held += f"   {accuracy}"
-    room = max(8, min(60, width - len(words) - 6 - len(held)))
-    line = theme.sparkline(progress.losses, room)
-    return Text.assemble(("loss  ", theme.LABEL), words, (line, theme.ACCENT), held)
+def _losses(history: History, width: int) -> Text:
+    losses = history.columns.get("train/loss")
+    words = f"{number(losses[0], '.3f')} → {number(losses[-1], '.3f')}  "
+    held_out = ""
+    if history.validations:
+        start, now = history.validations[0], history.validations[-1]
+        held_out = f"   held out  {number(start.loss, '.3f')} → {number(now.loss, '.3f')}"
+    if accuracy := _accuracy(history):
+        held_out += f"   {accuracy}"
+    room = max(8, min(60, width - len(words) - 6 - len(held_out)))
+    line = theme.sparkline(losses, room)
+    return Text.assemble(("loss  ", theme.LABEL), words, (line, theme.ACCENT), held_out)
 
 
-def _row_health(done: RowStepDone, width: int) -> Text:
-    report = done.report
+def _row_health(figures: Mapping[str, float], width: int) -> Text:
+    own = objective_figures(figures)
     facts = [
-        *((name.replace("_", " "), number(value, ".3f")) for name, value in report.figures.items()),
-        ("epoch", f"{done.epoch:.2f}"),
-        ("tokens/s", rate(done.tokens_per_s)),
-        ("grad norm", number(report.grad_norm, ".2f")),
-        ("lr", number(report.lr, ".1e")),
+        *((name.replace("_", " "), number(value, ".3f")) for name, value in own.items()),
+        ("epoch", f"{figures['train/epoch']:.2f}"),
+        ("tokens/s", rate(figures["speed/train_tokens_per_s"])),
+        ("grad norm", number(figures["train/grad_norm"], ".2f")),
+        ("lr", number(figures["train/lr"], ".1e")),
     ]
     line = Text("   ").join(Text.assemble((f"{word} ", theme.LABEL), text) for word, text in facts)
     return _cut(line, width)
 
 
-def _warmup(progress: RunProgress, width: int) -> Text:
-    assert progress.warmup is not None
-    report = progress.warmup.report
-    words = f"loss  {number(progress.warmup_losses[0], '.3f')} → {number(report.loss, '.3f')}  "
-    speed = (
-        f"   {rate(report.num_tokens / progress.warmup.step_s)} tokens/s"
-        if progress.warmup.step_s > 0
-        else ""
-    )
-    line = theme.sparkline(progress.warmup_losses, max(8, min(60, width - len(words) - len(speed))))
+def _warmup(history: History, width: int) -> Text:
+    losses, last = history.warmup.get("loss"), history.warmup.row(-1)
+    words = f"loss  {number(losses[0], '.3f')} → {number(losses[-1], '.3f')}  "
+    step_s = last["step_s"]
+    speed = f"   {rate(last['num_tokens'] / step_s)} tokens/s" if step_s > 0 else ""
+    line = theme.sparkline(losses, max(8, min(60, width - len(words) - len(speed))))
     return Text.assemble(
         (words[:6], theme.LABEL), words[6:], (line, theme.ACCENT), (speed, theme.QUIET)
     )

@@ -22,6 +22,15 @@ REWARD = "green"
 LEARNED = "green underline"
 BORDER = "bright_black"
 
+PHASES = {
+    "rollout": "cyan",
+    "pack": "blue",
+    "train": "magenta",
+    "publish": "green",
+    "save": "yellow",
+}
+"""Phase of a step -> its colour."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 

@@ -4,14 +4,19 @@ line in events.jsonl. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 from milescli.core.events import Event, OfAdapter, to_record
+from milescli.core.types import StepReport
 
 Record = Mapping[str, Any]
 """A line of events.jsonl: the class name under `event`, then the fields; of an adapter's event with
 `adapter`."""
+STEP_EVENTS = ("StepDone", "RowStepDone")
+"""An optimizer step of RL, and one over rows; both have the same scalars where both have them."""
 _ROW_SECONDS = ("pack_s", "train_s", "save_s", "step_s")
+_OF_EVERY_STEP = {"train/epoch", *(f"train/{field.name}" for field in fields(StepReport))}
 _PARTS = {"reward_parts": "reward", "figures": "agent"}
 """Mappings within RolloutStats -> the prefix of their names."""
 
@@ -30,6 +35,25 @@ def scalars_in(record: Record) -> tuple[int, dict[str, float]] | None:
     # None: of what the run does not do
     values = {name: value for name, value in make(record) if value is not None}
     return int(record["step"]), values
+
+
+def objective_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return name -> value of what only the objective of a step shows, of the step's scalars."""
+    return {
+        name.removeprefix("train/"): value
+        for name, value in figures.items()
+        if name.startswith("train/") and name not in _OF_EVERY_STEP
+    }
+
+
+def figures_below(figures: Mapping[str, float], section: str) -> dict[str, float]:
+    """Return name -> value of the scalars of a section, such as the parts of a reward."""
+    prefix = f"{section}/"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in figures.items()
+        if name.startswith(prefix)
+    }
 
 
 def _flat(prefix: str, fields: Record) -> Iterator[tuple[str, Any]]:

@@ -13,9 +13,9 @@ from milescli import __version__
 from milescli.core.private import without_private
 from milescli.core.units import format_bytes, format_count
 from milescli.export.folder import Folder
+from milescli.export.reward_curve import reward_curve
 from milescli.export.story import Story
 from milescli.models.base import WeightTable, read_config
-from milescli.pictures.svg import reward_curve
 from milescli.recipe.schema import Recipe
 
 CARD_NAME, CURVE_NAME = "README.md", "reward.svg"

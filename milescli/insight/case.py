@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.series import Trend
 
@@ -211,10 +211,10 @@ def difference(first: float, last: float, *, num_prompts: int) -> Trend:
     return Trend(change=last - first, error=math.sqrt(variance))
 
 
-def _sureness(told: Trend) -> float:
-    if math.isnan(told.change):
+def _sureness(trend: Trend) -> float:
+    if math.isnan(trend.change):
         return -1.0
-    return abs(told.change) / told.error if told.error > 0 else math.inf
+    return abs(trend.change) / trend.error if trend.error > 0 else math.inf
 
 
 def number(value: Any, form: str = ".3g") -> str:

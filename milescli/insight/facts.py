@@ -1,4 +1,4 @@
-"""What is known of a run beside what it told: its recipe and its plan, as far as they can be read.
+"""What is known of a run beside its events: its recipe and its plan, as far as they can be read.
 A run of another version of miles is read as far as possible."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from milescli.checkpoint.run_dir import RunDir
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Of one run."""
+    """The recipe, plan and manifest of one run."""
 
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """Every key by its dotted name."""
@@ -26,45 +26,45 @@ class RunFacts:
     """manifest.json"""
 
     def key(self, name: str, default: Any = None) -> Any:
-        """A value of the recipe; the default where it has none or that cannot be read."""
+        """Return a value of the recipe; the default where it has none or cannot be read."""
         value = self.recipe.get(name)
         return default if value is None else value
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates of a step."""
+        """Return the optimizer updates of a step."""
         return int(self.plan.get("batch", {}).get("updates_per_step", 1))
 
     @property
     def max_staleness(self) -> int:
-        """Steps that samples may be old."""
+        """Return how many steps old samples may be."""
         return int(self.plan.get("max_staleness", 0))
 
     @property
     def samples_per_prompt(self) -> int:
-        """Of a group."""
+        """Return the samples of a group."""
         return int(self.plan.get("batch", {}).get("samples_per_prompt", 1))
 
     @property
     def precision(self) -> str:
-        """bf16 or fp32."""
+        """Return bf16 or fp32."""
         return str(self.plan.get("precision", "bf16"))
 
     @property
     def is_colocated(self) -> bool:
-        """Engines and trainer take turns on the same devices, or share one CPU."""
+        """True if engines and trainer take turns on the same devices, or share one CPU."""
         return bool(self.plan.get("colocated", True)) or self.plan.get("device_kind") == "cpu"
 
     @property
     def num_engine_devices(self) -> int:
-        """Devices of all engines that sample."""
+        """Return the number of devices of all engines that sample."""
         engines = self.plan.get("engines", {})
         count = int(engines.get("num", 0)) - int(self.plan.get("engines_apart", 0))
         return max(0, count) * int(engines.get("tp", 1))
 
     @property
     def num_trainer_devices(self) -> int:
-        """Trainer ranks."""
+        """Return the number of trainer ranks."""
         trainer = self.plan.get("trainer", {})
         size = 1
         for axis in ("tp", "pp", "cp", "dp"):
@@ -73,7 +73,7 @@ class RunFacts:
 
 
 def read_facts(run: RunDir) -> RunFacts:
-    """Raises nothing: what cannot be read is empty."""
+    """Read what can be read; the rest is empty. Raises nothing."""
     manifest = _json(run.manifest_file)
     recipe = manifest.get("recipe")
     if not isinstance(recipe, dict):
@@ -83,18 +83,18 @@ def read_facts(run: RunDir) -> RunFacts:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(file.read_bytes())
+        value = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _flat_recipe(run: RunDir) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(run.recipe_file.read_text(encoding="utf-8"))
+        value = yaml.safe_load(run.recipe_file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return dict(_flat(told)) if isinstance(told, dict) else {}
+    return dict(_flat(value)) if isinstance(value, dict) else {}
 
 
 def _flat(section: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir, read_jsonl
+from milescli.core.history import History
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.platform.memory_record import FILE, sizes_by_name
 
 OTHERS = "others"
@@ -19,7 +19,7 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What one process or device holds."""
+    """Memory of one process or device."""
 
     worker: str
     """trainer-rank-0; on a CPU also engine-1 (of all its processes), others."""
@@ -34,17 +34,17 @@ class DeviceMemory:
 
 
 def memory_of(run: RunDir, history: History, facts: RunFacts) -> list[DeviceMemory]:
-    """Devices as ranks told of them; on a CPU processes as the watchdog saw them in the newest
-    attempt, the largest first."""
-    if any(told.get("total_bytes") for told in history.memory.values()):
-        return [_of_device(told, facts) for told in history.memory.values()]
+    """Return the memory of devices as ranks reported it; on a CPU that of processes as the watchdog
+    saw them in the newest attempt, the largest first."""
+    if any(device.get("total_bytes") for device in history.memory.values()):
+        return [_of_device(device, facts) for device in history.memory.values()]
     attempts = run.attempts()
     return _of_processes(records(attempts[-1]), _planned(facts)) if attempts else []
 
 
 def records(attempt: Path) -> list[Mapping[str, Any]]:
-    """Lines of an attempt's memory.jsonl that have sizes, oldest first: time, resident_bytes by
-    pid, names by pid. Raises OSError where they are not ours to read."""
+    """Return the lines of an attempt's memory.jsonl that have sizes, oldest first: time,
+    resident_bytes by pid, names by pid. Raises OSError where they are not ours to read."""
     lines = read_jsonl(attempt / FILE)
     return [one for one in lines if isinstance(one.get("resident_bytes"), dict)]
 
@@ -52,7 +52,7 @@ def records(attempt: Path) -> list[Mapping[str, Any]]:
 def _of_processes(
     seen: Sequence[Mapping[str, Any]], planned: Mapping[str, int]
 ) -> list[DeviceMemory]:
-    """The largest first; those without a name in the plan as one."""
+    """Return the largest first; processes without a name in the plan as one."""
     used, peaks = dict[str, int](), dict[str, int]()
     for record in seen:
         used |= _by_plan(sizes_by_name(record))
@@ -66,30 +66,30 @@ def _of_processes(
             planned_bytes=planned.get(name),
             total_bytes=None,
         )
-        for name, peak in sorted(peaks.items(), key=lambda told: -told[1])
+        for name, peak in sorted(peaks.items(), key=lambda item: -item[1])
     ]
 
 
 def _peaks(record: Mapping[str, Any]) -> dict[str, int]:
-    """Process -> bytes; of a record of an older miles, what was resident then."""
+    """Return process -> peak bytes; of a record of an older miles, what was resident then."""
     return sizes_by_name(record, of="peak_bytes" if "peak_bytes" in record else "resident_bytes")
 
 
 def _by_plan(sizes: Mapping[str, int]) -> dict[str, int]:
-    """By the plan's names of processes: an engine's own count as one."""
-    told = dict[str, int]()
+    """Group processes by the plan's names: those of an engine count as one."""
+    sizes_by_plan = dict[str, int]()
     for name, size in sizes.items():
         found = _IN_PLAN.match(name)
         of = found[0] if found else OTHERS
-        told[of] = told.get(of, 0) + size
-    return told
+        sizes_by_plan[of] = sizes_by_plan.get(of, 0) + size
+    return sizes_by_plan
 
 
 _IN_PLAN = re.compile(r"(trainer-rank|engine)-\d+")
 
 
 def _planned(facts: RunFacts) -> dict[str, int]:
-    """Process -> bytes of its peak, of the plan of a CPU's first node; empty for devices."""
+    """Return process -> bytes of its peak, by the plan of a CPU's first node; empty for devices."""
     return {
         str(one["name"]): max(one["phases"].values())
         for one in facts.plan.get("processes", ())
@@ -98,7 +98,7 @@ def _planned(facts: RunFacts) -> dict[str, int]:
 
 
 def planned_bytes(facts: RunFacts) -> int | None:
-    """What the plan foresees on the fullest device; None where it has no forecast."""
+    """Return what the plan foresees on the fullest device; None where it has no forecast."""
     forecast = facts.plan.get("forecast")
     if not forecast:
         return None
@@ -109,12 +109,12 @@ def planned_bytes(facts: RunFacts) -> int | None:
     return max(sums, default=None)
 
 
-def _of_device(told: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
-    total = told.get("total_bytes")
+def _of_device(device: Mapping[str, Any], facts: RunFacts) -> DeviceMemory:
+    total = device.get("total_bytes")
     return DeviceMemory(
-        worker=str(told["worker"]),
-        used_bytes=int(told.get("used_bytes") or told["peak_bytes"]),
-        peak_bytes=int(told.get("reserved_bytes") or told["peak_bytes"]),
+        worker=str(device["worker"]),
+        used_bytes=int(device.get("used_bytes") or device["peak_bytes"]),
+        peak_bytes=int(device.get("reserved_bytes") or device["peak_bytes"]),
         planned_bytes=planned_bytes(facts),
         total_bytes=int(total) if total else None,
     )

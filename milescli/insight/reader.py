@@ -12,14 +12,14 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 
 BLOCK_BYTES = 2**20
 """Read at a time."""
 
 
 class LineReader:
-    """The JSON objects of a file that grows, one a line."""
+    """Reads the JSON objects of a file that grows, one a line."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -27,8 +27,8 @@ class LineReader:
         self._inode: int | None = None
 
     def new(self) -> tuple[list[dict[str, Any]], bool]:
-        """(those written since the last call, whether the file began anew). Nothing where there is
-        no file."""
+        """Return (records written since the last call, whether the file began anew). None where
+        there is no file."""
         found, is_new = list[dict[str, Any]](), False
         for records, began in self.blocks():
             found += records
@@ -36,8 +36,8 @@ class LineReader:
         return found, is_new
 
     def blocks(self) -> Iterator[tuple[list[dict[str, Any]], bool]]:
-        """The same block by block, so that no huge file is in memory as a whole; only the first
-        can say that the file began anew."""
+        """Yield the same block by block, so that no huge file is in memory as a whole; only the
+        first block can say that the file began anew."""
         try:
             with open(self.file, "rb") as opened:
                 seen = os.fstat(opened.fileno())
@@ -59,7 +59,7 @@ class LineReader:
 
 
 class RunReader:
-    """The history of a run, kept up to date."""
+    """Keeps the history of a run up to date."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -67,8 +67,8 @@ class RunReader:
         self._lines = LineReader(run.events_file)
 
     def update(self) -> int:
-        """Take in what is new; how many records that were. The history is another object where the
-        file began anew."""
+        """Take in what is new, and return the number of records. The history is another object
+        where the file began anew."""
         count = 0
         for records, is_new in self._lines.blocks():
             if is_new:
@@ -81,14 +81,14 @@ class RunReader:
 
 
 def read_history(run: RunDir) -> History:
-    """All that a run has told until now."""
+    """Read the history of a run up to now."""
     reader = RunReader(run)
     reader.update()
     return reader.history
 
 
 def object_of(line: bytes) -> dict[str, Any] | None:
-    """The JSON object that a line holds; None where it is torn, or holds something else."""
+    """Return the JSON object of a line; None where it is torn, or holds something else."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir
+from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
+from milescli.core.scalars import STEP_EVENTS
 from milescli.insight.reader import object_of
 
 Json = dict[str, Any]
@@ -39,7 +40,7 @@ class RunState:
 
 @dataclass(slots=True)
 class _Tail:
-    """What the newest records of a file say."""
+    """What the newest records of an events file say."""
 
     inode: int = -1
     size_bytes: int = 0
@@ -52,13 +53,13 @@ class _Tail:
 
 @dataclass(slots=True)
 class RunStates:
-    """Of many runs; remembers how far each file was read. Called from threads."""
+    """Reads the states of many runs; remembers how far each file was read. Called from threads."""
 
     _tails: dict[Path, _Tail] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, run: RunDir) -> RunState:
-        """As it is now; of what is gone, or not ours to read, as far as it is known."""
+        """Return the state of a run now; as far as it is known where files are gone or not ours."""
         with self._lock:
             tail = self._tails.setdefault(run.path, _Tail())
             with suppress(OSError):
@@ -124,7 +125,7 @@ def _take(tail: _Tail, step: Json | None, evaluation: Json | None) -> None:
 
 
 def _last(lines: bytes, kinds: tuple[str, ...]) -> Json | None:
-    """The newest record of these kinds; a line that is torn is none."""
+    """Return the newest record of these kinds; a torn line is none."""
     marks = [f'"{kind}"'.encode() for kind in kinds]
     end = len(lines)
     while (at := max(lines.rfind(mark, 0, end) for mark in marks)) >= 0:

@@ -15,7 +15,7 @@ from milescli.checkpoint.run_dir import RunDir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSample:
-    """One attempt at a prompt, as it was kept."""
+    """One sample that the run wrote for people to read."""
 
     step: int
     prompt_index: int
@@ -28,24 +28,24 @@ class KeptSample:
 
 
 def sample_steps(run: RunDir) -> list[int]:
-    """Steps of which samples were kept, ascending."""
+    """Return the steps of which samples were kept, ascending."""
     numbers = (file.stem.partition("_")[2] for file in run.rollouts_dir.glob("step_*.jsonl"))
     return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def read_samples(run: RunDir, step: int) -> list[KeptSample]:
-    """Of one step, in the order of their groups; nothing where none were kept."""
+    """Read the samples of one step, in the order of their groups; none where none were kept."""
     return read_file(run.rollouts_dir / f"step_{step}.jsonl", step=step)
 
 
 def read_last(run: RunDir, *, num_steps: int) -> list[KeptSample]:
-    """Of the newest steps that have any, oldest first."""
+    """Read the samples of the newest steps that have any, oldest first."""
     steps = sample_steps(run)[-num_steps:]
     return [sample for step in steps for sample in read_samples(run, step)]
 
 
 def read_file(file: Path, *, step: int) -> list[KeptSample]:
-    """A line that cannot be read is left out."""
+    """Read the samples of a file. A line that cannot be read is left out."""
     try:
         lines = file.read_bytes().splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def read_file(file: Path, *, step: int) -> list[KeptSample]:
 
 
 def by_group(samples: Sequence[KeptSample]) -> dict[tuple[int, int], list[KeptSample]]:
-    """(step, prompt index) -> its samples, in their order."""
+    """Group samples: (step, prompt index) -> its samples, in their order."""
     groups = dict[tuple[int, int], list[KeptSample]]()
     for sample in samples:
         groups.setdefault((sample.step, sample.prompt_index), []).append(sample)

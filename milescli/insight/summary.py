@@ -14,10 +14,10 @@ import numpy as np
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.events import PHASES
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.insight.memory import DeviceMemory, memory_of
 from milescli.insight.timeline import of_run
 from milescli.insight.verdict import read_verdict
@@ -30,7 +30,7 @@ SPREAD = 1.645
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """Seconds to the end, by the newest steps, evaluations among them."""
+    """Estimate of the seconds to the end, by the newest steps, evaluations included."""
 
     low_s: float
     mean_s: float
@@ -39,7 +39,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """A figure from its first step to its last."""
+    """The course of a figure from its first step to its last."""
 
     first: float
     """Of the first step that has it."""
@@ -51,7 +51,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """Part of a step, or of a run."""
+    """A part of a step, or of a run."""
 
     name: str
     seconds: float
@@ -61,7 +61,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Somebody had nothing to do."""
+    """Time in which somebody had nothing to do."""
 
     who: str
     for_whom: str
@@ -73,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All that one screen says of a run."""
+    """All that one screen shows of a run."""
 
     name: str
     state: str
@@ -120,7 +120,7 @@ class Summary:
 def summarize(
     run: RunDir, history: History, facts: RunFacts, *, now_s: float | None = None
 ) -> Summary:
-    """The summary of the run as it is now."""
+    """Summarize the run as it is now."""
     now_s = time.time() if now_s is None else now_s
     state = state_of(run, outcome=history.outcome)
     is_running = state == "running"
@@ -160,15 +160,16 @@ def summarize(
 
 
 def leading(history: History) -> History:
-    """Whose figures stand for the run: its own; of several adapters those of the one that is
-    furthest behind."""
+    """Return the history whose figures stand for the run: its own; of several adapters that of the
+    one that is furthest behind."""
     if not history.adapters:
         return history
     return min(history.adapters.values(), key=lambda own: own.share_done or 0.0)
 
 
 def phases_of(history: History) -> list[Phase]:
-    """Of the newest steps, in the order of a step; those that take nothing are left out."""
+    """Return the phases of the newest steps, in the order of a step; phases without time are left
+    out."""
     step_s = _recent(history, "time/step_s")
     if not step_s:
         return []
@@ -177,13 +178,13 @@ def phases_of(history: History) -> list[Phase]:
 
 
 def run_phases_of(history: History) -> list[Phase]:
-    """How long the run was in each of its phases; `share` is of all its attempts together."""
+    """Return how long the run was in each of its phases; `share` is of all attempts together."""
     spent = dict[str, float]()
     for one in of_run(history):
         spent[one.what] = spent.get(one.what, 0.0) + one.end_s - one.begin_s
     whole = sum(spent.values())
-    longest = sorted(spent.items(), key=lambda told: -told[1])
-    return [Phase(name=name, seconds=told, share=told / whole) for name, told in longest]
+    longest = sorted(spent.items(), key=lambda item: -item[1])
+    return [Phase(name=name, seconds=seconds, share=seconds / whole) for name, seconds in longest]
 
 
 def _left(history: History, facts: RunFacts) -> Left | None:
@@ -236,14 +237,14 @@ def _waits(history: History) -> list[Wait]:
     step_s = _recent(history, "time/step_s")
     if not step_s:
         return []
-    told = (
+    waits = (
         ("trainer", "rollout: samples to learn from", _recent(history, "time/rollout_s")),
         ("rollout", "training and publishing", _recent(history, "flow/idle_s")),
         ("publish", "running samples to end", _recent(history, "publish/wait_s")),
     )
     return [
         Wait(who=who, for_whom=whom, seconds=seconds, share=seconds / step_s)
-        for who, whom, seconds in told
+        for who, whom, seconds in waits
         if seconds and seconds > 0.01 * step_s
     ]
 
@@ -254,8 +255,8 @@ def _wanted_steps(facts: RunFacts) -> int | None:
 
 
 def _recent(history: History, name: str) -> float | None:
-    told = series.mean(series.recent(history.columns.get(name)))
-    return None if math.isnan(told) else told
+    mean = series.mean(series.recent(history.columns.get(name)))
+    return None if math.isnan(mean) else mean
 
 
 def _most(history: History, name: str) -> int | None:
@@ -268,8 +269,8 @@ def _since(began_s: float, now_s: float) -> float | None:
 
 
 def _saved(history: History, run: RunDir) -> int | None:
-    told = [one.step for one in history.told if one.kind == "CheckpointSaved"]
-    own = [step for step in told if step is not None]
+    saved = [one.step for one in history.notices if one.kind == "CheckpointSaved"]
+    own = [step for step in saved if step is not None]
     for name, adapter in history.adapters.items():
         if (step := _saved(adapter, RunDir(run.adapters_dir / name))) is not None:
             own.append(step)
@@ -282,7 +283,8 @@ appendix B; recomputation does not count."""
 
 
 def mfu_of(history: History, facts: RunFacts) -> float | None:
-    """Of the newest steps, 0 to 1; None where it is not known."""
+    """Return the model FLOPs utilization of the newest steps, 0 to 1; None where it is not
+    known."""
     costs, device = facts.manifest.get("token_flops"), facts.plan.get("forecast") or {}
     spec = next(
         (one for one in DEVICES.values() if one.name in str(device.get("device", ""))), None
@@ -305,6 +307,6 @@ def mfu_of(history: History, facts: RunFacts) -> float | None:
 
 
 def _mean_length(history: History) -> float:
-    """Mean tokens of a sequence, prompt and response."""
+    """Return the mean tokens of a sequence, prompt and response."""
     parts = ("rollout/prompt_tokens_mean", "rollout/response_tokens_mean")
     return sum(series.mean(series.recent(history.columns.get(part))) for part in parts)

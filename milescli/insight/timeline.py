@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from milescli.core.events import PHASES
-from milescli.insight.history import History
+from milescli.core.history import History
 
 _ACTOR = {
     "rollout": "rollout",
@@ -17,11 +17,12 @@ _ACTOR = {
     "publish": "weights",
 }
 """Who works in a phase, as the driver sees it."""
+STEP_ACTORS = frozenset(_ACTOR.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Somebody did something. Seconds since 1970."""
+    """What an actor did from one moment to another, seconds since 1970."""
 
     actor: str
     """rollout, trainer, driver, weights, evaluation, checkpoint; or a worker that was lost."""
@@ -33,7 +34,7 @@ class Interval:
 
 
 def of_steps(history: History, *, first: int, last: int) -> list[Interval]:
-    """The phases of the steps `first` to `last`. A phase that took no time is left out."""
+    """Return the phases of the steps `first` to `last`. A phase that took no time is left out."""
     columns = history.columns
     spent = {phase: columns.get(f"time/{phase}_s") for phase in PHASES}
     whole = columns.get("time/step_s")
@@ -55,8 +56,8 @@ def of_steps(history: History, *, first: int, last: int) -> list[Interval]:
 
 
 def of_run(history: History) -> list[Interval]:
-    """The phases of the whole run: start, warmup, check, train, eval, ...; the one that it is in
-    lasts until the newest record."""
+    """Return the phases of the whole run: start, warmup, check, train, eval, ...; the phase that it
+    is in lasts until the newest record."""
     spans = [(span.phase, span.begin_s, span.end_s) for span in history.spans]
     if history.phase and history.last_s > history.phase_s:
         spans.append((history.phase, history.phase_s, history.last_s))
@@ -67,8 +68,8 @@ def of_run(history: History) -> list[Interval]:
 
 
 def beside_steps(history: History) -> Iterable[Interval]:
-    """Evaluations, checkpoints, silences and healings. What was not ended yet lasts until the
-    newest record."""
+    """Yield evaluations, checkpoints and healings. What has not ended yet lasts until the newest
+    record."""
     for one in history.evaluations:
         yield Interval(
             actor="evaluation",
@@ -77,14 +78,14 @@ def beside_steps(history: History) -> Iterable[Interval]:
             end_s=one.time_s,
             step=one.step,
         )
-    for told in history.told:
-        if told.kind == "CheckpointSaved":
+    for notice in history.notices:
+        if notice.kind == "CheckpointSaved":
             yield Interval(
                 actor="checkpoint",
                 what="save",
-                begin_s=told.time_s - told.seconds,
-                end_s=told.time_s,
-                step=told.step,
+                begin_s=notice.time_s - notice.seconds,
+                end_s=notice.time_s,
+                step=notice.step,
             )
     for healing in history.healings:
         end_s = history.last_s if healing.replaced_s is None else healing.replaced_s

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.history import History
 from milescli.insight import series
 from milescli.insight.case import CEILING, LOSS, REWARD, Case, Finding, Level, Verdict, number
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.insight.samples import KeptSample, read_last, read_samples, sample_steps
 
 SAMPLE_STEPS = 3
@@ -90,7 +90,7 @@ def read_verdict(
 def _of_adapters(
     run: RunDir, history: History, *, facts: RunFacts, now_s: float | None, state: str | None
 ) -> Verdict:
-    told = {
+    verdicts = {
         name: read_verdict(
             RunDir(run.adapters_dir / name), own, facts=facts, now_s=now_s, state=state
         )
@@ -98,14 +98,14 @@ def _of_adapters(
     }
     findings = [
         replace(finding, title=f"{name}: {finding.title}")
-        for name, verdict in told.items()
+        for name, verdict in verdicts.items()
         for finding in verdict.findings
     ]
     findings.sort(key=lambda one: _ORDER.index(one.level))
-    learning = [verdict.is_learning for verdict in told.values()]
+    learning = [verdict.is_learning for verdict in verdicts.values()]
     return Verdict(
-        step=min((verdict.step for verdict in told.values()), default=0),
-        headline=" ".join(f"{name}: {verdict.headline}" for name, verdict in told.items()),
+        step=min((verdict.step for verdict in verdicts.values()), default=0),
+        headline=" ".join(f"{name}: {verdict.headline}" for name, verdict in verdicts.items()),
         is_learning=None if None in learning else all(learning),
         findings=tuple(findings),
     )
@@ -129,18 +129,20 @@ def _headline(
     what = _course(case)
     worst = next((one for one in findings if one.level is not Level.HINT), None)
     if is_learning is None and case.is_early(least=TOO_EARLY) and not case.is_at_ceiling:
-        told = f"Too early to say: {what}."
+        sentence = f"Too early to say: {what}."
     elif is_learning is None:
-        told = f"There is little left to learn: {what}."
+        sentence = f"There is little left to learn: {what}."
     elif is_learning:
-        told = f"It is learning: {what}."
+        sentence = f"It is learning: {what}."
     else:
-        told = f"It is not learning: {what}."
+        sentence = f"It is not learning: {what}."
     end = _BAD_ENDS.get(outcome or "", "")
     if worst is None:
-        return f"{told}{end}" if end or is_learning is False else f"{told} Nothing is wrong."
+        return (
+            f"{sentence}{end}" if end or is_learning is False else f"{sentence} Nothing is wrong."
+        )
     lead = "But" if is_learning else "First"
-    return f"{told} {lead}: {worst.title[0].lower()}{worst.title[1:]}.{end}"
+    return f"{sentence} {lead}: {worst.title[0].lower()}{worst.title[1:]}.{end}"
 
 
 def _before_steps(history: History, outcome: str | None) -> str:
@@ -161,14 +163,14 @@ def _course(case: Case) -> str:
     few = case.num_steps < TOO_EARLY
     first, last = (values[0], values[-1]) if few else (case.early(name), case.recent(name))
     count = f"{case.num_steps} step" + "s" * (case.num_steps != 1)
-    told = f"{word} {number(first)} → {number(last)} over {count}"
+    words = f"{word} {number(first)} → {number(last)} over {count}"
     found = history.evaluations
     if len(found) > 1:
-        told += f", held-out {_share(found[0].accuracy)} → {_share(found[-1].accuracy)}"
+        words += f", held-out {_share(found[0].accuracy)} → {_share(found[-1].accuracy)}"
     elif history.validations and len(history.validations) > 1:
         held = history.validations
-        told += f", held-out loss {number(held[0].loss)} → {number(held[-1].loss)}"
-    return told
+        words += f", held-out loss {number(held[0].loss)} → {number(held[-1].loss)}"
+    return words
 
 
 def _share(value: float) -> str:
@@ -178,20 +180,20 @@ def _share(value: float) -> str:
 
 def _facts(case: Case) -> list[str]:
     """What looks odd and is normal."""
-    told = list[str]()
+    facts = list[str]()
     if case.history.learns_from_rows or not case.num_steps:
-        return told
+        return facts
     losses = series.recent(case.column(LOSS))
     is_strict = case.facts.updates_per_step == 1 and case.facts.max_staleness == 0
     if is_strict and len(losses) and abs(losses).mean() < 0.05 and case.facts.plan:
-        told.append(
+        facts.append(
             "The loss is near 0, and that is normal: at strictly on-policy steps the ratio is 1 "
             "and advantages of a group add up to 0. Look at the reward."
         )
     entropy = case.recent("train/entropy")
     if entropy < 0.1 and case.is_at_ceiling:
-        told.append(
+        facts.append(
             f"Entropy is low ({number(entropy)}) and the reward is at least {CEILING}: it is sure "
             "because it is right."
         )
-    return told
+    return facts

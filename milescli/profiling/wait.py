@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from milescli.checkpoint.run_dir import STEP_EVENTS, RunDir, step_done
+from milescli.checkpoint.run_dir import RunDir, step_done
 from milescli.checkpoint.run_lock import is_locked, state_of
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.files import last_records
+from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_duration
 from milescli.plan.types import Plan
 from milescli.profiling import request as files

@@ -19,7 +19,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u206
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSample:
-    """One attempt."""
+    """One sample as a report shows it."""
 
     word: str
     """best, worst, or sample where all are equal."""
@@ -30,9 +30,10 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownStep:
-    """Of one step."""
+    """The best and the worst sample of one group of a step."""
 
     step: int
+    prompt_index: int
     prompt: str
     label: str
     """Empty where none is known."""
@@ -42,7 +43,7 @@ class ShownStep:
 
 
 def chosen_steps(run: RunDir) -> list[ShownStep]:
-    """Nothing where no samples were kept."""
+    """Choose samples of the first, a middle and the last step; none where none were kept."""
     steps = sample_steps(run)
     places = sorted({0, len(steps) // 2, len(steps) - 1}) if steps else []
     shown = (_of_step(steps[place], read_samples(run, steps[place])) for place in places)
@@ -62,6 +63,7 @@ def _of_step(step: int, samples: Sequence[KeptSample]) -> ShownStep | None:
     label = group[0].record.get("label")
     return ShownStep(
         step=step,
+        prompt_index=group[0].prompt_index,
         prompt=shown_text(group[0].prompt),
         label="" if label is None else shown_text(str(label)),
         rewards=[_reward(sample) for sample in group if sample.reward is not None],
@@ -87,7 +89,7 @@ def _spread(group: Sequence[KeptSample]) -> float:
 
 
 def shown_text(text: str) -> str:
-    """Without tokens and homes, without control characters, and not too long."""
+    """Return the text without tokens, homes and control characters, and not too long."""
     text = _CONTROL.sub("\ufffd", without_private(text))
     if len(text) <= MAX_CHARACTERS:
         return text

@@ -4,15 +4,21 @@ its uncertainty."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.report.charts import column
 from milescli.report.evaluations import asked_by, evaluation_files, rewards_by_prompt
-from milescli.report.formats import INTERVAL, NOTHING
-from milescli.report.records import data_words
+from milescli.report.formats import (
+    INTERVAL,
+    NOTHING,
+    accuracy,
+    duration,
+    figure,
+    per_second,
+    steps,
+)
 from milescli.report.series import (
     FEWEST_STEPS,
     MeanDifference,
@@ -34,7 +40,7 @@ OF_REWARD = ("rollout.reward", "rollout.reward_model", "rollout.generative", "ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differing:
-    """One thing."""
+    """One setting in which two runs differ."""
 
     what: str
     """recipe, plan, versions, machine or data."""
@@ -44,10 +50,10 @@ class Differing:
 
 
 def differences(a: Subject, b: Subject) -> list[Differing]:
-    """The recipe first; nothing where the two are alike."""
+    """List what differs, the recipe first; empty where the two are alike."""
     found = [
         *_of("recipe", _keys(a), _keys(b)),
-        *_of("data", data_words(a), data_words(b)),
+        *_of("data", a.data_words(), b.data_words()),
         *_of("versions", a.versions(), b.versions()),
         *_of("machine", {"machine": a.machine or NOTHING}, {"machine": b.machine or NOTHING}),
         *_of("plan", _decided(a), _decided(b)),
@@ -56,7 +62,7 @@ def differences(a: Subject, b: Subject) -> list[Differing]:
 
 
 def rewards_differ(found: list[Differing]) -> list[str]:
-    """Keys by which the rewards of the two mean something else."""
+    """Return the recipe keys by which the rewards of the two runs mean something else."""
     return [
         one.name
         for one in found
@@ -89,7 +95,7 @@ NO_DIFFERENCE = "no difference that the data can show"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """One set of prompts that both were asked."""
+    """The results of two runs on one set of prompts that both were asked."""
 
     set: str
     """heldout: the runs' own."""
@@ -111,7 +117,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pair:
-    """Samples of either run, of one set."""
+    """The files of samples of either run, of one set."""
 
     steps: tuple[int, int]
     files: tuple[Path, Path]
@@ -119,8 +125,8 @@ class _Pair:
 
 
 def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldOut]:
-    """Of each set that both have evaluated, the runs' own prompts first: at the last step at which
-    both were asked alike, else at the last of each."""
+    """Compare each set that both have evaluated, the runs' own prompts first: at the last step at
+    which both were asked alike, else at the last of each."""
     of_a, of_b = evaluation_files(a.run), evaluation_files(b.run)
     recipes = a.facts.recipe, b.facts.recipe
     pairs = {
@@ -134,11 +140,11 @@ def held_out_of(a: Subject, b: Subject, *, names: tuple[str, str]) -> list[HeldO
 def _chosen(of_a: Files, of_b: Files, *, recipes: Sequence[Mapping[str, Any]]) -> _Pair:
     common = [(step, step) for step in sorted(of_a.keys() & of_b.keys(), reverse=True) if step]
     pairs = []
-    for steps in [*common, (max(of_a), max(of_b))]:  # at step 0 nothing was learned
-        files = of_a[steps[0]], of_b[steps[1]]
+    for at in [*common, (max(of_a), max(of_b))]:  # at step 0 nothing was learned
+        files = of_a[at[0]], of_b[at[1]]
         one, other = map(asked_by, files, recipes)
         otherwise = [key for key in one if one[key] != other[key]]
-        pairs.append(_Pair(steps=steps, files=files, asked_otherwise=otherwise))
+        pairs.append(_Pair(steps=at, files=files, asked_otherwise=otherwise))
     return next((pair for pair in pairs if not pair.asked_otherwise), pairs[0])
 
 
@@ -188,7 +194,7 @@ _BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveComparison:
-    """Reward (or loss) over the steps that both have done."""
+    """Reward (or loss) of two runs over the steps that both have done."""
 
     name: str
     """Of metrics.jsonl."""
@@ -213,7 +219,7 @@ class CurveComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Seconds of a step, A by B: under 1 A is faster."""
+    """Seconds of a step of A over those of B: below 1 A is faster."""
 
     ratio: float
     """Geometric mean over the common steps; of few steps that of the medians."""
@@ -225,7 +231,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """All of it."""
+    """All that is said of two runs."""
 
     a: Subject
     b: Subject
@@ -241,12 +247,12 @@ class RunsCompared:
 
     @property
     def has_rows(self) -> bool:
-        """One of them learns from rows, so that its loss says how it goes."""
+        """True if one of them learns from rows, so that its loss says how it goes."""
         return self.a.learns_from_rows or self.b.learns_from_rows
 
     @property
     def headline(self) -> str:
-        """A sentence or two, without figures."""
+        """Return a sentence or two, without figures."""
         parts = [one.short for one in self.held_out[:1]]
         parts += [self.curve.short] if self.curve is not None else []
         if parts:
@@ -257,7 +263,7 @@ class RunsCompared:
 
     @property
     def is_seen(self) -> bool:
-        """Some difference is more than chance."""
+        """True if some difference is more than chance."""
         p_values = [one.difference.p_value for one in self.held_out[:1] if not one.asked_otherwise]
         if self.curve is not None and self.curve.difference is not None:
             p_values.append(self.curve.difference.p_value)
@@ -265,13 +271,13 @@ class RunsCompared:
 
     @property
     def sentences(self) -> list[str]:
-        """With figures: held-out prompts, curve, speed."""
+        """Return the sentences with figures: held-out prompts, curve, speed."""
         parts = [*self.held_out, self.curve, self.speed]
         return [one.sentence for one in parts if one is not None]
 
 
 def compare(a: Subject, b: Subject) -> RunsCompared:
-    """A against B."""
+    """Compare run A with run B."""
     same = a.name == b.name
     names = (f"{a.name} (A)", f"{b.name} (B)") if same else (a.name, b.name)
     differing = differences(a, b)
@@ -373,4 +379,64 @@ def _speed(a: Subject, b: Subject, *, names: tuple[str, str]) -> Speed | None:
 
 
 def _by_step(subject: Subject, name: str) -> Mapping[int, float]:
-    return {int(step): value for step, value in column(subject.history, name)}
+    return dict(subject.points(name))
+
+
+ALIKE = "Recipe, data, versions, machine and plan are alike."
+
+
+def compare_figures(compared: RunsCompared) -> dict[str, Any]:
+    """Return the comparison as JSON values, for programs."""
+    return {
+        "a": compared.a_name,
+        "b": compared.b_name,
+        "headline": compared.headline,
+        "differing": [asdict(one) for one in compared.differing],
+        "curve": None if compared.curve is None else asdict(compared.curve),
+        "held_out": [asdict(one) for one in compared.held_out],
+        "speed": None if compared.speed is None else asdict(compared.speed),
+        "notes": list(compared.notes),
+    }
+
+
+def figure_rows(compared: RunsCompared) -> Iterator[tuple[str, str, str]]:
+    """Yield rows of a table: what, of the first run, of the second."""
+    both = compared.a.summary, compared.b.summary
+    yield ("step", *map(steps, both))
+    for word, courses, form in (
+        ("reward", [one.reward for one in both], figure),
+        ("loss", [one.loss for one in both] if compared.has_rows else [], figure),
+        ("accuracy", [one.accuracy for one in both], accuracy),
+    ):
+        if any(courses):
+            yield (f"{word}, last", *(form(one.last) if one else NOTHING for one in courses))
+            yield (f"{word}, best", *(form(one.best) if one else NOTHING for one in courses))
+    for one in compared.held_out:
+        yield (
+            f"{one.set}, {one.difference.num_prompts:,} shared prompts",
+            f"{accuracy(one.a_accuracy)} (step {one.a_step})",
+            f"{accuracy(one.b_accuracy)} (step {one.b_step})",
+        )
+    if (curve := compared.curve) is not None:
+        yield (
+            f"mean {curve.word} of {curve.num_steps:,} common steps",
+            figure(curve.a_area),
+            figure(curve.b_area),
+        )
+        if curve.level is not None:
+            yield (
+                f"step that reaches {curve.word} {figure(curve.level)}",
+                _step(curve.a_reached),
+                _step(curve.b_reached),
+            )
+    yield ("took", *(duration(one.elapsed_s) for one in both))
+    for what, speeds in (
+        ("rollout", [one.rollout_tokens_per_s for one in both]),
+        ("train", [one.train_tokens_per_s for one in both]),
+    ):
+        if any(speeds):
+            yield (f"{what} tokens/s", *map(per_second, speeds))
+
+
+def _step(step: int | None) -> str:
+    return NOTHING if step is None else f"{step:,}"

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.rollout.evaluation.statistics import Estimate, estimated
 
 MAX_SHOWN = 12
@@ -28,7 +28,7 @@ _SETTINGS = ("eval.temperature", "eval.top_p", "eval.samples_per_prompt", "eval.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownEvaluation:
-    """One of the run's own."""
+    """One of the run's own evaluations, with its interval."""
 
     step: int
     accuracy: float
@@ -54,7 +54,7 @@ class ShownSet:
 
 
 def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
-    """By step, MAX_SHOWN at most."""
+    """Return the run's own evaluations by step, at most MAX_SHOWN of them."""
     done = sorted(history.evaluations, key=lambda one: one.step)
     if len(done) > MAX_SHOWN:
         places = {round(n * (len(done) - 1) / (MAX_SHOWN - 1)) for n in range(MAX_SHOWN)}
@@ -77,13 +77,13 @@ def evaluations_of(run: RunDir, history: History) -> list[ShownEvaluation]:
 
 
 def _are_of(rewards: Sequence[float], accuracy: float) -> bool:
-    """The samples that are there are those whose accuracy the run told."""
+    """True if these are the rewards of the samples whose accuracy the event has."""
     return len(rewards) > 1 and abs(fmean(rewards) - accuracy) < _ROUNDING
 
 
 def asked_by(file: Path, recipe: Mapping[str, Any]) -> dict[str, object]:
-    """The settings of an evaluation that its figures depend on: of `miles eval` those that it
-    wrote beside the samples, else those of the run's recipe."""
+    """Return the settings that an evaluation's figures depend on: those that `miles eval` wrote
+    beside the samples, else those of the run's recipe."""
     try:
         settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))["settings"]
         return {key: settings.get(key) for key in _SETTINGS}
@@ -112,8 +112,8 @@ def rewards_by_prompt(file: Path) -> dict[str, float]:
 
 
 def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
-    """Name of the set -> step -> its samples; the set of the run's own held-out prompts has an
-    empty name."""
+    """Return the files of samples: set -> step -> file. The set of the run's own held-out prompts
+    has an empty name."""
     files = dict[str, dict[int, Path]]()
     for file in sorted(run.eval_dir.glob("**/step_*.jsonl")):
         number = file.stem.removeprefix("step_")
@@ -124,7 +124,7 @@ def evaluation_files(run: RunDir) -> dict[str, dict[int, Path]]:
 
 
 def sets_of(run: RunDir) -> list[ShownSet]:
-    """What `miles eval` kept, by set and step. A file that cannot be read is left out."""
+    """Read the results of `miles eval`, by set and step. A file that cannot be read is left out."""
     found = (_set(file) for file in sorted(run.eval_dir.glob("**/step_*.json")))
     kept = [one for one in found if one is not None]
     return sorted(kept, key=lambda one: (one.set, one.step))

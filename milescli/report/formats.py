@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from milescli import __version__
 from milescli.core.private import without_paths
-from milescli.core.units import format_bytes, format_count, format_duration
+from milescli.core.units import format_count, format_duration
 from milescli.insight.case import Finding
 from milescli.insight.summary import Summary
 from milescli.rollout.evaluation.statistics import LEVEL, Estimate
@@ -18,7 +18,7 @@ INTERVAL = f"{LEVEL:.0%} interval"
 
 
 def figure(value: float | None) -> str:
-    """0.8125 -> 0.812; 12 -> 12; 3.1e-05; - where there is none."""
+    """Format a number: 0.8125 -> 0.812; 12 -> 12; 3.1e-05; - where there is none."""
     if value is None or not math.isfinite(value):
         return NOTHING
     if value == int(value) and abs(value) < 1e6:
@@ -29,54 +29,49 @@ def figure(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """0.412 -> 41.2%"""
+    """Format a share: 0.412 -> 41.2%"""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.1%}"
 
 
 def accuracy(value: float | None) -> str:
-    """A share as one; a reward that is none as a figure."""
+    """Format an accuracy as a share; a reward that is no share as a number."""
     return share(value) if value is not None and 0.0 <= value <= 1.0 else figure(value)
 
 
 def interval(estimate: Estimate | None) -> str:
-    """38.1% to 47.2%; empty where there is none."""
+    """Format the ends of an interval: 38.1% to 47.2%; empty where there is none."""
     return "" if estimate is None else f"{accuracy(estimate.low)} to {accuracy(estimate.high)}"
 
 
 def duration(seconds: float | None) -> str:
-    """1 m 15 s"""
+    """Format seconds: 1 m 15 s"""
     return NOTHING if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
-def size(size_bytes: float | None) -> str:
-    """1.5 KiB"""
-    return NOTHING if size_bytes is None else format_bytes(size_bytes)
-
-
 def per_second(value: float | None) -> str:
-    """12.3k"""
+    """Format a rate: 12.3k"""
     return NOTHING if value is None or not math.isfinite(value) else format_count(value)
 
 
 def moment(seconds: float | None) -> str:
-    """2026-11-25 22:14 UTC, of seconds since 1970"""
+    """Format a moment, seconds since 1970: 2026-11-25 22:14 UTC"""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def seen(finding: Finding) -> str:
-    """entropy rose from 0.5 to 3.17 nats a token (steps 65 to 80)."""
+    """Describe a finding: entropy rose from 0.5 to 3.17 nats a token (steps 65 to 80)."""
     where = f" (steps {finding.steps[0]} to {finding.steps[1]})" if finding.steps else ""
     return f"{without_paths(finding.evidence)}{where}."
 
 
 def made_by(made_s: float) -> str:
-    """Made by miles 0.1.0 at 2026-11-25 22:14 UTC."""
+    """Say who made a report and when: Made by miles 0.1.0 at 2026-11-25 22:14 UTC."""
     return f"Made by miles {__version__} at {moment(made_s)}."
 
 
 def steps(summary: Summary) -> str:
-    """12 of 30"""
+    """Count the steps that are done: 12 of 30"""
     wanted = f" of {summary.num_steps:,}" if summary.num_steps else ""
     return f"{summary.step:,}{wanted}"

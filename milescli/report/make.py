@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,25 +13,21 @@ from typing import Any
 from milescli.checkpoint.run_dir import open_run
 from milescli.core.errors import MachineError, MilesError, unreadable
 from milescli.core.private import without_paths
-from milescli.report import frame, markdown
-from milescli.report.charts import column
-from milescli.report.compare import compare
-from milescli.report.compare_page import compare_figures, compare_markdown, compare_page
-from milescli.report.markdown import run_markdown
-from milescli.report.run_page import run_page
+from milescli.report.compare import RunsCompared, compare, compare_figures
+from milescli.report.markdown import MARK
 from milescli.report.subject import Subject, read_subject
 
 
 def run_figures(subject: Subject) -> dict[str, Any]:
-    """Everything that is counted or decided; samples and recipe keys as they are shown."""
-    curve = column(subject.history, subject.curve)
+    """Return everything that a report counts or decides, with its samples and recipe keys."""
+    curve = subject.points(subject.curve)
     return {
         "run": subject.name,
         "state": subject.summary.state,
-        "summary": _clean(asdict(subject.summary)),
+        "summary": without_places(asdict(subject.summary)),
         "curve": {
             "name": subject.curve,
-            "steps": [int(step) for step, _ in curve],
+            "steps": [step for step, _ in curve],
             "values": [value for _, value in curve],
         },
         "evaluations": [asdict(one) for one in subject.evaluations],
@@ -48,32 +44,34 @@ def run_figures(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _clean(value: Any) -> Any:
-    """Without places of the machine, at any depth."""
+def without_places(value: Any) -> Any:
+    """Return a JSON value without places of the machine, tokens and logins, at any depth."""
     if isinstance(value, str):
         return without_paths(value)
     if isinstance(value, Mapping):
-        return {name: _clean(item) for name, item in value.items()}
+        return {name: without_places(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [without_places(item) for item in value]
     return value
 
 
 HTML, MARKDOWN = (".html", ".htm"), (".md", ".markdown")
 """Ends of names."""
-_MARKS = (frame.MARK.encode(), markdown.MARK.encode())
+HTML_MARK = '<meta name="generator" content="miles report">'
+"""By which an HTML file of ours is known."""
+_MARKS = (HTML_MARK.encode(), MARK.encode())
 _HEAD_BYTES = 4096
 """In which a mark of ours stands."""
 
 
 def is_html(file: Path) -> bool:
-    """By its name; else it is Markdown."""
+    """True if the name of the file ends as that of HTML; else the file is Markdown."""
     return file.suffix.lower() in HTML
 
 
 def require_writable(file: Path, *, force: bool) -> None:
-    """Raises MilesError where something else lies there, MachineError where nothing can be written.
-    Asked before anything is read, and again by `write`."""
+    """Raise MilesError where another kind of file lies there, MachineError where nothing can be
+    written. Called before anything is read, and again by `write`."""
     try:
         is_there, is_file, has_folder = file.exists(), file.is_file(), file.parent.is_dir()
     except OSError as error:  # of a folder that this user may not enter, or of a name too long
@@ -100,7 +98,7 @@ def require_writable(file: Path, *, force: bool) -> None:
 
 
 def write(file: Path, text: str, *, force: bool) -> None:
-    """All of it or nothing; who may read a file that is there may read the new one. Raises as
+    """Write all of the text or nothing; a file that is replaced keeps its rights. Raises as
     `require_writable`."""
     require_writable(file, force=force)
     target = file.resolve()
@@ -135,7 +133,7 @@ def _is_ours(file: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What was made."""
+    """A report, and what it says."""
 
     text: str
     """HTML or Markdown."""
@@ -145,11 +143,12 @@ class Reported:
     """For programs."""
 
 
-def report_run(folder: Path, *, html: bool) -> Reported:
-    """Of one run. Raises MachineError where its files may not be read."""
+def report_run(folder: Path, *, form: Callable[[Subject], str]) -> Reported:
+    """Report on one run; `form` writes the text. Raises MachineError where its files may not be
+    read."""
     subject = _read(folder)
     return Reported(
-        text=run_page(subject) if html else run_markdown(subject),
+        text=form(subject),
         sentence=subject.verdict.headline,
         figures=run_figures(subject),
     )
@@ -166,11 +165,11 @@ def _read(folder: Path) -> Subject:
         raise unreadable(folder, error, what="run") from error
 
 
-def compare_runs(folder: Path, other: Path, *, html: bool) -> Reported:
-    """Of two runs, the first less the second. Raises as `report_run`."""
+def compare_runs(folder: Path, other: Path, *, form: Callable[[RunsCompared], str]) -> Reported:
+    """Compare two runs, the first less the second. Raises as `report_run`."""
     compared = compare(_read(folder), _read(other))
     return Reported(
-        text=compare_page(compared) if html else compare_markdown(compared),
+        text=form(compared),
         sentence=compared.headline,
         figures=compare_figures(compared),
     )

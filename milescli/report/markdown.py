@@ -1,5 +1,5 @@
-"""The Markdown report of one run, short enough for a pull request: verdict, tables, sparklines as
-text, two samples. Pure."""
+"""The Markdown report of one run, and that of two compared, short enough for a pull request:
+verdict, tables, sparklines as text, two samples. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from html import escape
 
 from milescli.console.theme import sparkline
 from milescli.core.private import without_paths
-from milescli.insight.case import Verdict
-from milescli.report.charts import column
+from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.report.chosen_samples import ShownStep
+from milescli.report.compare import ALIKE, RunsCompared, figure_rows
 from milescli.report.formats import (
     INTERVAL,
     accuracy,
@@ -24,7 +24,6 @@ from milescli.report.formats import (
     share,
     steps,
 )
-from milescli.report.records import data_words
 from milescli.report.subject import Subject
 
 MARK = "<!-- miles report -->"
@@ -34,7 +33,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>&|~])")
 
 
 def run_markdown(subject: Subject) -> str:
-    """A whole file."""
+    """Return the Markdown file of one run."""
     parts = [
         MARK,
         f"## {text(subject.name)}",
@@ -86,7 +85,7 @@ def _figures(subject: Subject) -> Iterator[tuple[str, str]]:
         yield "MFU", share(summary.mfu)
     if summary.restarts:
         yield "restarts", str(summary.restarts)
-    for name, words in data_words(subject).items():
+    for name, words in subject.data_words().items():
         yield f"data: {name}", text(words)
 
 
@@ -101,7 +100,7 @@ def _curves(subject: Subject) -> Iterator[str]:
     )
     rows = []
     for name, word in names:
-        values = [value for _, value in column(subject.history, name)]
+        values = [value for _, value in subject.points(name)]
         if any(values) and (word != "loss" or subject.learns_from_rows):
             drawn = f"`{sparkline(values, _SPARK)}`"
             rows.append((word, figure(values[0]), drawn, figure(values[-1])))
@@ -112,7 +111,7 @@ def _curves(subject: Subject) -> Iterator[str]:
 def _adapters(subject: Subject) -> Iterator[str]:
     rows = []
     for one in subject.adapters:
-        values = [value for _, value in column(one.history, one.curve)]
+        values = [value for _, value in one.points(one.curve)]
         rows.append(
             (
                 text(one.history.name),
@@ -176,13 +175,61 @@ def _recipe(subject: Subject) -> Iterator[str]:
     yield _folded(f"{len(chosen)} keys of the recipe are set", table(["key", "value", "by"], rows))
 
 
+_COMPARED = (
+    (REWARD, "Reward"),
+    (LOSS, "Loss"),
+    ("train/entropy", "Entropy"),
+    ("rollout/response_tokens_mean", "Tokens of a response"),
+)
+"""Curves of two runs as sparklines; the first three that both may have."""
+
+
+def compare_markdown(compared: RunsCompared) -> str:
+    """Return the Markdown file of a comparison."""
+    rows = [[text(cell) for cell in row] for row in figure_rows(compared)]
+    parts = [
+        MARK,
+        f"## {text(compared.a_name)} and {text(compared.b_name)}",
+        f"**{text(compared.headline)}**",
+        *(text(sentence) for sentence in compared.sentences),
+        table(["", text(compared.a_name), text(compared.b_name)], rows),
+        *_sparks(compared),
+        table(
+            ["differs", "", text(compared.a_name), text(compared.b_name)],
+            [(one.what, code(one.name), code(one.a), code(one.b)) for one in compared.differing],
+        )
+        if compared.differing
+        else ALIKE,
+        text(" ".join(compared.notes)),
+        f"**{text(compared.a_name)}**: {text(compared.a.verdict.headline)}",
+        f"**{text(compared.b_name)}**: {text(compared.b.verdict.headline)}",
+        made_by(compared.a.made_s),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _sparks(compared: RunsCompared) -> Iterator[str]:
+    curves = [one for one in _COMPARED if compared.has_rows or one[0] != LOSS]
+    rows, both = [], (compared.a, compared.b)
+    for name, title in curves[:3]:
+        values = [[y for _, y in subject.points(name)] for subject in both]
+        flat = [y for one in values for y in one]
+        if any(flat):
+            low, high = min(flat), max(flat)
+            drawn = (sparkline(one, _SPARK, low=low, high=high) for one in values)
+            rows.append((title, *(f"`{line}`" if line else "" for line in drawn)))
+    if rows:
+        names = (text(compared.a_name), text(compared.b_name))
+        yield table(["over steps", *names], rows)
+
+
 def _folded(summary: str, inside: str) -> str:
-    """Behind a click, where Markdown is shown by GitHub."""
+    """Put text behind a click, where GitHub shows the Markdown."""
     return f"<details>\n<summary>{escape(summary)}</summary>\n\n{inside}\n\n</details>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are Markdown already."""
+    """Return a table, of cells that are Markdown already."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 
@@ -192,13 +239,13 @@ def _cell(cell: str) -> str:
 
 
 def text(content: str) -> str:
-    """As it stands: no markup, no entity, and nobody and no issue is called."""
+    """Return plain text as Markdown: no markup, no entity, and nobody and no issue is called."""
     plain = _SPECIAL.sub(r"\\\1", " ".join(content.split()))
     return re.sub("[@#]", r"\g<0>&#8203;", plain)  # a backslash alone hides neither from GitHub
 
 
 def code(content: str) -> str:
-    """In a code span within a table, whatever is in it."""
+    """Return a code span for a table, whatever is in it."""
     content = " ".join(content.split()).replace("|", "\\|")
     ticks = _ticks(content, least=1)
     pad = " " if content.startswith("`") or content.endswith("`") or not content else ""
@@ -206,11 +253,11 @@ def code(content: str) -> str:
 
 
 def fenced(content: str) -> str:
-    """A block of code, whatever is in it."""
+    """Return a block of code, whatever is in it."""
     ticks = _ticks(content, least=3)
     return f"{ticks}text\n{content}\n{ticks}"
 
 
 def _ticks(content: str, *, least: int) -> str:
-    """More than stand one behind the other anywhere in it."""
+    """Return more backticks than stand one behind the other anywhere in the text."""
     return "`" * max([least, *(1 + len(run) for run in re.findall("`+", content))])

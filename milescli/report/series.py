@@ -32,8 +32,8 @@ _MOST_TERMS = 400
 
 
 def two_sided_p(t: float, freedom: int) -> float:
-    """The chance of a |t| as large as this: I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz and
-    Stegun 1964, 26.7.1)."""
+    """Return the chance of a |t| as large as this: I_x(v/2, 1/2) with x = v / (v + t^2) (Abramowitz
+    and Stegun 1964, 26.7.1)."""
     if t * t < freedom:  # else a chance near 1 loses its digits
         return 1 - _beta_share(t * t / (freedom + t * t), 0.5, freedom / 2)
     return _beta_share(freedom / (freedom + t * t), freedom / 2, 0.5)
@@ -41,7 +41,7 @@ def two_sided_p(t: float, freedom: int) -> float:
 
 @cache
 def t_quantile(share: float, freedom: int) -> float:
-    """The t under which `share` of all lie, above one half."""
+    """Return the t below which `share` of all lie; `share` is above one half."""
     assert 0.5 < share < 1, share
     low, high = 0.0, 1.0
     while 1 - two_sided_p(high, freedom) / 2 < share:
@@ -97,7 +97,7 @@ MOST_ALIKE = 0.97
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanDifference:
-    """Of A less B, mean over the steps that both have done."""
+    """The mean difference of A and B over the steps that both have done."""
 
     value: float
     low: float
@@ -109,18 +109,19 @@ class MeanDifference:
 
     @property
     def is_seen(self) -> bool:
-        """Chance alone would seldom show it."""
+        """True if chance alone would seldom show such a difference."""
         return self.p_value < 1 - LEVEL
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float]) -> tuple[list[int], list[float]]:
-    """(steps that both have, A less B at each), ascending."""
+    """Return (steps that both have, A less B at each), ascending."""
     steps = sorted(step for step in a.keys() & b.keys() if math.isfinite(a[step] - b[step]))
     return steps, [a[step] - b[step] for step in steps]
 
 
 def mean_difference(gains: Sequence[float]) -> MeanDifference | None:
-    """`gains`: A less B at each step, in order. None where there are fewer than FEWEST_STEPS."""
+    """Test the mean of `gains`, A less B at each step in order. None where there are fewer than
+    FEWEST_STEPS."""
     num = len(gains)
     if num < FEWEST_STEPS:
         return None
@@ -161,7 +162,7 @@ def _waves(series: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 
 
 def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
-    """Under the curve by trapezoids, as a mean height: over the steps alone, at least one."""
+    """Return the area under the curve by trapezoids, as a mean height over at least one step."""
     if len(steps) == 1:
         return values[steps[0]]
     parts = (
@@ -171,8 +172,8 @@ def area(values: Mapping[int, float], steps: Sequence[int]) -> float:
 
 
 def trailing(values: Mapping[int, float]) -> dict[int, float]:
-    """Mean of each step and those before it, a tenth of all, of one step at least: a curve that a
-    threshold can be held against."""
+    """Return the mean of each step and those before it, over a tenth of all steps and at least one:
+    a curve to compare with a threshold."""
     steps = sorted(values)
     width = max(1, len(steps) // 10)
     sums = np.convolve([values[step] for step in steps], np.ones(width))[: len(steps)]
@@ -181,7 +182,7 @@ def trailing(values: Mapping[int, float]) -> dict[int, float]:
 
 
 def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | None:
-    """The first step whose trailing mean is at the level or better; None where none is."""
+    """Return the first step whose trailing mean is at the level or better; None where none is."""
     smooth = trailing(values)
     return next(
         (
@@ -194,8 +195,8 @@ def reached(values: Mapping[int, float], level: float, *, rises: bool) -> int | 
 
 
 def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool) -> float | None:
-    """What both reach: nine tenths of the way from where they begin to the worse of their ends.
-    None where one of them gets no better."""
+    """Return a level that both reach: nine tenths of the way from where they begin to the worse of
+    their ends. None where one of them gets no better."""
     smooth = [trailing(one) for one in (a, b)]
     begins = [one[min(one)] for one in smooth]
     ends = [one[max(one)] for one in smooth]
@@ -206,5 +207,5 @@ def common_level(a: Mapping[int, float], b: Mapping[int, float], *, rises: bool)
 
 
 def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """None where either has nothing."""
+    """Return the ratio of the medians; None where either series is empty."""
     return median(a) / median(b) if a and b and median(b) > 0 else None

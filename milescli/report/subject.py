@@ -15,10 +15,10 @@ import yaml
 
 from milescli.autopsy.why import Memory, read_memory
 from milescli.checkpoint.run_dir import RunDir
+from milescli.core.history import History
 from milescli.core.private import without_paths, without_secrets_in
 from milescli.insight.case import LOSS, REWARD, Verdict
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.history import History
 from milescli.insight.reader import read_history
 from milescli.insight.summary import Summary, summarize
 from milescli.report.chosen_samples import ShownStep, chosen_steps
@@ -26,11 +26,12 @@ from milescli.report.evaluations import ShownEvaluation, ShownSet, evaluations_o
 from milescli.report.formats import steps
 
 _DEFAULT = "default"
+_CHECKSUM_LETTERS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKey:
-    """One key of a recipe."""
+    """One key of a recipe, as a report shows it."""
 
     name: str
     """Dotted: train.optimizer.lr"""
@@ -41,12 +42,12 @@ class ShownKey:
 
     @property
     def is_set(self) -> bool:
-        """By somebody, in place of the default."""
+        """True if somebody set the key in place of its default."""
         return self.origin != _DEFAULT
 
 
 def read_keys(file: Path) -> list[ShownKey]:
-    """In the file's order; nothing where it cannot be read."""
+    """Read the keys of a resolved recipe in the order of the file; none where it cannot be read."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -81,13 +82,13 @@ def _shown(name: str, text: str) -> str:
 
 
 def _origin(comment: str) -> str:
-    """Who set it. What stood behind `--set KEY=` is the value, which may be a secret."""
+    """Return who set a key. What stood behind `--set KEY=` is the value, which may be a secret."""
     return "--set" if comment.startswith("--set ") else without_paths(comment) or _DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One run, or one of several adapters."""
+    """All that a report says of one run, or of one of its adapters."""
 
     run: RunDir
     history: History
@@ -108,31 +109,31 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The run's."""
+        """Return the name of the run."""
         return self.run.full_name
 
     @property
     def verdict(self) -> Verdict:
-        """Is it learning, and if not, why?"""
+        """Return whether the run is learning, and what is wrong."""
         return self.summary.verdict
 
     @property
     def progress(self) -> str:
-        """done, step 12 of 30"""
+        """Return how far the run is: done, step 12 of 30"""
         return f"{self.summary.state}, step {steps(self.summary)}"
 
     @property
     def curve(self) -> str:
-        """Name in metrics.jsonl of what is to get better."""
+        """Return the name in metrics.jsonl of the figure that is to get better."""
         return LOSS if self.learns_from_rows else REWARD
 
     @property
     def learns_from_rows(self) -> bool:
-        """SFT, DPO and others without rollout."""
+        """True for SFT, DPO and other runs without rollout."""
         return self.history.learns_from_rows
 
     def versions(self) -> dict[str, str]:
-        """miles, its commit and packages -> version."""
+        """Return the versions of miles, its commit and its packages, by name."""
         manifest = self.facts.manifest
         packages = manifest.get("packages")
         versions = {
@@ -145,11 +146,11 @@ class Subject:
 
     @property
     def machine(self) -> str:
-        """What it ran on; empty where that is not known."""
+        """Return the machine that the run was on; empty where that is not known."""
         return without_paths(str(self.facts.manifest.get("machine", "")))
 
     def decisions(self) -> list[dict[str, str]]:
-        """Of the plan, each with key, value and reason."""
+        """Return the plan's decisions, each with key, value and reason."""
         decisions = self.facts.plan.get("decisions")
         return [
             {name: without_paths(str(one.get(name, ""))) for name in ("key", "value", "reason")}
@@ -158,7 +159,7 @@ class Subject:
         ]
 
     def data(self) -> dict[str, dict[str, Any]]:
-        """prompts, eval, ... -> what the manifest says of the file."""
+        """Return what the manifest says of each file of data, by prompts, eval, ..."""
         data = self.facts.manifest.get("data")
         return (
             {name: one for name, one in data.items() if isinstance(one, dict)}
@@ -166,9 +167,25 @@ class Subject:
             else {}
         )
 
+    def data_words(self) -> dict[str, str]:
+        """Describe each file of data: prompts -> sums.jsonl, 8,192 rows, sha256 b376645265a214f1"""
+        described = {}
+        for name, one in self.data().items():
+            words = [str(one.get("path", "")).rpartition("/")[2]]
+            if isinstance(one.get("num_rows"), int):
+                words.append(f"{one['num_rows']:,} rows")
+            if one.get("sha256"):
+                words.append(f"sha256 {str(one['sha256'])[:_CHECKSUM_LETTERS]}")
+            described[name] = ", ".join(word for word in words if word)
+        return described
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of a figure, of each step that has a finite one."""
+        return self.history.columns.points(name)
+
 
 def read_subject(run: RunDir) -> Subject:
-    """All of a run; of several adapters with a subject of each."""
+    """Read all of a run; one that trains several adapters has a subject for each."""
     history = read_history(run)
     whole = _subject(run, history)
     adapters = [

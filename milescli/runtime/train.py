@@ -7,8 +7,7 @@ import asyncio
 import json
 import signal
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +26,8 @@ from milescli.core.errors import (
     WaitTimeout,
     WorkerDied,
 )
-from milescli.core.events import (
-    EvalDone,
-    Event,
-    EventBus,
-    OfAdapter,
-    RunEnded,
-    StepDone,
-    ValidationDone,
-)
+from milescli.core.events import EventBus, RunEnded
+from milescli.core.history import History
 from milescli.core.units import format_bytes
 from milescli.insight.memory import DeviceMemory
 from milescli.runtime.attempt import Attempt
@@ -90,7 +82,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
     the verdict written."""
     began = time.monotonic()
-    run, recipe, bus, record = spec.run, spec.recipe, EventBus(), _Record()
+    run, recipe, bus = spec.run, spec.recipe, EventBus()
     log_dir = run.new_attempt()
     say(
         run=run.path,
@@ -99,7 +91,6 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
         window_s=recipe.fault.window_s,
         num_steps=spec.num_steps,
     )
-    bus.listeners.append(record)
     attach_run_files(bus, run, has_scalars=not spec.adapters)
     judge = Judge(run, bus)
     bus.listeners.append(judge)
@@ -129,18 +120,21 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
                 _conclude(attempt, time.monotonic() - began, None)
         with attempt.side.writing(run.picture_file):
             live.save_svg(run.picture_file, command=f"miles launch --recipe {recipe.name}")
+    history = live.history
+    accuracies, losses = _accuracies(history), {one.step: one.loss for one in history.validations}
+    diff_max, diff_mean = _logprob_diffs([*history.adapters.values()] or [history])
     return RunSummary(
         path=run.shown,
         steps=attempt.step,
-        accuracy_before=_first(record.accuracies),
-        accuracy_after=record.accuracies.get(attempt.step),
-        loss_before=_first(record.losses),
-        loss_after=record.losses.get(attempt.step),
-        logprob_diff_max=None if recipe.learns_from_rows else record.diff_max,
-        logprob_diff_mean=None if recipe.learns_from_rows else record.diff_mean,
+        accuracy_before=_first(accuracies),
+        accuracy_after=accuracies.get(attempt.step),
+        loss_before=_first(losses),
+        loss_after=losses.get(attempt.step),
+        logprob_diff_max=None if recipe.learns_from_rows else diff_max,
+        logprob_diff_mean=None if recipe.learns_from_rows else diff_mean,
         checkpoint=None if spec.adapters else _name_of(attempt.trainings[0].saver.newest),
         seconds=time.monotonic() - began,
-        adapters=_reached(attempt, record) if spec.adapters else {},
+        adapters=_reached(attempt, history.adapters) if spec.adapters else {},
         memory=judge.memory(),
     )
 
@@ -149,17 +143,30 @@ def _name_of(checkpoint: Path | None) -> str:
     return checkpoint.name if checkpoint else ""
 
 
-def _reached(attempt: Attempt, record: _Record) -> dict[str, AdapterSummary]:
+def _accuracies(history: History) -> dict[int, float]:
+    return {one.step: one.accuracy for one in history.evaluations}
+
+
+def _logprob_diffs(histories: Sequence[History]) -> tuple[float, float]:
+    """Return the largest and the mean |engine - trainer| over all steps of the histories."""
+    largest = [x for one in histories for x in one.columns.get("train/logprob_diff_max")]
+    means = [x for one in histories for x in one.columns.get("train/logprob_diff_mean")]
+    return max([0.0, *largest]), sum(means) / max(len(means), 1)
+
+
+def _reached(attempt: Attempt, histories: Mapping[str, History]) -> dict[str, AdapterSummary]:
+    names = [one.adapter or "" for one in attempt.trainings]
+    own = {name: histories.get(name, History(name=name)) for name in names}
     return {
-        one.adapter or "": AdapterSummary(
+        name: AdapterSummary(
             path=one.spec.run.shown,
             steps=one.step,
-            accuracy_before=_first(record.adapters[one.adapter or ""].accuracies),
-            accuracy_after=record.adapters[one.adapter or ""].accuracies.get(one.step),
-            logprob_diff_max=record.adapters[one.adapter or ""].diff_max,
+            accuracy_before=_first(_accuracies(own[name])),
+            accuracy_after=_accuracies(own[name]).get(one.step),
+            logprob_diff_max=_logprob_diffs([own[name]])[0],
             checkpoint=_name_of(one.saver.newest),
         )
-        for one in attempt.trainings
+        for name, one in zip(names, attempt.trainings, strict=True)
     }
 
 
@@ -200,36 +207,3 @@ def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> 
     attempt.report_end(RunEnded(outcome=outcome, step=attempt.step, seconds=seconds, error=cause))
     verdict = {"outcome": outcome, "step": attempt.step, "error": cause}
     attempt.session.verdict_file.write_text(json.dumps(verdict) + "\n", encoding="utf-8")
-
-
-@dataclass(slots=True)
-class _Record:
-    """Listens for what the summary tells."""
-
-    accuracies: dict[int, float] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
-    """On held-out rows."""
-    diff_max: float = 0.0
-    adapters: defaultdict[str, _Record] = field(default_factory=lambda: defaultdict(_Record))
-    """Of each of several."""
-    _diff_sum: float = 0.0
-    _num_steps: int = 0
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, OfAdapter):
-            self.adapters[event.adapter](event.event)
-            if isinstance(event.event, StepDone):
-                self(event.event)
-        elif isinstance(event, EvalDone):
-            self.accuracies[event.step] = event.accuracy
-        elif isinstance(event, ValidationDone):
-            self.losses[event.step] = event.loss
-        elif isinstance(event, StepDone):
-            self.diff_max = max(self.diff_max, event.report.logprob_diff_max)
-            self._diff_sum += event.report.logprob_diff_mean
-            self._num_steps += 1
-
-    @property
-    def diff_mean(self) -> float:
-        """Over the steps."""
-        return self._diff_sum / max(self._num_steps, 1)

@@ -21,7 +21,8 @@ _SHORTEST_SECRET = 6
 
 
 class BackgroundTracker:
-    """One tracker of one run. What goes wrong is kept for whoever asks for `news`."""
+    """One tracker of one run, in a thread. What goes wrong is remembered until somebody asks for
+    `news`."""
 
     def __init__(
         self, name: str, begin: Callable[[], Tracker], *, max_waiting: int = MAX_WAITING
@@ -53,18 +54,19 @@ class BackgroundTracker:
         self._waiting.put({**record, "unix_s": time.time()})
 
     def close(self, outcome: str) -> None:
-        """Nothing comes after it; never waits. Only the first call counts."""
+        """Hand on the outcome, after which nothing comes; never waits. Only the first call
+        counts."""
         if not self._is_closed:
             self._is_closed = True
             self._waiting.put(outcome)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has taken in all and is closed, after at most so long."""
+        """Wait at most so long; return whether the tracker has taken in all and is closed."""
         self._thread.join(max(timeout_s, 0.0))
         return not self._thread.is_alive()
 
     def news(self) -> list[str]:
-        """What the user should know and was not told of; empty nearly always."""
+        """Return what the user should know and has not been told; empty nearly always."""
         said = []
         while True:
             try:
@@ -74,7 +76,7 @@ class BackgroundTracker:
 
     @property
     def num_waiting(self) -> int:
-        """Records that it has not taken in."""
+        """Return the number of records that the tracker has not taken in."""
         return self._waiting.qsize()
 
     def _live(self) -> None:
@@ -110,7 +112,8 @@ class BackgroundTracker:
 
 
 def _without_secret_values(text: str) -> str:
-    """What libraries raise may quote the key that they were given."""
+    """Replace the values of secrets: what libraries raise may quote the key that they were
+    given."""
     for name, value in os.environ.items():
         if is_secret(name) and len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, f"${name}")

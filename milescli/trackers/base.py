@@ -19,7 +19,7 @@ TENSORBOARD = "tensorboard"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """What a tracker knows of its run from the start. Each of several adapters is one."""
+    """What a tracker knows of its run from the start. Each of several adapters is one such run."""
 
     name: str
     """As people call it: quickstart-1."""
@@ -42,14 +42,15 @@ class Tracker(Protocol):
     time or raise: the run goes on, and says once that something is missing."""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Numbers of a step, a warm-up step or an evaluation, by the names of docs/metrics.md."""
+        """Take numbers of a step, a warm-up step or an evaluation, by the names of
+        docs/metrics.md."""
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """Anything that happened: a line of events.jsonl, with `unix_s`, when it did. What carries
-        numbers comes as both."""
+        """Take anything that happened: a line of events.jsonl, with `unix_s`, when it did. What
+        carries numbers comes as both."""
 
     def close(self, outcome: str) -> None:
-        """The last call: done, stopped or failed. What was held back is sent now."""
+        """Take the last call: done, stopped or failed. What was held back is sent now."""
 
 
 class TrackerFactory(Protocol):
@@ -62,8 +63,8 @@ class TrackerFactory(Protocol):
 
 
 def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
-    """Those that `run.trackers` names. Raises RecipeError where one cannot be had, its package is
-    not installed, or it misses something in the environment."""
+    """Load the trackers that `run.trackers` names. Raises RecipeError where one cannot be had, its
+    package is not installed, or it misses something in the environment."""
     made = {}
     for name in dict.fromkeys(settings.trackers):
         factory = made[name] = cast(TrackerFactory, TRACKERS.resolve(name))
@@ -73,7 +74,8 @@ def load_trackers(settings: RunSettings) -> dict[str, TrackerFactory]:
 
 
 def require_package(module: str, *, tracker: str) -> None:
-    """Raises RecipeError where it is not installed; imports no more than the package above it."""
+    """Raise RecipeError where a package is not installed; imports no more than the package above
+    it."""
     try:
         is_there = find_spec(module) is not None
     except ModuleNotFoundError:

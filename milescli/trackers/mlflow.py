@@ -23,7 +23,7 @@ _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
 class MLflow:
-    """See Tracker."""
+    """Sends a run to MLflow: a Tracker."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         from mlflow.entities import Param
@@ -52,7 +52,7 @@ class MLflow:
 
     @staticmethod
     def require() -> None:
-        """See TrackerFactory."""
+        """Raise RecipeError where something is missing."""
         require_package("mlflow", tracker="mlflow")
         if not os.environ.get(VARIABLE):
             raise RecipeError(
@@ -62,7 +62,7 @@ class MLflow:
             )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Send the numbers of a step."""
         from mlflow.entities import Metric
 
         now_ms = int(time.time() * 1000)
@@ -70,10 +70,10 @@ class MLflow:
         self._client.log_batch(self._id, metrics=made)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """See Tracker. It shows numbers alone."""
+        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT
 
         MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.set(True)  # stdout is the run's own

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from milescli.core.events import PHASES
-from milescli.core.scalars import Record, scalars_in
+from milescli.core.scalars import STEP_EVENTS, Record, figures_below, scalars_in
 from milescli.trackers.base import TrackedRun, require_package
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SPAN_EVENTS = ("PhaseStarted", "Notice", "WorkerLost", "WorkerSilent", "EngineT
 
 
 class OpenTelemetry:
-    """See Tracker."""
+    """Sends the phases of a run as spans: a Tracker."""
 
     def __init__(self, *, run: TrackedRun, exporter: SpanExporter | None = None) -> None:
         """`exporter`: instead of that by OTLP."""
@@ -53,21 +53,18 @@ class OpenTelemetry:
 
     @staticmethod
     def require() -> None:
-        """See TrackerFactory."""
+        """Raise RecipeError where something is missing."""
         for module in ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http"):
             require_package(module, tracker="opentelemetry")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker. They are attributes of the spans that `event` makes."""
+        """Do nothing: numbers are attributes of the spans that `event` makes."""
 
     def event(self, record: Record) -> None:
-        """See Tracker. Raises what kept earlier spans from being sent."""
+        """Make spans of a record. Raises what kept earlier spans from being sent."""
         kind, end_s = record["event"], record["unix_s"]
-        if kind == "StepDone":
-            seconds = record["seconds"]
-            self._step(record, seconds, total_s=seconds["step_s"])
-        elif kind == "RowStepDone":
-            self._step(record, record, total_s=record["step_s"])
+        if kind in STEP_EVENTS:
+            self._step(record)
         elif kind == "WarmupStepDone":
             self._span("warmup step", end_s, record["step_s"], record)
         elif kind in ("EvalDone", "ValidationDone"):
@@ -81,7 +78,7 @@ class OpenTelemetry:
         self._failures.raise_one()
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         from opentelemetry.trace import StatusCode
 
         self._run.set_attribute("miles.outcome", outcome)
@@ -93,11 +90,13 @@ class OpenTelemetry:
         self._failures.close()
         self._failures.raise_one()
 
-    def _step(self, record: Record, seconds: Mapping[str, float], *, total_s: float) -> None:
-        """Its phases follow each other from its beginning."""
-        end_s = record["unix_s"]
-        step = self._span("step", end_s, total_s, record)
-        at_s = end_s - total_s
+    def _step(self, record: Record) -> None:
+        """Send a step, and its phases, which follow each other from its beginning."""
+        scalars = scalars_in(record)
+        assert scalars is not None, record
+        seconds, end_s = figures_below(scalars[1], "time"), record["unix_s"]
+        step = self._span("step", end_s, seconds["step_s"], record)
+        at_s = end_s - seconds["step_s"]
         for phase in PHASES:
             if (lasted_s := seconds.get(f"{phase}_s")) is not None:
                 at_s += lasted_s
@@ -133,12 +132,12 @@ class _Failures(logging.Handler):
         logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See Handler. Called by the exporter's thread."""
+        """Remember the first error. Called by the exporter's thread."""
         if record.levelno >= logging.ERROR:
             self._first = self._first or record.getMessage()
 
     def close(self) -> None:
-        """See Handler."""
+        """Listen no more."""
         logging.getLogger("opentelemetry").removeHandler(self)
         super().close()
 

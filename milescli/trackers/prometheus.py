@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from milescli.core.errors import MachineError
 from milescli.core.metric_names import ANY, METRICS, SECONDS, SHARE, Metric, metric_of
-from milescli.core.scalars import Record, scalars_in
+from milescli.core.scalars import STEP_EVENTS, Record, scalars_in
 from milescli.platform.memory_record import sizes_by_name
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Family:
 
     @property
     def kind(self) -> str:
-        """By the convention of its name."""
+        """Return the kind by the convention of the name."""
         return COUNTER if self.name.endswith("_total") else GAUGE
 
 
@@ -69,12 +69,7 @@ _NAMES = {
     "weights/version": "weight_version",
 }
 """Scalars that are called otherwise than by the rule; the first are added up over the steps."""
-_STEPS, _SAVED, _LOST, _REPLACED = (
-    ("StepDone", "RowStepDone"),
-    ("CheckpointSaved",),
-    ("WorkerLost",),
-    ("WorkerReplaced",),
-)
+_SAVED, _LOST, _REPLACED = ("CheckpointSaved",), ("WorkerLost",), ("WorkerReplaced",)
 _OF_EVENTS = (
     Family("miles_run_info", "1", ("run", "version")),
     Family(
@@ -82,8 +77,10 @@ _OF_EVENTS = (
         "1 of the state that the run is in: start, train, eval, ..., done, stopped, failed",
         ("state",),
     ),
-    Family("miles_step", "optimizer steps done", (), _STEPS, "step"),
-    Family("miles_steps_wanted", "optimizer steps that the run is to do", (), _STEPS, "num_steps"),
+    Family("miles_step", "optimizer steps done", (), STEP_EVENTS, "step"),
+    Family(
+        "miles_steps_wanted", "optimizer steps that the run is to do", (), STEP_EVENTS, "num_steps"
+    ),
     Family(PHASES, "seconds in each phase of a step", ("phase",)),
     Family("miles_checkpoints_total", "checkpoints that are complete", (), _SAVED),
     Family("miles_checkpoint_step", "of the newest complete checkpoint", (), _SAVED, "step"),
@@ -130,7 +127,8 @@ _PHASE_OF = {"EvalDone": "eval", "ValidationDone": "eval", "WarmupStepDone": "wa
 
 
 def family_of(metric: Metric) -> Family:
-    """By the conventions of Prometheus: units in full at the end, `_total` where it only grows."""
+    """Return the family of a metric, by the conventions of Prometheus: units in full at the end,
+    `_total` where it only grows."""
     section, _, name = metric.name.partition("/")
     if section == "time" and name != "step_s":
         return families()[PHASES]
@@ -152,7 +150,7 @@ def _with_unit(words: str, unit: str) -> str:
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Every one that a run may show, by name."""
+    """Return every family that a run may show, by name."""
     known = {family.name: family for family in _OF_EVENTS}
     for metric in METRICS:
         if not metric.name.startswith("time/") or metric.name == "time/step_s":
@@ -162,7 +160,7 @@ def families() -> Mapping[str, Family]:
 
 
 class Exposition:
-    """What was fed so far. Threads may feed and read."""
+    """The metrics of one run, of all records fed so far. Threads may feed and read."""
 
     def __init__(self, *, run: str, version: str, labels: Mapping[str, str] | None = None) -> None:
         """`labels`: on every sample, e.g. where several runs stand on one page."""
@@ -172,7 +170,8 @@ class Exposition:
         self._set("miles_run_info", 1.0, run=run, version=version)
 
     def feed(self, record: Record) -> None:
-        """A line of events.jsonl, or of memory.jsonl. What it does not know it leaves out."""
+        """Take in a line of events.jsonl, or of memory.jsonl. What it does not know it leaves
+        out."""
         with self._lock:
             if "resident_bytes" in record:
                 self._memory(record)
@@ -182,7 +181,7 @@ class Exposition:
                 self._scalars(record, who)
 
     def text(self) -> str:
-        """As Prometheus reads it."""
+        """Return the text that Prometheus reads."""
         from prometheus_client import generate_latest
 
         with self._lock:
@@ -237,7 +236,7 @@ class Exposition:
                     self._set("miles_worker_memory_bytes", size, kind=kind, **own)
 
     def _verdict(self, record: Record, who: Mapping[str, str]) -> None:
-        """Findings that are no longer there are 0."""
+        """Set the findings of the newest verdict; findings that are no longer there are 0."""
         self._values.setdefault("miles_learning", {}).pop(tuple(who.items()), None)
         if record["is_learning"] is not None:
             self._set("miles_learning", float(record["is_learning"]), **who)
@@ -277,7 +276,7 @@ class Exposition:
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """What the client's writer takes: something that collects."""
+    """The metrics at one moment, as the client's writer takes them."""
 
     made: Sequence[Collected]
 
@@ -315,19 +314,19 @@ class MetricsServer:
 
     @property
     def url(self) -> str:
-        """As Prometheus and curl take it."""
+        """Return the address as Prometheus and curl take it."""
         host, port = self._server.server_address[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}{_PATH}"
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(_CLOSE_S)
 
 
 def require_free(host: str, port: int) -> None:
-    """Raises MachineError where nobody can listen there; nobody does afterwards."""
+    """Raise MachineError where nobody can listen there; nobody does afterwards."""
     try:
         with socket.socket(_family_of(host, port), socket.SOCK_STREAM) as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

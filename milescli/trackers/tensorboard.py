@@ -18,7 +18,7 @@ _NEEDS = 2**20
 
 
 class TensorBoard:
-    """See Tracker."""
+    """Writes a run for TensorBoard: a Tracker."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         """Raises OSError where the disk is full."""
@@ -38,16 +38,16 @@ class TensorBoard:
             self._writer.add_text("recipe", "\n".join(lines), 0)
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker. Raises OSError where the disk is full."""
+        """Write the numbers of a step. Raises OSError where the disk is full."""
         _require_space(self._folder)
         for name, value in scalars.items():
             self._writer.add_scalar(name, value, step)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """See Tracker. It shows numbers alone."""
+        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         self._writer.close()
 
 

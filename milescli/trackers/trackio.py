@@ -11,7 +11,7 @@ from milescli.trackers.base import TrackedRun, require_package
 
 
 class Trackio:
-    """See Tracker."""
+    """Writes a run into Trackio: a Tracker."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import trackio
@@ -29,18 +29,18 @@ class Trackio:
 
     @staticmethod
     def require() -> None:
-        """See TrackerFactory."""
+        """Raise RecipeError where something is missing."""
         require_package("trackio", tracker="trackio")
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Send the numbers of a step."""
         self._run.log(dict(scalars), step=step)
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """See Tracker. It shows numbers alone."""
+        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         self._run.finish()
 
 

@@ -20,7 +20,7 @@ _CHANGING = threading.Lock()
 
 
 class WeightsAndBiases:
-    """See Tracker."""
+    """Sends a run to Weights & Biases: a Tracker."""
 
     def __init__(self, *, run: TrackedRun) -> None:
         import wandb
@@ -49,7 +49,7 @@ class WeightsAndBiases:
 
     @staticmethod
     def require() -> None:
-        """See TrackerFactory."""
+        """Raise RecipeError where something is missing."""
         require_package("wandb", tracker="wandb")
         if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") not in _WITHOUT_KEY:
             raise RecipeError(
@@ -59,14 +59,14 @@ class WeightsAndBiases:
             )
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """See Tracker."""
+        """Send the numbers of a step."""
         self._run.log({**scalars, "step": step})
 
     def event(self, record: Mapping[str, Any]) -> None:
-        """See Tracker. It shows numbers alone."""
+        """Do nothing: it shows numbers alone."""
 
     def close(self, outcome: str) -> None:
-        """See Tracker."""
+        """Send what is left, and the outcome."""
         try:
             self._run.summary["outcome"] = outcome
             self._run.finish(exit_code=0 if outcome == "done" else 1)

@@ -27,8 +27,7 @@ from milescli.web.histories import Histories
 from milescli.web.live import LiveStreams, Stream
 from milescli.web.logs import Logs, attempts
 from milescli.web.metrics import Metrics
-from milescli.web.refusals import Busy, NotFound, Refusal
-from milescli.web.responses import Body, body_of, to_json
+from milescli.web.responses import Body, Busy, NotFound, Refusal, body_of, to_json
 from milescli.web.samples import find_samples
 from milescli.web.shown import ShownRun, ShownRuns
 
@@ -86,7 +85,7 @@ READS: dict[str, Endpoint] = {
     "summary": summary,
     "names": columns.names,
     "columns": columns.columns,
-    "told": endpoints.told,
+    "notices": endpoints.notices,
     "timeline": endpoints.timeline,
     "memory": endpoints.memory,
     "recipe": endpoints.recipe,
@@ -158,7 +157,7 @@ def make_app(site: Site, gate: Gate) -> ASGIApp:
     async def live(request: Request) -> Stream | Response:
         if request.method == "HEAD":  # which has no body that could end
             return Response(media_type="text/event-stream")
-        asked = await site.readers.run(lambda: _live(site.asked(request), request))
+        asked = await site.readers.run(lambda: site.asked(request))
         return site.streams.open(asked, site.readers.run)
 
     async def file(request: Request) -> Response:
@@ -225,15 +224,6 @@ def _runs(site: Site) -> Json:
 
 def _line(site: Site, shown: ShownRun) -> Json:
     return {"id": shown.id, "adapters": shown.adapters, **asdict(site.states.of(shown.run))}
-
-
-def _live(asked: Asked, request: Request) -> Asked:
-    """A page that comes again says what it saw last."""
-    last = request.headers.get("last-event-id", "")
-    if not last.isdecimal():
-        return asked
-    pairs = (*asked.question.pairs, ("told", last))
-    return Asked(shown=asked.shown, histories=asked.histories, question=Question(pairs))
 
 
 def _may_pack(request: Request) -> bool:

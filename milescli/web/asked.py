@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web.histories import Histories
-from milescli.web.refusals import BadRequest
+from milescli.web.responses import BadRequest
 from milescli.web.shown import ShownRun
 
 LONGEST_TEXT = 1000
@@ -20,13 +20,14 @@ LONGEST_TEXT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Of one request."""
+    """The query of one request."""
 
     pairs: Sequence[tuple[str, str]] = field(default=())
     """Names and values, in their order."""
 
     def text(self, name: str) -> str:
-        """The last that was given; empty where none was. Raises BadRequest where it is too long."""
+        """Return the last value of a name; empty where none was given. Raises BadRequest where it
+        is too long."""
         value = next((value for key, value in reversed(self.pairs) if key == name), "")
         if len(value) > LONGEST_TEXT:
             raise BadRequest(
@@ -37,13 +38,13 @@ class Question:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """All that were given, each once."""
+        """Return all values of a name, each once."""
         return list(dict.fromkeys(value for key, value in self.pairs if key == name))
 
     def number(
         self, name: str, default: int | None = None, *, low: int = 0, high: int = 2**53
     ) -> int | None:
-        """A whole number. Raises BadRequest for what is none, or not within [low, high]."""
+        """Return a whole number. Raises BadRequest for what is none, or not within [low, high]."""
         text = self.text(name)
         if not text:
             return default
@@ -58,7 +59,7 @@ class Question:
         return int(text)
 
     def count(self, name: str, default: int, *, low: int = 0, high: int = 2**53) -> int:
-        """The same of what always has a value."""
+        """Return a whole number that always has a value."""
         number = self.number(name, default, low=low, high=high)
         assert number is not None, "it has a default"
         return number
@@ -81,19 +82,20 @@ class Asked:
 
     @property
     def run(self) -> RunDir:
-        """Its directory."""
+        """Return the directory of the run."""
         return self.shown.run
 
     @property
     def with_logs(self) -> RunDir:
-        """Where logs, plan and manifest are: an adapter's are those of the run that trains it."""
+        """Return the directory with logs, plan and manifest: an adapter's are those of the run that
+        trains it."""
         above = self.shown.above
         return above if above is not None and not (self.run.path / "logs").is_dir() else self.run
 
     @contextmanager
     def history(self) -> Iterator[History]:
-        """See Histories.reading. Of an adapter without events of its own, what the run that trains
-        it has told of it."""
+        """Give the history as `Histories.reading` does. Of an adapter without events of its own,
+        give the part of the run that trains it."""
         above = self.shown.above
         if above is None or self.run.events_file.exists():
             with self.histories.reading(self.run) as history:

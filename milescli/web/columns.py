@@ -7,10 +7,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from milescli.core.history import Columns
 from milescli.core.metric_names import metric_of
-from milescli.insight.history import Columns
 from milescli.web.asked import Asked, Json
-from milescli.web.refusals import BadRequest
+from milescli.web.responses import BadRequest
 
 MAX_NAMES = 64
 """Columns of one response."""
@@ -19,14 +19,14 @@ MAX_STEP = 2**53
 
 
 def names(asked: Asked) -> Json:
-    """Every column that the run has, in its order of appearance."""
+    """List every column that the run has, in the order of appearance."""
     with asked.history() as history:
         known = list(history.columns)
     return {"columns": [_described(name) for name in known]}
 
 
 def columns(asked: Asked) -> Json:
-    """Those that are named, at the same steps. One that no step has is all null."""
+    """Return the named columns at the same steps. A column that no step has is all null."""
     wanted = asked.question.texts("name")
     if len(wanted) > MAX_NAMES:
         raise BadRequest(
@@ -38,12 +38,24 @@ def columns(asked: Asked) -> Json:
     first = asked.question.number("first", None, high=MAX_STEP)
     last = asked.question.number("last", None, high=MAX_STEP)
     with asked.history() as history:
-        held = history.columns
-        begin, end = _range(held, first=first, last=last)
-        values = {name: held.get(name)[begin:end].tolist() for name in wanted}
-        steps, times = held.steps[begin:end].tolist(), held.times[begin:end].tolist()
+        return drawn(history.columns, wanted, points=points, first=first, last=last)
+
+
+def drawn(
+    held: Columns,
+    names: Sequence[str],
+    *,
+    points: int,
+    first: int | None = None,
+    last: int | None = None,
+) -> Json:
+    """Return the figures of the steps `first` to `last`, of at most about `points` of them."""
+    begin, end = _range(held, first=first, last=last)
+    values = {name: held.get(name)[begin:end].tolist() for name in names}
+    steps, times = held.steps[begin:end].tolist(), held.times[begin:end].tolist()
     if len(steps) > points:
-        kept = thinned([*values.values()], length=len(steps), points=points)
+        changing = [column for column in values.values() if len(set(column)) > 1]
+        kept = thinned(changing, length=len(steps), points=points)
         steps, times = [steps[at] for at in kept], [times[at] for at in kept]
         values = {name: [column[at] for at in kept] for name, column in values.items()}
     return {
@@ -57,9 +69,9 @@ def columns(asked: Asked) -> Json:
 
 
 def thinned(columns: Sequence[Sequence[float]], *, length: int, points: int) -> list[int]:
-    """Places to draw, ascending, at most `points` where that is possible: the first, the last, and
-    of each stretch between them the smallest and the largest figure of every column. With so many
-    columns that not even one stretch has room, one stretch."""
+    """Choose places to draw, ascending, at most `points` where that is possible: the first, the
+    last, and of each stretch between them the smallest and the largest figure of every column. With
+    so many columns that not even one stretch has room, one stretch."""
     stretches = max(1, (points - 2) // max(1, 2 * len(columns)))
     kept = {0, length - 1} if length else set()
     for number in range(stretches):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import RecipeError
+from milescli.core.history import NoticeEntry
 from milescli.insight.facts import RunFacts, read_facts
-from milescli.insight.history import Told
 from milescli.insight.memory import records
 from milescli.insight.summary import summarize
 from milescli.insight.timeline import Interval, beside_steps, of_run, of_steps
@@ -23,27 +23,27 @@ from milescli.web.asked import Asked, Json
 
 
 def summary(asked: Asked) -> Json:
-    """Of a run or an adapter, as of now."""
+    """Return the summary of a run or an adapter as of now, and the error that ended it."""
     facts = read_facts(asked.run)
     with asked.history() as history:
-        return asdict(summarize(asked.run, history, facts))
+        return {**asdict(summarize(asked.run, history, facts)), "error": history.error}
 
 
 MAX_LIMIT = 5000
 
 
-def told(asked: Asked) -> Json:
-    """Oldest first; `offset` counts those that fit the question."""
+def notices(asked: Asked) -> Json:
+    """List what happened, oldest first; `offset` counts those that fit the question."""
     ask = asked.question
     kind, level, text = ask.text("kind"), ask.text("level"), ask.text("q").lower()
     offset, limit = ask.count("offset", 0), ask.count("limit", 200, high=MAX_LIMIT)
     with asked.history() as history:
-        fitting = [one for one in history.told if _fits(one, kind=kind, level=level, text=text)]
+        fitting = [one for one in history.notices if _fits(one, kind=kind, level=level, text=text)]
     shown = fitting[offset : offset + limit]
-    return {"total": len(fitting), "told": [asdict(one) for one in shown]}
+    return {"total": len(fitting), "notices": [asdict(one) for one in shown]}
 
 
-def _fits(one: Told, *, kind: str, level: str, text: str) -> bool:
+def _fits(one: NoticeEntry, *, kind: str, level: str, text: str) -> bool:
     return (
         (not kind or one.kind == kind)
         and (not level or one.level == level)
@@ -57,7 +57,8 @@ PHASES = ("training", "rollout")
 
 
 def memory(asked: Asked) -> Json:
-    """Each part empty where nothing is known of it: a plan for a CPU forecasts nothing."""
+    """Return what was planned and measured; a part is empty where nothing is known of it: a plan
+    for a CPU forecasts nothing."""
     forecast = read_facts(asked.with_logs).plan.get("forecast") or {}
     with asked.history() as history:
         measured = [dict(device) for device in history.memory.values()]
@@ -74,7 +75,7 @@ def memory(asked: Asked) -> Json:
 
 
 def _over_time(run: RunDir) -> list[Json]:
-    """Of all attempts."""
+    """Return the main memory of each process over time, of all attempts."""
     points = [
         {"time_s": record["time"], "resident_bytes": sizes_by_name(record)}
         for attempt in run.attempts()
@@ -93,8 +94,8 @@ DEFAULT_STEPS = 50
 
 
 def timeline(asked: Asked) -> Json:
-    """Of the steps `first` to `last`; the last 50 where none are named. With the first step comes
-    what was before it, with the last one what came after."""
+    """Return the intervals of the steps `first` to `last`; of the last 50 where none are named.
+    With the first step comes what was before it, with the last one what came after."""
     with asked.history() as history:
         steps = history.columns.steps
         newest = steps[-1] if steps else 0
@@ -103,7 +104,7 @@ def timeline(asked: Asked) -> Json:
         intervals = of_steps(history, first=first, last=last)
         begin_s = min((one.begin_s for one in intervals), default=math.nan)
         end_s = max((one.end_s for one in intervals), default=math.nan)
-        notices = [one for one in history.told if one.kind == "Notice"]
+        notices = [one for one in history.notices if one.kind == "Notice"]
         begin_s = -math.inf if not steps or first <= steps[0] else begin_s
         end_s = math.inf if last >= newest else end_s
         beside = [*of_run(history), *beside_steps(history)]
@@ -117,19 +118,19 @@ def timeline(asked: Asked) -> Json:
     }
 
 
-def _profiles(asked: Asked, notices: Sequence[Told]) -> list[Json]:
-    """Those that the run told of: when each was done, and its traces."""
-    told = ((PROFILE.match(one.text), one.time_s) for one in notices)
+def _profiles(asked: Asked, notices: Sequence[NoticeEntry]) -> list[Json]:
+    """Profiles that the run's notices name: when each was done, and its traces."""
+    found = ((PROFILE.match(one.text), one.time_s) for one in notices)
     folder = asked.with_logs.profiles_dir
     return [
         {"number": int(match[1]), "time_s": time_s, "files": _files(folder / match[1])}
-        for match, time_s in told
+        for match, time_s in found
         if match
     ]
 
 
 def _files(folder: Path) -> list[Json]:
-    """Names and sizes; nothing of a folder that is gone or a link."""
+    """List names and sizes; nothing of a folder that is gone or a link."""
     try:
         seen = [] if folder.is_symlink() else [(one.name, one.lstat()) for one in folder.iterdir()]
     except OSError:
@@ -142,7 +143,7 @@ def _files(folder: Path) -> list[Json]:
 
 
 def _touches(one: Interval, *, begin_s: float, end_s: float) -> bool:
-    """Whether it is known and within."""
+    """True if the interval is known and touches the window."""
     return one.end_s >= begin_s and one.begin_s <= end_s  # not of NaN
 
 
@@ -151,20 +152,20 @@ MAX_BYTES = 4 * 2**20
 
 
 def recipe(asked: Asked) -> Json:
-    """Every key by its dotted name, its value, and who said so."""
+    """Return every key by its dotted name, its value, and who set it."""
     return {"keys": _keys(asked.run) or _keys(asked.with_logs)}
 
 
 def plan(asked: Asked) -> Json:
-    """plan.json; the layouts that were weighed beside its own stand under `alternatives`."""
-    told = dict(_facts(asked).plan)
-    forecast = told.get("forecast") or {}
+    """Return plan.json; layouts that were weighed beside its own stand under `alternatives`."""
+    written = dict(_facts(asked).plan)
+    forecast = written.get("forecast") or {}
     empty: Json = {"decisions": [], "slots": [], "trainer": {}, "engines": {}, "roles": []}
-    return {**empty, **told, "alternatives": forecast.get("alternatives", [])}
+    return {**empty, **written, "alternatives": forecast.get("alternatives", [])}
 
 
 def manifest(asked: Asked) -> Json:
-    """manifest.json; the recipe in it stands under `recipe`."""
+    """Return manifest.json without the recipe, which `recipe` returns."""
     return {name: value for name, value in _facts(asked).manifest.items() if name != "recipe"}
 
 
@@ -186,7 +187,8 @@ def _keys(run: RunDir) -> list[Json]:
 
 
 def _flat(node: reader.YamlNode, above: str = "") -> list[Json]:
-    """A mapping over several lines is a section; one on a line, `{a: 1}`, is a value."""
+    """Flatten a mapping: one over several lines is a section; one on a line, `{a: 1}`, is a
+    value."""
     if not isinstance(node.value, dict):
         return []
     keys = list[Json]()

@@ -9,7 +9,7 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.insight.reader import object_of
 from milescli.web.asked import Asked, Json
 from milescli.web.files import LineIndex, LineIndexes, file_within, readable
-from milescli.web.refusals import NotFound
+from milescli.web.responses import NotFound
 
 MAX_LIMIT = 500
 MAX_RESULTS = 5000
@@ -25,7 +25,8 @@ NOT_SHOWN = ("prompt_ids", "response_ids")
 
 
 def evaluations(asked: Asked) -> Json:
-    """Of the run itself, over held-out rows, and of `miles eval` on sets, by step."""
+    """List the results of the run itself, over held-out rows, and of `miles eval` on sets, by
+    step."""
     with asked.history() as history:
         own = [asdict(one) for one in history.evaluations]
         validations = [asdict(one) for one in history.validations]
@@ -37,14 +38,14 @@ def evaluations(asked: Asked) -> Json:
 
 
 class EvaluationSamples:
-    """Samples of evaluations; keeps where the lines of each file begin."""
+    """Reads samples of evaluations; remembers where the lines of each file begin."""
 
     def __init__(self) -> None:
         self._indexes = LineIndexes()
 
     def samples(self, asked: Asked) -> Json:
-        """Rows of one file below `eval/`, by their order. `is_all`: False where counting was ended
-        for time, or only so many lines were looked through."""
+        """Return rows of one file below `eval/`, in their order. `is_all`: False where counting was
+        ended for time, or only so many lines were looked through."""
         ask = asked.question
         offset, limit = ask.count("offset", 0), ask.count("limit", 50, high=MAX_LIMIT)
         name = ask.text("path").removeprefix("eval/")
@@ -69,7 +70,7 @@ class EvaluationSamples:
 
 
 def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
-    """(rows, how many, whether all of the file was read): the right or the wrong ones."""
+    """Return (rows, how many, whether all of the file was read), of the right or the wrong ones."""
     rows = list[Json]()
     for line in index.lines(0, MAX_FILTERED):
         row = object_of(line)
@@ -79,7 +80,7 @@ def _only(index: LineIndex, *, is_right: bool) -> tuple[list[Json], int, bool]:
 
 
 def _is_right(row: Json) -> bool:
-    """As the row says; one of another tool by its reward."""
+    """Return what the row says; of another tool's row judge by its reward."""
     told, reward = row.get("is_right"), row.get("reward")
     if isinstance(told, bool):
         return told
@@ -87,7 +88,7 @@ def _is_right(row: Json) -> bool:
 
 
 def _results(run: RunDir) -> list[Json]:
-    """What can be read, by set and step; rewards of single prompts left out."""
+    """Read the results that can be read, by set and step, without rewards of single prompts."""
     results, root = list[Json](), run.path.resolve()
     for file in sorted(run.eval_dir.rglob("step_*.json"))[:MAX_RESULTS]:
         try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from milescli.web.refusals import Forbidden, NotFound
+from milescli.web.responses import Forbidden, NotFound
 
 
 def below(folder: Path, name: str) -> Path:

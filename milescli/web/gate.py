@@ -16,8 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from milescli.web.refusals import BadRequest, Forbidden, Refusal, WrongMethod
-from milescli.web.responses import to_json
+from milescli.web.responses import BadRequest, Forbidden, Refusal, WrongMethod, to_json
 
 KEY_BYTES = 16
 """128 bits."""

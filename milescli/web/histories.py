@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.insight.reader import RunReader
-from milescli.web.refusals import Busy, Forbidden
+from milescli.web.responses import Busy, Forbidden
 
 NUM_HELD = 16
 """Histories in memory, beside those that are followed; the one that was not asked for the longest
@@ -33,14 +33,14 @@ class _Held:
     asked_s: float = 0.0
 
     def is_kept(self, place: int) -> bool:
-        """`place` among all by when they were asked for, the newest first."""
+        """True if the history stays in memory; `place` counts from the one asked for last."""
         age_s = time.monotonic() - self.asked_s
         is_new = age_s < FORGET_S if place < NUM_HELD else age_s < FOLLOWED_S
         return self.lock.locked() or is_new
 
 
 class Histories:
-    """Of all runs of a server."""
+    """Histories of all runs of a server."""
 
     def __init__(self) -> None:
         self._held = dict[str, _Held]()
@@ -51,8 +51,9 @@ class Histories:
 
     @contextmanager
     def reading(self, run: RunDir) -> Iterator[History]:
-        """With all that is new. Nobody else reads or changes it within. Raises Forbidden where its
-        events are not ours to read, Busy where another reads too long."""
+        """Give the history with all that is new; nobody else reads or changes it within. Raises
+        Forbidden where its events are not ours to read, Busy where another request reads too
+        long."""
         held = self._of(run)
         if not held.lock.acquire(timeout=READ_S):
             raise Busy(
@@ -69,7 +70,7 @@ class Histories:
             held.lock.release()
 
     def forget_unused(self) -> None:
-        """Those that nobody asked for."""
+        """Drop histories that nobody asked for."""
         with self._lock:
             newest = sorted(self._held.items(), key=lambda item: -item[1].asked_s)
             self._held = {
@@ -87,7 +88,7 @@ class Histories:
 
 
 def require_readable(run: RunDir) -> None:
-    """Raises Forbidden where it has events that are not ours to read."""
+    """Raise Forbidden where the run has events that this user may not read."""
     try:
         with open(run.events_file, "rb"):
             return

@@ -1,20 +1,18 @@
-"""`live`: what a run tells as it happens, as server-sent events, for as long as the page is open. A
-page that lost the connection goes on behind what it saw last (`Last-Event-ID`)."""
+"""`live`: says that there is news of a run, as server-sent events, for as long as the page is open.
+The page then asks for what it shows; so does one that lost the connection and comes again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
 from milescli.checkpoint.run_lock import state_of
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web.asked import Asked
-from milescli.web.refusals import Busy, Refusal
-from milescli.web.responses import to_json
+from milescli.web.responses import Busy, Refusal, to_json
 
 POLL_S = 0.5
 """Between looks at the file."""
@@ -24,68 +22,31 @@ SEND_S = 30.0
 """Longest that a page may take to receive what was sent to it."""
 MAX_STREAMS = 64
 """Open at once."""
-MAX_TOLD = 500
-"""Of a backlog, the newest."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Seen:
-    """What a page was sent."""
-
-    history: History | None = None
-    """The one that it is of: another object where the file began anew."""
-    told: int | None = None
-    """Entries of its list; None: it has yet to be seen how many there are."""
-    progress: tuple[int | None, ...] | None = None
-    """Step, number of steps, and how much was measured beside the steps."""
-    outcome: str | None = None
-
-
-def changes(history: History, state: str, seen: Seen) -> list[bytes]:
-    """The events that a page is to be sent, which it then has seen. At first only where the run is:
-    what it told before is asked for as `told`."""
-    events = list[bytes]()
-    if seen.history is not history:
-        if seen.history is not None:
-            events.append(_event("reset", {"why": "the run's events began anew"}))
-            seen.told, seen.progress, seen.outcome = 0, None, None
-        seen.history = history
-    if seen.told is None or seen.told > len(history.told):
-        seen.told = len(history.told)
-    for number in range(max(seen.told, len(history.told) - MAX_TOLD), len(history.told)):
-        events.append(_event("told", asdict(history.told[number]), number=number + 1))
-    seen.told = len(history.told)
-    if (progress := _progress(history)) != seen.progress:
-        seen.progress = progress
-        step = {"step": history.step, "num_steps": history.num_steps}
-        events.append(_event("step", step, number=seen.told))
-    outcome = None if state in ("not started", "running") else state
-    if outcome != seen.outcome:
-        seen.outcome = outcome
-        if outcome is not None:
-            events.append(_event("end", {"outcome": outcome}, number=seen.told))
-    return events
-
-
-def _progress(history: History) -> tuple[int | None, ...]:
+def progress(history: History, state: str) -> tuple[object, ...]:
+    """Return what is another where the page has something to draw: a step, an evaluation, a notice,
+    an end."""
     newest = [one[-1].step for one in (history.evaluations, history.validations) if one]
     warmed = history.warmup.steps[-1] if len(history.warmup) else None
-    return history.step, history.num_steps, warmed, max(newest, default=None)
+    steps = history.step, history.num_steps, warmed, max(newest, default=None)
+    return *steps, len(history.notices), state
 
 
 class LiveStreams:
-    """All that are open at a server."""
+    """All streams that are open at a server."""
 
     def __init__(self) -> None:
         self._num_open = 0
         self._closing = asyncio.Event()
 
     def close(self) -> None:
-        """All of them end."""
+        """End all streams."""
         self._closing.set()
 
-    def open(self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]]) -> Stream:
-        """`look`: calls a function in a thread. Raises Busy where too many are open."""
+    def open(self, asked: Asked, look: Callable[..., Awaitable[bytes]]) -> Stream:
+        """Open a stream; `look` calls a function in a thread. Raises Busy where too many are
+        open."""
         if self._num_open >= MAX_STREAMS:
             raise Busy(
                 "too many pages follow runs of this server",
@@ -96,7 +57,7 @@ class LiveStreams:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """One more is open within."""
+        """Count one more stream as open within."""
         self._num_open += 1
         try:
             yield
@@ -104,24 +65,25 @@ class LiveStreams:
             self._num_open -= 1
 
     async def closes_within(self, seconds: float) -> bool:
-        """Waits so long, or until the streams are to end; whether they are."""
+        """Wait for the streams to be ended, at most so long; return whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), seconds)
         return self._closing.is_set()
 
 
 class Stream:
-    """One response: an ASGI application."""
+    """One stream of events: an ASGI application."""
 
     def __init__(
-        self, asked: Asked, look: Callable[..., Awaitable[list[bytes]]], streams: LiveStreams
+        self, asked: Asked, look: Callable[..., Awaitable[bytes]], streams: LiveStreams
     ) -> None:
         self._asked, self._look, self._streams = asked, look, streams
-        self._seen = Seen(told=asked.question.number("told"))
+        self._history: History | None = None
+        self._progress: tuple[object, ...] = ()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the page leaves, or the server ends. What is refused meanwhile ends it: the
-        page asks again. Raises a fault of ours."""
+        """Send until the page leaves, or the server ends. A refusal ends the stream: the page asks
+        again. Raises a fault of ours."""
         with self._streams.counted():
             sending = asyncio.ensure_future(self._send(_bounded(send)))
             leaving = asyncio.ensure_future(_left(receive))
@@ -140,23 +102,26 @@ class Stream:
         await _body(send, b"retry: 2000\n\n")
         silent_s = 0.0
         while True:
-            events = await self._look(self._changes)
-            if events or silent_s >= HEARTBEAT_S:
-                await _body(send, b"".join(events) or b": alive\n\n")
+            news = await self._look(self.news)
+            if news or silent_s >= HEARTBEAT_S:
+                await _body(send, news or b": alive\n\n")
                 silent_s = 0.0
             if await self._streams.closes_within(POLL_S):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             silent_s += POLL_S
 
-    def _changes(self) -> list[bytes]:
+    def news(self) -> bytes:
+        """Return the event of what is new since the last call; empty where nothing is. The history
+        is another object where the run's events began anew."""
         with self._asked.history() as history:
             state = state_of(self._asked.run, outcome=history.outcome)
-            return changes(history, state, self._seen)
-
-
-def _event(name: str, value: object, *, number: int = 0) -> bytes:
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (number, name.encode(), to_json(value))
+            now = progress(history, state)
+            if history is self._history and now == self._progress:
+                return b""
+            self._history, self._progress = history, now
+            data = {"step": history.step, "num_steps": history.num_steps, "state": state}
+            return b"event: news\ndata: %s\n\n" % to_json(data)
 
 
 def _bounded(send: Send) -> Send:

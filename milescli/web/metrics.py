@@ -31,13 +31,13 @@ class _Fed:
 
 @dataclass(slots=True)
 class Metrics:
-    """Of one server."""
+    """Metrics of all runs that one server shows."""
 
     _fed: dict[Path, _Fed] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def text(self, shown: ShownRuns) -> bytes:
-        """As Prometheus reads it."""
+        """Return what Prometheus scrapes."""
         runs = [one for one in shown.all() if shown.folder is None or _is_fresh(one.run)]
         with self._lock:
             kept = {one.run.path for one in runs}
@@ -63,7 +63,7 @@ class Metrics:
 
 
 def together(texts: Iterable[str]) -> str:
-    """Of several runs: what is said of a metric stands once, before all its samples."""
+    """Join the texts of several runs: the head of a metric stands once, before all its samples."""
     heads, samples = dict[str, str](), dict[str, str]()
     for text in texts:
         for block in re.split(r"^# HELP ", text, flags=re.MULTILINE)[1:]:

@@ -1,4 +1,5 @@
-"""Values -> bytes that are sent: strict JSON, with an ETag, packed where that helps. Pure."""
+"""What the server sends: values as strict JSON, with an ETag, packed where that helps; and refusals
+in three parts, with their HTTP status. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import orjson
 
 from milescli.console.output import finite
+from milescli.core.errors import MilesError
 
 PACKED_FROM_BYTES = 4096
 """What is shorter is sent as it is."""
@@ -19,7 +21,7 @@ _GZIP_LEVEL = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """Of a response."""
+    """The body of a response."""
 
     data: bytes
     etag: str
@@ -29,7 +31,7 @@ class Body:
 
 
 def body_of(data: bytes, *, may_pack: bool) -> Body:
-    """`may_pack`: the reader knows gzip."""
+    """Make a body; `may_pack`: the reader knows gzip."""
     etag = f'W/"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     if may_pack and len(data) >= PACKED_FROM_BYTES:
         return Body(data=gzip.compress(data, _GZIP_LEVEL, mtime=0), etag=etag, is_packed=True)
@@ -37,9 +39,47 @@ def body_of(data: bytes, *, may_pack: bool) -> Body:
 
 
 def to_json(value: object) -> bytes:
-    """Strict: NaN and infinity become null."""
+    """Encode as strict JSON: NaN and infinity become null."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
         # half of a surrogate pair in a model's text, or a number of more than 64 bits
         return json.dumps(finite(value), default=str).encode()
+
+
+class Refusal(MilesError):
+    """A request that is refused with what, why and fix."""
+
+    status: int = 400
+
+    def as_json(self) -> dict[str, str]:
+        """Return the three parts as the page reads them."""
+        return {"what": self.what, "why": self.why, "fix": " or ".join(self.fixes)}
+
+
+class BadRequest(Refusal):
+    """The request makes no sense."""
+
+
+class Forbidden(Refusal):
+    """The request has no key, or the file is not ours to read."""
+
+    status = 403
+
+
+class NotFound(Refusal):
+    """There is no such run, step or file."""
+
+    status = 404
+
+
+class WrongMethod(Refusal):
+    """The method is neither GET nor HEAD."""
+
+    status = 405
+
+
+class Busy(Refusal):
+    """Too many requests at once, or the disk does not reply."""
+
+    status = 503

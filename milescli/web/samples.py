@@ -10,7 +10,7 @@ import time
 from milescli.insight.samples import by_group, read_file, read_samples, sample_steps
 from milescli.web.asked import Asked, Json
 from milescli.web.files import file_within, readable
-from milescli.web.refusals import BadRequest, NotFound
+from milescli.web.responses import BadRequest, NotFound
 
 MAX_BYTES = 256 * 2**20
 """Of the samples of one step."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from milescli.checkpoint.run_dir import RECIPE_FILE, RunDir
 from milescli.core.errors import MachineError, nearest
-from milescli.web.refusals import NotFound
+from milescli.web.responses import NotFound
 
 LOOK_EVERY_S = 1.0
 """Seconds for which a listing of the folder holds."""

@@ -98,7 +98,7 @@ def test_a_run_outlives_its_terminal(speak: Speak) -> None:
     output.narration.file.close()
     for event in events():
         view(event)
-    assert view.progress.last is not None and view.progress.last.step == 40
+    assert view.history.step == 40
 
 
 def test_the_picture_is_an_svg_of_the_last_frame(speak: Speak, tmp_path: Path) -> None:

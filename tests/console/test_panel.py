@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +14,31 @@ from rich.console import Console
 
 from milescli.console.columns import COLUMNS, that_fit
 from milescli.console.live import milestone, step_line
-from milescli.console.panel import RunProgress, frame
-from milescli.core.events import OfAdapter, PhaseStarted, VerdictGiven
+from milescli.console.panel import frame
+from milescli.core.events import Event, OfAdapter, PhaseStarted, VerdictGiven, stamped
+from milescli.core.history import History
 from tests.fake_run import eval_done, events, step_done
 
 GOLDEN = Path(__file__).parent / "golden"
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def drawn(progress: RunProgress, width: int, height: int = 30) -> list[str]:
+def feed(history: History, event: Event) -> None:
+    history.feed(stamped(event))
+
+
+def drawn(history: History, width: int, height: int = 30) -> list[str]:
+    elapsed_s = 0.0 if math.isnan(history.took_s) else history.took_s
     screen = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
-    screen.print(frame(progress, width=width, height=height))
+    screen.print(frame(history, elapsed_s=elapsed_s, width=width, height=height))
     return screen.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def after(num_events: int | None, **options) -> RunProgress:  # type: ignore[no-untyped-def]
-    progress = RunProgress(name="quickstart-1", clock=lambda: 42.0)
+def after(num_events: int | None, **options) -> History:  # type: ignore[no-untyped-def]
+    history = History(name="quickstart-1")
     for event in list(events(**options))[:num_events]:
-        progress.feed(event)
-    return progress
+        feed(history, event)
+    return history
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -70,17 +77,18 @@ def test_no_figure_and_no_terminal_breaks_the_panel(
     diff: float,
     accuracy: float,
 ) -> None:
-    progress = after(None)
-    progress.feed(eval_done(40, accuracy))
+    history = after(None)
+    feed(history, eval_done(40, accuracy))
     odd = step_done(41, 42, reward=reward, loss=loss, step_s=seconds, diff=diff)
-    progress.feed(
+    feed(
+        history,
         replace(
             odd,
             rollout_tokens_per_s=seconds,
             report=replace(odd.report, grad_norm=loss, figures={"kl": loss, "entropy": loss}),
-        )
+        ),
     )
-    lines = drawn(progress, width, height)
+    lines = drawn(history, width, height)
     assert all(len(line) <= width for line in lines)
 
 
@@ -93,9 +101,9 @@ def test_the_panel_is_not_higher_than_the_terminal(height: int) -> None:
 def test_the_verdict_stands_below_with_the_worst_that_is_wrong(height: int) -> None:
     findings = {"one": "the first", "two": "the second", "three": "the third"}
     told = VerdictGiven(step=40, headline="It is learning.", is_learning=True, findings=findings)
-    progress = after(None)
-    progress.feed(told)
-    lines = drawn(progress, 80, height)
+    history = after(None)
+    feed(history, told)
+    lines = drawn(history, 80, height)
     shown = "\n".join(lines)
     assert len(lines) <= height and "verdict It is learning." in shown
     assert "! the first" in shown and "! the second" in shown and "the third" not in shown
@@ -104,12 +112,12 @@ def test_the_verdict_stands_below_with_the_worst_that_is_wrong(height: int) -> N
 
 
 def test_after_an_evaluation_the_phase_before_it_goes_on() -> None:
-    progress = RunProgress(name="mine", clock=lambda: 42.0)
-    progress.feed(PhaseStarted(phase="train", detail="steps 1 to 40"))
-    progress.feed(PhaseStarted(phase="eval", detail="200 prompts"))
-    assert "eval" in drawn(progress, 80)[-1]
-    progress.feed(eval_done(10, 0.5))
-    assert (progress.phase, progress.detail) == ("train", "steps 1 to 40")
+    history = History(name="mine")
+    feed(history, PhaseStarted(phase="train", detail="steps 1 to 40"))
+    feed(history, PhaseStarted(phase="eval", detail="200 prompts"))
+    assert "eval" in drawn(history, 80)[-1]
+    feed(history, eval_done(10, 0.5))
+    assert (history.phase, history.phase_detail) == ("train", "steps 1 to 40")
 
 
 @given(st.integers(10, 200))
@@ -121,37 +129,37 @@ def test_columns_are_dropped_by_rank_and_keep_their_order(width: int) -> None:
 
 
 def test_what_is_not_finite_is_said_as_it_is() -> None:
-    progress = after(None)
-    progress.feed(step_done(41, 42, reward=0.5, loss=float("nan")))
-    assert "nan" in "\n".join(drawn(progress, 120))
+    history = after(None)
+    feed(history, step_done(41, 42, reward=0.5, loss=float("nan")))
+    assert "nan" in "\n".join(drawn(history, 120))
 
 
 def test_the_parts_of_the_reward_are_shown_on_the_panel_and_in_the_log() -> None:
     done = step_done(1, 10, reward=0.5)
     rollout = replace(done.rollout, reward_parts={"math": 0.45, "format": 0.9})
-    progress = RunProgress(name="mine", clock=lambda: 42.0)
-    progress.feed(replace(done, rollout=rollout))
-    assert "math 0.450  format 0.900" in "\n".join(drawn(progress, 100))
+    history = History(name="mine")
+    feed(history, replace(done, rollout=rollout))
+    assert "math 0.450  format 0.900" in "\n".join(drawn(history, 100))
     line = step_line(replace(done, rollout=rollout))
     assert line is not None and "reward 0.500  math 0.450  format 0.900" in line.plain
-    assert len(drawn(progress, 100, height=20)) <= 20
+    assert len(drawn(history, 100, height=20)) <= 20
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_panel_of_several_adapters_shows_how_far_each_is(width: int) -> None:
-    progress = RunProgress(name="both", clock=lambda: 42.0)
-    progress.feed(PhaseStarted(phase="start", detail="1 trainer ranks, 1 engines"))
+    history = History(name="both")
+    feed(history, PhaseStarted(phase="start", detail="1 trainer ranks, 1 engines"))
     for name, num_events in (("sums", 90), ("words", 100)):
         for event in list(events())[:num_events]:
-            progress.feed(OfAdapter(adapter=name, event=event))
-    lines = drawn(progress, width)
+            feed(history, OfAdapter(adapter=name, event=event))
+    lines = drawn(history, width)
     shown = "\n".join(lines)
-    steps = [one.last.step for one in progress.adapters.values() if one.last is not None]
+    steps = [one.step for one in history.adapters.values()]
     assert len(set(steps)) == 2
     for name, step in zip(("sums", "words"), steps, strict=True):
         assert shown.index(name) < shown.index(f"step {step}/40")
     assert max(map(len, lines)) <= width and "start" not in lines[-1]
-    many = RunProgress(name="many", clock=lambda: 42.0)
+    many = History(name="many")
     for number in range(100):
-        many.feed(OfAdapter(adapter=f"a{number}", event=step_done(1, 40, reward=0.5)))
+        feed(many, OfAdapter(adapter=f"a{number}", event=step_done(1, 40, reward=0.5)))
     assert len(drawn(many, width, height=24)) <= 24

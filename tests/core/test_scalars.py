@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from milescli.core.events import OfAdapter, PhaseStarted, RowStepDone, to_record
-from milescli.core.scalars import scalars_in, scalars_of
+from milescli.core.scalars import figures_below, objective_figures, scalars_in, scalars_of
 from tests.fake_run import report, step_done
 
 
@@ -59,3 +59,12 @@ def test_nobody_differs_about_tokens_that_nobody_sampled() -> None:
 
 def test_a_phase_has_none() -> None:
     assert scalars_of(PhaseStarted(phase="train")) is None
+
+
+def test_figures_of_an_objective_and_of_a_section_are_told_apart_from_others() -> None:
+    done = step_done(3, 10, reward=0.5)
+    scalars = scalars_of(replace(done, rollout=replace(done.rollout, reward_parts={"math": 0.4})))
+    assert scalars is not None
+    assert objective_figures(scalars[1]) == dict(done.report.figures)
+    assert figures_below(scalars[1], "reward") == {"math": 0.4}
+    assert figures_below(scalars[1], "time")["step_s"] == done.seconds.step_s

@@ -28,10 +28,10 @@ from milescli.core.events import (
     WorkerReplaced,
     to_record,
 )
+from milescli.core.history import History
 from milescli.core.types import StepReport
 from milescli.insight.case import Verdict
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.insight.samples import KeptSample
 from milescli.insight.verdict import verdict_of
 

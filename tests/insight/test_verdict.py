@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from milescli.core.history import History
 from milescli.insight.case import Level
 from milescli.insight.diagnoses import ALL
 from milescli.insight.facts import RunFacts
-from milescli.insight.history import History
 from milescli.insight.verdict import verdict_of
 from milescli.recipe.keys import keys
 from tests.insight.planted import (

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import ExitCode, MachineError, MilesError
-from milescli.report import frame, make, markdown
-from milescli.report.make import is_html, require_writable, write
+from milescli.report import make, markdown
+from milescli.report.make import HTML_MARK, is_html, require_writable, write
+from milescli.report.markdown import run_markdown
 from tests.report.run_folders import make_planted
 
 
@@ -24,12 +25,12 @@ def test_a_run_whose_events_are_somebody_elses_is_refused_with_what_opens_it(
 
     monkeypatch.setattr(make, "read_subject", denied)  # root may read everything
     with pytest.raises(MachineError, match="may not be read") as refused:
-        make.report_run(folder, html=False)
+        make.report_run(folder, form=run_markdown)
     assert refused.value.exit_code is ExitCode.NOT_READY
     assert refused.value.fixes[0].startswith(f"chmod -R a+rX {folder}")
 
 
-@pytest.mark.parametrize("mark", [frame.MARK, markdown.MARK])
+@pytest.mark.parametrize("mark", [HTML_MARK, markdown.MARK])
 def test_a_report_is_written_over_and_something_else_only_by_force(
     tmp_path: Path, mark: str
 ) -> None:

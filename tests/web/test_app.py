@@ -15,7 +15,7 @@ from milescli.checkpoint.run_lock import lock
 from milescli.web import app, live
 from milescli.web.app import READS, Threads
 from milescli.web.files import STATIC
-from milescli.web.refusals import Busy
+from milescli.web.responses import Busy
 from tests.fake_run import WrittenRun, step_done
 from tests.web.serving import KEY, client_of, site_of
 
@@ -98,7 +98,7 @@ def test_what_is_long_is_packed_for_who_knows_gzip(run: WrittenRun, client: Test
 
 def test_json_is_strict(run: WrittenRun, client: TestClient) -> None:
     run.tell(step_done(1, loss=float("nan"), reward=float("inf")))
-    for name in ("summary", "columns?name=train/loss&name=rollout/reward_mean", "told"):
+    for name in ("summary", "columns?name=train/loss&name=rollout/reward_mean", "notices"):
         text = client.get(f"/api/runs/tiny-1/{name}").text
         json.loads(text, parse_constant=pytest.fail)
 

@@ -158,8 +158,8 @@ def test_what_was_told_can_be_searched(
         Notice(text="careful", level="warning"),
         Notice(text="Later"),
     )
-    told = client.get(f"/api/runs/tiny-1/told?{query}").json()
-    assert [one["text"] for one in told["told"]] == texts
+    told = client.get(f"/api/runs/tiny-1/notices?{query}").json()
+    assert [one["text"] for one in told["notices"]] == texts
     assert told["total"] >= len(texts)
 
 

@@ -10,7 +10,7 @@ import pytest
 from milescli.insight import reader
 from milescli.web import histories
 from milescli.web.histories import Histories
-from milescli.web.refusals import Busy
+from milescli.web.responses import Busy
 from tests.fake_run import WrittenRun
 
 

@@ -21,12 +21,12 @@ from milescli.core.events import (
     WarmupStepDone,
     stamped,
 )
-from milescli.insight.history import History
+from milescli.core.history import History
 from milescli.web import live
 from milescli.web.asked import Asked
 from milescli.web.histories import Histories
-from milescli.web.live import LiveStreams, Seen, changes
-from milescli.web.refusals import Busy
+from milescli.web.live import LiveStreams, progress
+from milescli.web.responses import Busy
 from milescli.web.shown import ShownRun
 from tests.fake_run import WrittenRun, eval_done, step_done
 from tests.web.serving import Serving, serving
@@ -46,30 +46,25 @@ class Followed:
     """A page that follows a run."""
 
     lines: Iterator[str]
-    id: str = ""
-    seen: list[tuple[str, dict]] = field(default_factory=list)
+    seen: list[dict] = field(default_factory=list)
 
-    def next(self, kind: str) -> dict:
-        """The next event of a kind; others before it are kept in `seen`."""
-        name, until = "", time.monotonic() + WAIT_S
+    def until(self, **wanted: object) -> dict:
+        """Read until there is news with these values; those before it are kept in `seen`."""
+        deadline = time.monotonic() + WAIT_S
         for line in self.lines:
-            assert time.monotonic() < until, f"no `{kind}`; seen: {self.seen}"  # it has heartbeats
+            assert time.monotonic() < deadline, f"no {wanted}; seen: {self.seen}"
             word, _, value = line.partition(": ")
-            if word == "id":
-                self.id = value
-            elif word == "event":
-                name = value
+            if word == "event":
+                assert value == "news"
             elif word == "data":
-                self.seen.append((name, json.loads(value)))
-                if name == kind:
-                    return self.seen[-1][1]
-        raise AssertionError(f"the stream ended before `{kind}`: {self.seen}")
+                self.seen.append(json.loads(value))
+                if wanted.items() <= self.seen[-1].items():
+                    return self.seen[-1]
+        raise AssertionError(f"the stream ended before {wanted}: {self.seen}")
 
 
-def follow(server: Serving, query: str = "", **headers: str):  # type: ignore[no-untyped-def]
-    return server.client.stream(
-        "GET", f"/api/runs/tiny-1/live{query}", headers=headers, timeout=WAIT_S
-    )
+def follow(server: Serving):  # type: ignore[no-untyped-def]
+    return server.client.stream("GET", "/api/runs/tiny-1/live", timeout=WAIT_S)
 
 
 def test_a_page_is_told_of_what_is_written(server: Serving, run: WrittenRun) -> None:
@@ -78,15 +73,14 @@ def test_a_page_is_told_of_what_is_written(server: Serving, run: WrittenRun) -> 
     with follow(server) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         page = Followed(stream.iter_lines())
-        assert page.next("step") == {"step": 2, "num_steps": 40}
+        told = page.until(step=2)
+        assert told == {"step": 2, "num_steps": 40, "state": "killed"}  # nobody holds its lock
         run.tell(Notice(text="look </script>\n\nevent: end", level="warning"))
-        told = page.next("told")
-        assert (told["kind"], told["level"]) == ("Notice", "warning")
-        assert told["text"] == "look </script>\n\nevent: end"
+        page.until(step=2)
         run.steps(3, 5)
-        assert page.next("step")["step"] in (3, 4, 5)
+        page.until(step=5)
         run.tell(RunEnded(outcome="done", step=5, seconds=40.0))
-        assert page.next("end") == {"outcome": "done"}
+        page.until(step=5, state="done")
 
 
 def test_a_run_that_goes_on_is_followed_on(server: Serving, run: WrittenRun) -> None:
@@ -95,39 +89,31 @@ def test_a_run_that_goes_on_is_followed_on(server: Serving, run: WrittenRun) -> 
     run.tell(RunEnded(outcome="stopped", step=6, seconds=40.0))
     with follow(server) as stream:
         page = Followed(stream.iter_lines())
-        assert page.next("step")["step"] == 6
-        assert page.next("end") == {"outcome": "stopped"}
+        page.until(step=6, state="stopped")
         run.attempt(engine_0="")
         run.tell(PhaseStarted(phase="start", detail="again"))
-        assert page.next("told")["text"] == "start: again"
+        page.until(step=6, state="killed")
         run.steps(4, 4)
-        assert page.next("step")["step"] == 4
+        page.until(step=4)
         run.tell(RunEnded(outcome="done", step=4, seconds=9.0))
-        assert page.next("end") == {"outcome": "done"}
+        page.until(step=4, state="done")
 
 
-def test_events_that_begin_anew_are_told_of(server: Serving, run: WrittenRun) -> None:
+def test_events_that_begin_anew_are_news(server: Serving, run: WrittenRun) -> None:
     run.steps(1, 6)
     with follow(server) as stream:
         page = Followed(stream.iter_lines())
-        page.next("step")
+        page.until(step=6)
         run.run.events_file.unlink()
         run.tell(PhaseStarted(phase="start", detail="anew"))
-        page.next("reset")
-        assert page.next("told")["text"] == "start: anew"
+        page.until(step=0)
 
 
-def test_a_page_that_was_cut_off_misses_nothing(server: Serving, run: WrittenRun) -> None:
-    run.steps(1, 1)
-    run.tell(Notice(text="one"))
-    with follow(server) as stream:
-        page = Followed(stream.iter_lines())
-        page.next("step")
-    run.tell(Notice(text="two"), Notice(text="three"))
-    for query, headers in (("", {"last-event-id": page.id}), ("?told=1", {})):
-        with follow(server, query, **headers) as stream:
-            again = Followed(stream.iter_lines())
-            assert [again.next("told")["text"], again.next("told")["text"]] == ["two", "three"]
+def test_a_page_that_comes_again_is_told_where_the_run_is(server: Serving, run: WrittenRun) -> None:
+    for _ in range(2):
+        run.steps(1, 1)
+        with follow(server) as stream:
+            Followed(stream.iter_lines()).until(step=1)
 
 
 def test_a_driver_that_was_killed_is_an_end(server: Serving, run: WrittenRun) -> None:
@@ -137,9 +123,9 @@ def test_a_driver_that_was_killed_is_an_end(server: Serving, run: WrittenRun) ->
         fcntl.flock(lock, fcntl.LOCK_EX)
         with follow(server) as stream:
             page = Followed(stream.iter_lines())
-            page.next("step")
+            page.until(step=3)
             verdict_file(attempt).write_text('{"outcome": "killed"}\n')
-            assert page.next("end") == {"outcome": "killed"}
+            page.until(state="killed")
 
 
 def test_a_silent_stream_shows_that_it_lives(
@@ -154,7 +140,7 @@ def test_a_stream_ends_with_its_server(folder: Path, run: WrittenRun) -> None:
     run.steps(1, 1)
     with serving(folder) as server, follow(server) as stream:
         page = Followed(stream.iter_lines())
-        page.next("step")
+        page.until(step=1)
         server.stop()
         assert list(page.lines) == [""]  # ends the event before
 
@@ -167,7 +153,7 @@ def test_so_many_streams_and_no_more(
     with serving(folder) as server:
         with follow(server) as stream:
             page = Followed(stream.iter_lines())  # held: a line reader that is gone ends the stream
-            page.next("step")
+            page.until(step=1)
             with follow(server) as refused:
                 assert refused.status_code == 503
                 assert set(json.loads(refused.read())) == {"what", "why", "fix"}
@@ -181,51 +167,28 @@ def test_so_many_streams_and_no_more(
 
 def test_a_run_that_is_not_there_has_no_stream(server: Serving) -> None:
     assert server.client.get("/api/runs/tiny-2/live").status_code == 404
-    assert server.client.get("/api/runs/tiny-1/live?told=x").status_code == 400
 
 
-def test_a_backlog_is_cut_to_the_newest() -> None:
+def test_nothing_is_told_twice_and_whatever_a_page_draws_is_news() -> None:
     history = History(name="tiny")
-    for number in range(2 * live.MAX_TOLD):
-        history.feed({"event": "Notice", "text": str(number), "level": "info", "time": ""})
-    events = changes(history, "running", Seen(told=0))
-    told = [event for event in events if b"event: told" in event]
-    assert len(told) == live.MAX_TOLD and b'"text":"999"' in told[-1]
-    assert changes(history, "running", Seen(told=0, history=history))[:1] == told[:1]
-
-
-def test_nothing_is_told_twice() -> None:
-    history, seen = History(name="tiny"), Seen()
-    assert [e.split(b"\n")[1] for e in changes(history, "failed", seen)] == [
-        b"event: step",
-        b"event: end",
-    ]
-    assert changes(history, "failed", seen) == []
-
-
-def test_what_is_measured_beside_the_steps_is_news() -> None:
-    history, seen = History(name="tiny"), Seen()
-    history.feed(stamped(step_done(1)))
-    changes(history, "running", seen)
+    known = progress(history, "running")
+    assert progress(history, "running") == known != progress(history, "failed")
     warmed = WarmupStepDone(step=1, num_steps=9, report=step_done(1).report, step_s=0.1)
-    for event in (warmed, eval_done(1, 0.5)):
+    for event in (step_done(1), warmed, eval_done(1, 0.5), Notice(text="look")):
         history.feed(stamped(event))
-        (news,) = changes(history, "running", seen)
-        assert news.split(b"\n")[1] == b"event: step"
-        assert changes(history, "running", seen) == []
+        assert progress(history, "running") != known
+        known = progress(history, "running")
+        assert progress(history, "running") == known
 
 
 def test_an_adapter_that_told_nothing_yet_does_not_begin_anew(run: WrittenRun) -> None:
     """At each look."""
-    own, seen = WrittenRun(path=run.run.adapters_dir / "sums"), Seen()
+    own = WrittenRun(path=run.run.adapters_dir / "sums")
     shown = ShownRun(id="tiny-1:sums", run=own.run, above=run.run)
-    asked = Asked(shown=shown, histories=Histories())
-    for expected in ([b"event: step"], [], []):
-        with asked.history() as history:
-            assert [e.split(b"\n")[1] for e in changes(history, "running", seen)] == expected
+    stream = LiveStreams().open(Asked(shown=shown, histories=Histories()), None)  # type: ignore
+    assert [bool(stream.news()) for _ in range(3)] == [True, False, False]
     run.tell(OfAdapter(adapter="sums", event=step_done(1)))
-    with asked.history() as history:
-        assert b'"step":1' in changes(history, "running", seen)[-1]
+    assert b'"step":1' in stream.news() and not stream.news()
 
 
 def test_a_page_that_takes_nothing_is_given_up(

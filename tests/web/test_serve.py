@@ -79,7 +79,7 @@ def test_a_page_from_its_first_request_to_ctrl_c(run: WrittenRun, tmp_path: Path
             for name in ("summary", "names", "samples", "logs/latest/engine-0.log", "evaluations"):
                 assert client.get(f"api/runs/tiny-1/{name}").status_code == 200
             with client.stream("GET", "api/runs/tiny-1/live") as stream:
-                next(line for line in stream.iter_lines() if line == "event: step")
+                next(line for line in stream.iter_lines() if line == "event: news")
                 process.send_signal(signal.SIGINT)
                 assert process.wait(WAIT_S) == 0
         assert process.stderr is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import ExitCode, MachineError
-from milescli.web.refusals import NotFound
+from milescli.web.responses import NotFound
 from milescli.web.shown import ShownRuns, shown_runs
 from tests.fake_run import WrittenRun
 

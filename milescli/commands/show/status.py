@@ -11,10 +11,10 @@ from milescli.checkpoint.run_dir import RunDir
 from milescli.console import theme
 from milescli.console.columns import number, percent, rate
 from milescli.console.output import Line, Mode, Output, redrawn, show_lines
+from milescli.core.history import History
 from milescli.core.units import format_bytes, format_duration
 from milescli.insight.case import Finding, Level, Verdict
 from milescli.insight.facts import read_facts
-from milescli.insight.history import History
 from milescli.insight.reader import RunReader
 from milescli.insight.summary import Course, Phase, Summary, leading, summarize
 
@@ -23,13 +23,6 @@ LABEL = 10
 """Columns of the words before the figures."""
 SPARK, BAR = 40, 40
 SHOWN_MEMORY = 4
-PHASE_STYLES = {
-    "rollout": "cyan",
-    "pack": "blue",
-    "train": "magenta",
-    "publish": "green",
-    "save": "yellow",
-}
 _STATE = {"running": theme.ACCENT, "done": theme.GOOD, "stopped": theme.WARN}
 _MARKS = {Level.BAD: theme.BAD, Level.WARNING: theme.WARN, Level.HINT: theme.QUIET}
 
@@ -193,7 +186,7 @@ def _phases(phases: Sequence[Phase]) -> Iterator[str | tuple[str, str]]:
     edge = 0.0
     for phase in shown:
         start, edge = edge, edge + BAR * phase.share
-        yield ("▀" * (int(edge) - int(start)), PHASE_STYLES[phase.name])
+        yield ("▀" * (int(edge) - int(start)), theme.PHASES[phase.name])
     words = (f"{phase.name} {phase.share:.0%} ({phase.seconds:.2f} s)" for phase in shown)
     yield "  " + ", ".join(words)
 

@@ -23,15 +23,15 @@ def not_finite(case: Case) -> Finding | None:
     """A loss or a gradient that is NaN or infinite."""
     steps = np.asarray(case.history.columns.steps)
     bad = ~np.isfinite(case.column(LOSS)) | ~np.isfinite(case.column(NORM))
-    told = case.history.error or {}
-    is_said = "not finite" in str(told.get("what", ""))
+    error = case.history.error or {}
+    is_said = "not finite" in str(error.get("what", ""))
     if not bad.any() and not is_said:
         return None
     where = steps[bad]
     seen = (
         f"loss or gradient norm is not finite at {len(where)} steps, first at {where[0]}"
         if len(where)
-        else str(told["what"])
+        else str(error["what"])
     )
     return case.finding(
         "not-finite",

@@ -96,8 +96,8 @@ def reward_flat(case: Case) -> Finding | None:
     """No rise for more than noise, and something left to gain."""
     if case.history.learns_from_rows or not case.has(REWARD, least=ENOUGH):
         return None
-    told = case.progress
-    if case.is_early(least=ENOUGH) or case.is_rising or case.is_at_ceiling or told.is_falling:
+    trend = case.progress
+    if case.is_early(least=ENOUGH) or case.is_rising or case.is_at_ceiling or trend.is_falling:
         return None
     return case.finding(
         "reward-flat",
@@ -105,7 +105,7 @@ def reward_flat(case: Case) -> Finding | None:
         "The reward is flat",
         evidence=f"mean reward went from {number(case.early(REWARD))} to "
         f"{number(case.recent(REWARD))} over {case.num_steps} steps: a change of "
-        f"{number(told.change, '+.3g')} with a standard error of {number(told.error)}",
+        f"{number(trend.change, '+.3g')} with a standard error of {number(trend.error)}",
         advice=(
             "is another finding its cause? Those above this one come first",
             "a higher train.optimizer.lr (three times as much), or more samples a prompt",

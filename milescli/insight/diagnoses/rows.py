@@ -43,15 +43,15 @@ def loss_flat(case: Case) -> Finding | None:
         return None
     if case.is_early(least=ENOUGH):
         return None
-    told = case.progress
-    if told.is_rising:
+    trend = case.progress
+    if trend.is_rising:
         return None
     return case.finding(
         "loss-flat",
         Level.WARNING,
         "The loss does not fall",
         evidence=f"it went from {number(case.early(LOSS))} to {number(case.recent(LOSS))}: a "
-        f"change of {number(-told.change, '+.3g')} with a standard error of {number(told.error)}",
+        f"change of {number(-trend.change, '+.3g')} with a standard error of {number(trend.error)}",
         advice=(
             "a higher train.optimizer.lr (three times as much)",
             "is the loss mask on the responses? miles data check shows what is learned",

@@ -54,7 +54,7 @@ class Judge:
         self._is_fault_told = False
 
     def __call__(self, event: Event) -> None:
-        """Tell what was found; look again after a step, where it is time."""
+        """Emit what the last look found; look again after a step, where it is time."""
         done = event.event if isinstance(event, OfAdapter) else event
         if not isinstance(done, StepDone | RowStepDone):
             return
@@ -65,7 +65,7 @@ class Judge:
             self._begin()
 
     def conclude(self) -> None:
-        """The verdict over the whole run, before its last event is told."""
+        """Judge the whole run, before its last event is emitted."""
         if self._thread is not None:
             self._thread.join(END_S)
             if self._thread.is_alive():
@@ -125,7 +125,7 @@ class Judge:
 
 
 class EventLog:
-    """events.jsonl: everything that happened, one JSON object a line."""
+    """Writes events.jsonl: everything that happened, one JSON object a line."""
 
     def __init__(self, file: Path) -> None:
         self._file = LineFile(file)
@@ -136,7 +136,7 @@ class EventLog:
 
 
 class MetricLog:
-    """metrics.jsonl: the scalars of each step under flat names."""
+    """Writes metrics.jsonl: the scalars of each step under flat names."""
 
     def __init__(self, file: Path) -> None:
         self._file = LineFile(file)
@@ -149,8 +149,8 @@ class MetricLog:
 
 
 def attach_run_files(bus: EventBus, run: RunDir, *, has_scalars: bool = True) -> None:
-    """Let the run's files listen; what they cannot write is told of once. `has_scalars`: else it is
-    a run whose adapters have them."""
+    """Let the files of the run listen; warn once where they cannot be written. `has_scalars`: False
+    for a run whose adapters have them."""
     side = SideFiles(bus)
 
     def listen(listener: Callable[[Event], None], path: Path) -> None:

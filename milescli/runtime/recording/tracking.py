@@ -38,8 +38,7 @@ def require_tracking(settings: RunSettings) -> None:
 
 @contextmanager
 def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Tracking]:
-    """Trackers and Prometheus are told of what the bus says inside. Raises as
-    `require_tracking`."""
+    """Give trackers and Prometheus what the bus emits inside. Raises as `require_tracking`."""
     with _metrics(spec, bus=bus, output=output):
         tracking = Tracking(spec, bus=bus, output=output)
         bus.listeners.append(tracking)
@@ -52,10 +51,10 @@ def tracked(spec: RunSpec, *, bus: EventBus, output: Output) -> Iterator[Trackin
 
 
 class Tracking:
-    """Sends events to the run's trackers. A listener. Of several adapters each has trackers of its
-    own, which are told of what happens to the whole run, too. On the way out of it they are closed:
-    while the session of the run is open, since the helpers of some of them count as processes of
-    the run, and end with it."""
+    """Sends events to the run's trackers. A listener. Each of several adapters has trackers of its
+    own, which also get the events of the whole run. They are closed on the way out, while the
+    session of the run is open: the helpers of some count as processes of the run, and end with
+    it."""
 
     def __init__(self, spec: RunSpec, *, bus: EventBus, output: Output) -> None:
         self._bus, self._output = bus, output
@@ -74,7 +73,7 @@ class Tracking:
         self.trackers = [one for some in self._by_adapter.values() for one in some]
 
     def __call__(self, event: Event) -> None:
-        """Hand it on; say what went wrong with one before."""
+        """Hand an event on; warn of what went wrong with an earlier one."""
         if not self.trackers:
             return
         record = stamped(event)

@@ -36,7 +36,7 @@ class UserHooks:
                 )
 
     async def tell(self, hook: str, *, event: Event | None = None, **told: Any) -> None:
-        """Call it; does nothing where there is none, or where the `event` that a tracker is told of
+        """Call a hook; do nothing where the recipe names none, or where the `event` for a tracker
         has no scalars. Raises RecipeError where it raises, or takes longer than its bound."""
         if hook not in self._calls:
             return

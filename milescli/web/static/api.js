@@ -1,4 +1,7 @@
-// Asks the server, and says in three parts what went wrong. Caches nothing: the server does.
+// Asks the server, or a saved page the answers in it, and says in three parts what went wrong.
+// Caches nothing: the server does.
+
+import { saved, savedAnswer } from "./saved.js";
 
 /** What went wrong: `what`, `why`, `fix`. */
 export class ApiError extends Error {
@@ -23,12 +26,13 @@ export function withQuery(path, query) {
       if (one !== null && one !== undefined && one !== "") search.append(name, one);
     }
   }
-  const told = search.toString();
-  return told ? `${path}?${told}` : path;
+  const text = search.toString();
+  return text ? `${path}?${text}` : path;
 }
 
 /** GET of JSON. Raises ApiError; AbortError where `signal` ended it. */
 export async function get(path, query, { signal } = {}) {
+  if (saved) return fromFile(path, query);
   const limit = AbortSignal.timeout(LIMIT_MS);
   const both = signal ? AbortSignal.any([signal, limit]) : limit;
   let answer;
@@ -52,18 +56,28 @@ export async function get(path, query, { signal } = {}) {
   return answered(answer, path);
 }
 
-async function answered(answer, path) {
-  let told = null;
-  try {
-    told = await answer.json();
-  } catch {
-    // told stays null: an answer that is no JSON
-  }
-  if (answer.ok && told !== null) return told;
+function fromFile(path, query) {
+  const answer = savedAnswer(path, query);
+  if (answer !== undefined) return answer;
   throw new ApiError({
-    what: told?.what ?? `The server could not answer (${answer.status})`,
-    why: told?.why ?? `It was asked for ${path}.`,
-    fix: told?.fix ?? "Try again; the terminal where `miles ui` runs may say more.",
+    what: "This file does not hold that",
+    why: `The report was saved without ${path}.`,
+    fix: "Open the run with `miles ui`, which shows everything.",
+  });
+}
+
+async function answered(answer, path) {
+  let body = null;
+  try {
+    body = await answer.json();
+  } catch {
+    // body stays null: an answer that is no JSON
+  }
+  if (answer.ok && body !== null) return body;
+  throw new ApiError({
+    what: body?.what ?? `The server could not answer (${answer.status})`,
+    why: body?.why ?? `It was asked for ${path}.`,
+    fix: body?.fix ?? "Try again; the terminal where `miles ui` runs may say more.",
     status: answer.status,
   });
 }

@@ -5,6 +5,7 @@ import { h, keepingFocus, show, throttled } from "./dom.js";
 import { drawHead, liveText } from "./head.js";
 import * as keys from "./keys.js";
 import { Live } from "./live.js";
+import { saved } from "./saved.js";
 import { drawSide } from "./side.js";
 import { empty, problem } from "./states.js";
 import { nextTheme, themeButton } from "./switch.js";
@@ -27,7 +28,7 @@ const app = {
   isAsking: false, // for the runs
 };
 
-const live = new Live({
+const live = saved ? { isOpen: true, follow() {} } : new Live({
   news: () => refresh(),
   opened: () => connected(true),
   // the server may be there and refuse this stream alone
@@ -61,7 +62,7 @@ async function start() {
     if (event.key === "Escape") setSide(false);
   });
   await loadRuns();
-  setInterval(async () => {
+  if (!saved) setInterval(async () => {
     if (document.visibilityState !== "visible") return;
     await loadRuns();
     if (app.isConnected && !live.isOpen) refresh();
@@ -73,18 +74,18 @@ async function start() {
 async function loadRuns() {
   if (app.isAsking) return;
   app.isAsking = true;
-  const told = await get("api/runs").catch((error) => error);
+  const answer = await get("api/runs").catch((error) => error);
   app.isAsking = false;
-  if (told instanceof Error) {
-    app.refusal = told.status === FORBIDDEN ? told : null;
-    connected(told.status > 0 && !app.refusal);
-    if (app.run === null) show(at("main"), problem(told, loadRuns));
+  if (answer instanceof Error) {
+    app.refusal = answer.status === FORBIDDEN ? answer : null;
+    connected(answer.status > 0 && !app.refusal);
+    if (app.run === null) show(at("main"), problem(answer, loadRuns));
     return;
   }
   app.refusal = null;
   connected(true);
-  if (JSON.stringify(told.runs) === JSON.stringify(app.runs)) return;
-  app.runs = told.runs;
+  if (JSON.stringify(answer.runs) === JSON.stringify(app.runs)) return;
+  app.runs = answer.runs;
   runsChanged();
 }
 
@@ -118,6 +119,7 @@ function runsNow() {
 
 /** The run of an address that names none: the one that runs, else the newest. */
 function first() {
+  if (saved) return app.runs[0].id;
   const newest = [...app.runs].sort((a, b) => (b.changed_s ?? 0) - (a.changed_s ?? 0));
   const running = newest.find((run) => run.state === "running");
   return (running ?? newest[0]).id;
@@ -128,7 +130,8 @@ async function changed() {
   const run = view.get("run");
   if (!run) {
     // named from now on: a link leads to this run, and the page stays at it
-    view.set({ run: app.run ?? first() }, { replace: true });
+    const other = saved?.comparison ? { with: app.runs[1].id } : {};
+    view.set({ run: app.run ?? first(), ...other }, { replace: true });
     return;
   }
   drawSide(at("side"), runsNow(), run, themeButton());
@@ -199,10 +202,10 @@ function context() {
 async function loadSummary() {
   const run = app.run;
   if (run === null) return;
-  const told = await get(ofRun(run, "summary")).catch((error) => error);
+  const answer = await get(ofRun(run, "summary")).catch((error) => error);
   if (run !== app.run) return;
-  if (!(told instanceof Error) || told.status === NOT_FOUND) {
-    const summary = told instanceof Error ? null : told;
+  if (!(answer instanceof Error) || answer.status === NOT_FOUND) {
+    const summary = answer instanceof Error ? null : answer;
     const isOther = summary?.state !== app.summary?.state;
     app.summary = summary;
     if (isOther) drawSide(at("side"), runsNow(), run, themeButton());
@@ -232,7 +235,7 @@ function drawTabs() {
 }
 
 function drawBanner() {
-  const text = liveText(app);
+  const text = saved ? "" : liveText(app);
   const banner = at("banner");
   if (banner.textContent !== text) show(banner, text && h("div", { class: "note" }, text));
 }

@@ -252,7 +252,7 @@ export class Chart {
   }
 
   inWords() {
-    const told = this.lines.map((line) => {
+    const words = this.lines.map((line) => {
       const known = extent(line.ys);
       if (!known) return `${line.name}: no values`;
       const { first, last, low, high } = known;
@@ -260,7 +260,7 @@ export class Chart {
       const [from, to, least, most] = [first, last, low, high].map((value) => this.say(value));
       return `${name}from ${from} to ${to}, between ${least} and ${most}`;
     });
-    return `${this.options.title}. ${told.join("; ")}`;
+    return `${this.options.title}. ${words.join("; ")}`;
   }
 }
 

@@ -34,7 +34,7 @@ function words(plan) {
   const narrow = AXES.filter((axis) => trainer[axis] === 1);
   const axes = [...wide, narrow.length > 0 && `${narrow.join(", ")} ${narrow.length > 1
     ? "all 1" : "1"}`].filter(Boolean);
-  const told = [
+  const parts = [
     ["trainer", axes.join(" × "), "train"],
     engines.num && ["engines", `${engines.num} × tp ${engines.tp ?? 1}`, "rollout"],
     plan.device_kind && ["devices", `${plan.device_kind}, ${plan.precision ?? ""}`],
@@ -44,7 +44,7 @@ function words(plan) {
     plan.roles?.length > 0 && ["roles", plan.roles.map((role) =>
       `${role.name} (${role.place})`).join(", ")],
   ];
-  return told.filter((one) => one && one[1]);
+  return parts.filter((one) => one && one[1]);
 }
 
 function slotBox(slot, kind) {

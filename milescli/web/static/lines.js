@@ -14,12 +14,12 @@ export async function fetchLines(context, names, { first, last, isTime, signal }
     ids.map(async (id) => {
       const query = { name: ofSteps, first, last, points: POINTS };
       const seldom = names.length > ofSteps.length;
-      const [columns, told] = await Promise.all([
+      const [columns, evaluations] = await Promise.all([
         context.askOf(id, "columns", query, { signal }),
         seldom ? context.askOf(id, "evaluations", null, { signal }) : null,
         isTime ? begin(context, id, signal) : null,
       ]);
-      return { id, columns, told, times: isTime ? elapsed(id, columns.times ?? []) : null };
+      return { id, columns, evaluations, times: isTime ? elapsed(id, columns.times ?? []) : null };
     }),
   );
   const lines = new Map();
@@ -31,20 +31,20 @@ export async function fetchLines(context, names, { first, last, isTime, signal }
   return { lines, steps: own.columns.steps, times: own.times ?? [] };
 }
 
-/** Is it told only now and then, so that it is drawn as dots? */
+/** Is it measured only now and then, so that it is drawn as dots? */
 function isSeldom(name) {
   return name.startsWith("eval/") || name.startsWith("validation/");
 }
 
 function line(answer, name, place, { context, ids, first, last }) {
-  const { id, columns, told, times } = answer;
+  const { id, columns, evaluations, times } = answer;
   const line = { name: ids.length > 1 ? context.nameOf(id) : "", place };
   if (!isSeldom(name)) {
     const ys = columns.columns[name] ?? columns.steps.map(() => null);
     return { ...line, xs: times ?? columns.steps, ys };
   }
   const [section, figure] = [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1)];
-  const list = section === "eval" ? told.evaluations : told.validations;
+  const list = section === "eval" ? evaluations.evaluations : evaluations.validations;
   const shown = list.filter((one) => one.step >= (first ?? 0) && one.step <= (last ?? Infinity));
   return {
     ...line,

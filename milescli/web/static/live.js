@@ -32,9 +32,7 @@ export class Live {
     if (this.id === null || document.visibilityState === "hidden") return;
     const source = new EventSource(ofRun(this.id, "live"));
     this.source = source;
-    for (const kind of ["step", "told", "end", "reset"]) {
-      source.addEventListener(kind, () => this.acts.news());
-    }
+    source.addEventListener("news", () => this.acts.news());
     source.addEventListener("open", () => this.acts.opened());
     source.addEventListener("error", () => {
       this.acts.failed();

@@ -63,7 +63,7 @@ class Curves {
     const ids = [this.context.run, ...this.context.compared];
     const all = await Promise.all(
       ids.map(async (id) => {
-        const [names, told] = await Promise.all([
+        const [names, measured] = await Promise.all([
           this.context.askOf(id, "names"),
           this.context.askOf(id, "evaluations"),
         ]);
@@ -71,10 +71,10 @@ class Curves {
           [...new Set(list.flatMap((one) => Object.keys(one.figures ?? {})))].map((name) =>
             `${section}/${name}`);
         const more = [
-          ...(told.evaluations.length ? ["eval/accuracy"] : []),
-          ...of(told.evaluations, "eval"),
-          ...(told.validations.length ? ["validation/loss"] : []),
-          ...of(told.validations, "validation"),
+          ...(measured.evaluations.length ? ["eval/accuracy"] : []),
+          ...of(measured.evaluations, "eval"),
+          ...(measured.validations.length ? ["validation/loss"] : []),
+          ...of(measured.validations, "validation"),
         ];
         const extra = more.map((name) => ({ name, section: name.split("/")[0], unit: "",
           about: "" }));
@@ -259,8 +259,8 @@ class Curves {
   drawStep(x = null) {
     if (!this.step) return;
     const step = x === null ? view.number("step") : this.toStep(x);
-    if (step === this.told && this.step.childNodes.length) return;
-    this.told = step;
+    if (step === this.shownStep && this.step.childNodes.length) return;
+    this.shownStep = step;
     const rows = this.context.summary?.learns_from_rows;
     show(
       this.step,

@@ -98,7 +98,7 @@ class Evaluations {
         ...(timed ? ["took"] : []), ""],
       [...list].reverse().map((one) => [
         one.step,
-        h("b", {}, say(one[main])),
+        one.interval ? estimate(one.interval) : h("b", {}, say(one[main])),
         ...(main === "accuracy" ? [number(one.num_prompts)] : []),
         ...figures.map((name) => figureText(name, one.figures?.[name])),
         ...(timed ? [seconds(one.seconds)] : []),
@@ -184,7 +184,8 @@ function sampleRow(sample) {
   );
 }
 
-function table(title, heads, rows, note = "") {
+/** A card with a table: `rows` of cells, under `heads`; an empty head is that of links to samples. */
+export function table(title, heads, rows, note = "") {
   return h(
     "section",
     { class: "card", "aria-label": title },

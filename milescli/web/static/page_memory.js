@@ -82,20 +82,20 @@ function phaseParts({ phase, parts }, whole) {
   );
 }
 
-/** Of GPUs: what each rank or engine told. The most is never below what is held now. */
+/** Of GPUs: what each rank or engine reported. The most is never below what is held now. */
 function devices({ measured }, summary) {
-  const told = measured.filter((one) => one.total_bytes || one.device !== "cpu");
-  if (!told.length) return null;
+  const seen = measured.filter((one) => one.total_bytes || one.device !== "cpu");
+  if (!seen.length) return null;
   const planned = new Map((summary?.memory ?? []).map((one) => [one.worker, one.planned_bytes]));
-  const rows = told.map((one) => [one.worker, String(one.device ?? ""), one.used_bytes,
+  const rows = seen.map((one) => [one.worker, String(one.device ?? ""), one.used_bytes,
     largest([one.used_bytes, one.peak_bytes]), largest([one.reserved_bytes]),
     planned.get(one.worker), one.total_bytes]);
   return measuredCard("Memory of devices: last seen, and the most",
     ["Worker", "Device", "last seen", "most", "reserved", "planned", "of"], rows);
 }
 
-/** In main memory: what the watchdog saw, and what the processes themselves told as their most. */
-function processes({ over_time: points, measured }, isWhole, toggle) {
+/** In main memory: what the watchdog saw, and what the processes themselves reported as their most. */
+function processes({ over_time: points, measured, whole }, isWhole, toggle) {
   const seen = new Map();
   const at = (worker) => {
     const name = worker.replaceAll(" ", "-");
@@ -108,9 +108,9 @@ function processes({ over_time: points, measured }, isWhole, toggle) {
       Object.assign(one, { now: size, most: largest([one.most, size]) });
     }
   }
-  for (const told of measured.filter((one) => one.device === "cpu")) {
-    const one = at(told.worker);
-    one.most = largest([one.most, told.used_bytes, told.peak_bytes]);
+  for (const process of measured.filter((one) => one.device === "cpu")) {
+    const one = at(process.worker);
+    one.most = largest([one.most, process.used_bytes, process.peak_bytes]);
   }
   const all = [...seen.values()].sort((a, b) => b.most - a.most);
   if (!all.length) {
@@ -124,8 +124,11 @@ function processes({ over_time: points, measured }, isWhole, toggle) {
   const more = all.length > MOST_ROWS && h("button", { class: "link", id: ALL, "aria-expanded":
     String(isWhole), on: { click: toggle } },
   isWhole ? `Only the ${MOST_ROWS} largest` : `Show all ${all.length} processes`);
+  const together = whole && h("p", { class: "muted small" },
+    `All processes on the driver's computer: ${bytes(whole.most_bytes)} at most`,
+    whole.oom_kills > 0 && `; the kernel ended ${whole.oom_kills} of them`, ".");
   return measuredCard("Main memory of each process: last seen, and the most",
-    ["Process", "last seen", "most"], rows, more);
+    ["Process", "last seen", "most"], rows, [more, together]);
 }
 
 /** Columns of which no row has a value are left out. */

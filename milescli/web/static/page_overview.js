@@ -10,6 +10,7 @@ import { sparkline } from "./sparkline.js";
 import { adaptersCard, empty, Loaded } from "./states.js";
 import { verdictCard } from "./verdict.js";
 import { view } from "./view.js";
+import { visible } from "./visible.js";
 
 const POINTS = 160;
 const REWARD = "rollout/reward_mean";
@@ -19,7 +20,7 @@ const LOSS = "train/loss";
 export function open(root, context) {
   const loaded = new Loaded(root, {
     load: async (signal) => {
-      const [summary, told, names, plan, recipe] = await Promise.all([
+      const [summary, measured, names, plan, recipe] = await Promise.all([
         context.summary ?? context.ask("summary", null, { signal }),
         ...["evaluations", "names", "plan", "recipe"].map((name) =>
           context.ask(name, null, { signal })),
@@ -33,7 +34,7 @@ export function open(root, context) {
       const more = { takesTurns: plan.max_staleness === 0, sampling: samplingWords(recipe.keys),
         adapters: context.adapters,
         about: (name) => abouts.get(name) ?? "" };
-      return { summary, told, columns, more };
+      return { summary, measured, columns, more };
     },
     draw: (answer) => draw(root, answer),
   });
@@ -41,19 +42,30 @@ export function open(root, context) {
   return { refresh: () => loaded.renew(), close: () => loaded.close() };
 }
 
-function draw(root, { summary, told, columns, more }) {
+function draw(root, { summary, measured, columns, more }) {
   // what a reader has unfolded stays so while the run goes on
   const unfolded = [...root.querySelectorAll("details[open]")].map((one) => one.dataset.name);
   show(
     root,
     verdictCard(summary.verdict, summary.learns_from_rows ? "loss" : "reward"),
+    ending(summary.error),
     summary.step || summary.phases?.length
-      ? [gains(summary, told, columns, more), flow(summary, more), meanings(more)]
+      ? [gains(summary, measured, columns, more), flow(summary, more), meanings(more)]
       : waiting(summary),
   );
   for (const one of root.querySelectorAll("details")) {
     one.open = unfolded.includes(one.dataset.name);
   }
+}
+
+/** What ended a run that failed. */
+function ending(error) {
+  if (!error) return null;
+  const fixes = [error.fix ?? []].flat().map((fix) => `fix: ${fix}`);
+  const lines = [error.error ?? error.what, error.why && `why: ${error.why}`, ...fixes];
+  return h("section", { class: "card", "aria-label": "What ended it" },
+    h("h2", {}, "What ended it"),
+    h("pre", { class: "raw", tabindex: 0 }, visible(lines.filter(Boolean).join("\n"))));
 }
 
 function waiting(summary) {
@@ -64,14 +76,14 @@ function waiting(summary) {
 
 // --- what it gained
 
-function gains(summary, told, columns, { sampling, adapters }) {
+function gains(summary, measured, columns, { sampling, adapters }) {
   if (adapters.length) {
     return h("div", { class: "grid gains" },
       adaptersCard(adapters, (id) => view.href({ run: id, step: null })), progress(summary));
   }
   const of = (name) => columns.steps.map((step, at) => [step, columns.columns[name]?.[at]]);
-  const accuracies = told.evaluations.map((one) => [one.step, one.accuracy]);
-  const losses = told.validations.map((one) => [one.step, one.loss]);
+  const accuracies = measured.evaluations.map((one) => [one.step, one.accuracy]);
+  const losses = measured.validations.map((one) => [one.step, one.loss]);
   return h(
     "div",
     { class: "grid gains" },

@@ -16,9 +16,9 @@ export function open(root, context) {
   let known = [];
   let drawn = "";
   const drawAll = ([recipe, plan, manifest]) => {
-    const told = JSON.stringify([recipe, plan, manifest]);
-    if (loaded.isDrawn && told === drawn) return;
-    [known, drawn] = [recipe.keys, told];
+    const text = JSON.stringify([recipe, plan, manifest]);
+    if (loaded.isDrawn && text === drawn) return;
+    [known, drawn] = [recipe.keys, text];
     drawKeys(keys, known);
     show(root, planCard(plan), decisions(plan), recipeCard(tools.box, known.length && keys),
       alternatives(plan), manifestCard(manifest));
@@ -101,7 +101,7 @@ function recipeCard(tools, keys) {
 
 /** Sizes also as people read them. */
 function valueText(name, value) {
-  return name.endsWith("_bytes") && value >= 1024 ? `${value} (${bytes(value)})` : plain(value);
+  return name.endsWith("_bytes") && value >= 1024 ? `${value} (${bytes(Number(value))})` : plain(value);
 }
 
 /** Was it left as it is by default? */

@@ -180,8 +180,7 @@ class Samples {
       "section",
       { class: "card prompt", "aria-label": "Prompt" },
       h("div", { class: "row" }, h("h2", {}, `Prompt ${group.prompt_index}`),
-        h("span", { class: "muted small" }, counted(group.samples.length, "sample"),
-          group.shown.length < group.samples.length ? `, ${group.shown.length} shown` : "")),
+        h("span", { class: "muted small" }, countWords(group))),
       h("div", { class: "text", tabindex: 0, role: "region", "aria-label": "Text of the prompt" },
         marked(String(group.prompt), view.get("q").toLowerCase())),
       label !== null && label !== undefined && label !== "" &&
@@ -233,6 +232,15 @@ class Samples {
     this.loaded.close();
     this.results.close();
   }
+}
+
+/** 8 samples, 3 shown. A saved page holds the best and the worst, and the rewards of all. */
+function countWords({ samples, shown, rewards }) {
+  const part = shown.length < samples.length ? `, ${shown.length} shown` : "";
+  const all = rewards?.length
+    ? ` of ${number(rewards.length)}; rewards of all: ${rewards.map((one) => number(one, 3)).join(", ")}`
+    : "";
+  return `${counted(samples.length, "sample")}${all}${part}`;
 }
 
 /** A text with what is searched for marked. */

@@ -7,7 +7,7 @@ import { runBar, runPhase, swatch } from "./phases.js";
 import { drawShares } from "./shares.js";
 import { empty, Loaded } from "./states.js";
 import { Timeline } from "./timeline.js";
-import { ToldList } from "./told_list.js";
+import { NoticeList } from "./notice_list.js";
 import { view } from "./view.js";
 
 const PHASES = ["rollout", "pack", "train", "save", "publish"];
@@ -22,7 +22,7 @@ class TimePage {
   constructor(root, context) {
     Object.assign(this, { root, context, timeline: null, shares: null });
     const body = () => h("div", {});
-    const [whole, lanes, shares, told] = [body(), body(), body(), body()];
+    const [whole, lanes, shares, notices] = [body(), body(), body(), body()];
     this.tools = h("div", { class: "tools" });
     this.makeTools();
     show(
@@ -33,7 +33,7 @@ class TimePage {
       h("section", { class: "card", "aria-label": "Share of each phase" },
         h("h2", {}, "Share of each phase over steps"), shares),
       h("section", { class: "card", "aria-label": "What happened" }, h("h2", {}, "What happened"),
-        told),
+        notices),
     );
     this.lanes = new Loaded(lanes, {
       load: (signal) => context.ask("timeline",
@@ -53,13 +53,13 @@ class TimePage {
         show(whole, wholeRun(summary.run_phases));
       },
     });
-    this.told = new ToldList(told, context);
+    this.notices = new NoticeList(notices, context);
     this.later = settled(() => this.lanes.refresh(), 150);
     this.refresh();
   }
 
   refresh() {
-    for (const one of [this.lanes, this.sharesLoaded, this.told]) one.renew();
+    for (const one of [this.lanes, this.sharesLoaded, this.notices]) one.renew();
   }
 
   changed() {
@@ -67,7 +67,7 @@ class TimePage {
     const asked = this.asked();
     if (asked !== this.shown) this.later();
     this.shown = asked;
-    this.told.changed();
+    this.notices.changed();
   }
 
   asked() {
@@ -103,8 +103,8 @@ class TimePage {
     this.timeline?.whole();
   }
 
-  drawLanes(told, root) {
-    const answer = { ...told, intervals: told.intervals.map((one) =>
+  drawLanes(lanes, root) {
+    const answer = { ...lanes, intervals: lanes.intervals.map((one) =>
       (one.actor === "run" ? { ...one, what: runPhase(one.what) } : one)) };
     if (!answer.intervals.length || !this.lanes.isDrawn) {
       this.timeline?.close();
@@ -155,7 +155,7 @@ class TimePage {
   }
 
   close() {
-    for (const one of [this.lanes, this.sharesLoaded, this.told]) one.close();
+    for (const one of [this.lanes, this.sharesLoaded, this.notices]) one.close();
     this.timeline?.close();
     this.shares?.close();
   }

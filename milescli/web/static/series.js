@@ -44,13 +44,13 @@ export function nearest(sorted, wanted) {
 
 /** First, last, lowest and highest of the known values; null where there are none. */
 export function extent(values) {
-  let told = null;
+  let known = null;
   for (const value of values) {
     if (!Number.isFinite(value)) continue;
-    told ??= { first: value, last: value, low: value, high: value };
-    told.last = value;
-    if (value < told.low) told.low = value;
-    if (value > told.high) told.high = value;
+    known ??= { first: value, last: value, low: value, high: value };
+    known.last = value;
+    if (value < known.low) known.low = value;
+    if (value > known.high) known.high = value;
   }
-  return told;
+  return known;
 }

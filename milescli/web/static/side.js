@@ -2,6 +2,7 @@
 
 import { h, show } from "./dom.js";
 import { number, percent } from "./format.js";
+import { saved } from "./saved.js";
 import { adapterName } from "./states.js";
 import { view } from "./view.js";
 
@@ -11,13 +12,11 @@ export function drawSide(side, runs, current, themeButton) {
   const scroll = side.scrollTop;
   show(
     side,
-    h("div", { class: "brand" }, h("img", { src: "static/icon.svg", alt: "" }), "miles"),
+    h("div", { class: "brand" }, !saved && h("img", { src: "static/icon.svg", alt: "" }), "miles"),
     h("h2", { id: "runs-title" }, runs.length === 1 ? "Run" : `${runs.length} runs`),
     h("ul", { "aria-labelledby": "runs-title" }, runs.map((run) => item(run, current, runs))),
-    h("p", { class: "muted small side-note" }, runs.length > 1
-      ? "Tick runs to compare them in the curves."
-      : "Further runs of this folder show up here by themselves, with a tick to compare them in "
-        + "the curves."),
+    h("p", { class: "muted small side-note" }, noteText(runs)),
+    saved && h("p", { class: "muted small side-note" }, saved.note),
     h(
       "div",
       { class: "row side-foot" },
@@ -33,6 +32,12 @@ export function drawSide(side, runs, current, themeButton) {
   );
   side.scrollTop = scroll;
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+}
+
+function noteText(runs) {
+  if (runs.length > 1) return "Tick runs to compare them in the curves.";
+  return saved ? "" : "Further runs of this folder show up here by themselves, with a tick to "
+    + "compare them in the curves.";
 }
 
 function item(run, current, runs) {

@@ -50,7 +50,7 @@ export class Loaded {
     Object.assign(this, { root, load, draw, isDrawn: false, isClosed: false });
     this.ending = null; // of what is under way
     this.hasNews = false;
-    this.told = ""; // what went wrong and is shown
+    this.problem = ""; // what went wrong and is shown
   }
 
   /** Ask another question: what is under way is ended. */
@@ -75,7 +75,7 @@ export class Loaded {
       const answer = await this.load(ending.signal);
       if (ending.signal.aborted) return;
       keepingFocus(this.root, () => this.draw(answer, this.root));
-      Object.assign(this, { isDrawn: true, told: "" });
+      Object.assign(this, { isDrawn: true, problem: "" });
     } catch (error) {
       if (!ending.signal.aborted) this.fail(error, question);
     } finally {
@@ -91,9 +91,9 @@ export class Loaded {
     if (error.what === undefined) console.error(error);
     // the banner tells of a lost connection: what the same question was answered stays
     if (question === "same" && this.isDrawn && !error.status) return;
-    const told = [error.what, error.why, error.message].join();
-    if (told !== this.told) show(this.root, problem(error, () => this.refresh()));
-    Object.assign(this, { isDrawn: false, told });
+    const text = [error.what, error.why, error.message].join();
+    if (text !== this.problem) show(this.root, problem(error, () => this.refresh()));
+    Object.assign(this, { isDrawn: false, problem: text });
   }
 
   /** End what is under way. */

@@ -1,6 +1,8 @@
 // What is shown, held whole in the address behind #: page, run, columns, step. So it can be sent.
 
-/** In the order of the keys 1 to 8. */
+import { saved } from "./saved.js";
+
+/** In the order of the keys 1 to 8. A saved page has no logs; that of two runs compares them. */
 export const PAGES = [
   ["overview", "Overview"],
   ["curves", "Curves"],
@@ -9,8 +11,12 @@ export const PAGES = [
   ["memory", "Memory"],
   ["evaluations", "Evaluations"],
   ["recipe", "Recipe & plan"],
-  ["logs", "Logs"],
+  ...(saved ? [] : [["logs", "Logs"]]),
+  ...(saved?.comparison ? [["comparison", "Comparison"]] : []),
 ];
+/** The page itself: a bare # would be a skip link to tools that check for access. */
+const HERE = location.pathname.split("/").at(-1) || "./";
+const FIRST = saved?.comparison ? "comparison" : "overview";
 const ALWAYS = ["run", "page", "with", "step"];
 
 class View {
@@ -42,13 +48,13 @@ class View {
 
   get page() {
     const page = this.get("page");
-    return PAGES.some(([name]) => name === page) ? page : "overview";
+    return PAGES.some(([name]) => name === page) ? page : FIRST;
   }
 
   /** A link to this view with some values changed; null takes one away. On another page what
    * belonged to the one before is dropped. */
   href(changes) {
-    return `./${this.fragment(changes)}`;
+    return HERE + this.fragment(changes);
   }
 
   fragment(changes) {

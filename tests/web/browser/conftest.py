@@ -107,11 +107,14 @@ def tab(browser: Browser) -> Iterator[Opener]:
     the page was forbidden something."""
     opened = []
 
-    def open_tab(url: str, *, width: int = 1440, scheme: str = "light") -> Tab:
+    def open_tab(
+        url: str, *, width: int = 1440, scheme: str = "light", bypass_csp: bool = False
+    ) -> Tab:
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,  # type: ignore[arg-type]
             reduced_motion="reduce",
+            bypass_csp=bypass_csp,
         )
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()

@@ -3,9 +3,16 @@ desk, and fits the width of each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 
-from tests.web.browser.conftest import Opener
+from milescli.checkpoint.run_dir import open_run
+from milescli.report.compare import compare
+from milescli.report.subject import read_subject
+from milescli.web.saved import compare_page
+from tests.web.browser.conftest import Opener, Tab
 
 PAGES = ["overview", "curves", "samples", "time", "memory", "evaluations", "recipe", "logs"]
 RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
@@ -14,17 +21,37 @@ RULES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}
 
 @pytest.mark.parametrize("width", [375, 768, 1440])
 def test_no_page_violates_a_rule(url: str, tab: Opener, width: int) -> None:
+    told = tab(url, width=width)
+    told.open("run=quickstart-1")
+    found = violations(told, "run=quickstart-1", PAGES)
+    assert not found, found
+
+
+@pytest.mark.parametrize("width", [375, 1440])
+def test_a_saved_page_violates_none_either(
+    runs: Path, tmp_path: Path, tab: Opener, width: int
+) -> None:
+    subjects = (read_subject(open_run(runs / f"quickstart-{n}")) for n in (1, 2))
+    file = tmp_path / "both.html"
+    file.write_text(compare_page(compare(*subjects)), encoding="utf-8")
+    told = tab(file.as_uri(), width=width, bypass_csp=True)
+    told.open()
+    found = violations(told, "run=quickstart-1&with=quickstart-2", ["comparison", "samples"])
+    assert not found, found
+
+
+def violations(told: Tab, view: str, names: Sequence[str]) -> list[tuple[str, str, str, list[str]]]:
+    """Of pages of a tab: scheme, page, rule, elements."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="pip install -r docker/requirements-dev.txt"
     ).Axe()
-    told = tab(url, width=width)
-    page = told.open("run=quickstart-1")
+    page = told.page
     page.evaluate(axe.axe_script)
     found = []
     for scheme, rules in RULES.items():
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        for name in PAGES:
-            told.go(f"run=quickstart-1&page={name}")
+        for name in names:
+            told.go(f"{view}&page={name}")
             checked = page.evaluate(
                 "rules => axe.run(document, rules)", {**rules, "resultTypes": ["violations"]}
             )
@@ -34,7 +61,7 @@ def test_no_page_violates_a_rule(url: str, tab: Opener, width: int) -> None:
             beside = page.evaluate("document.documentElement.scrollWidth - innerWidth")
             if beside > 0:
                 found.append((scheme, name, "wider than the window", [str(beside)]))
-    assert not found, found
+    return found
 
 
 def test_runs_are_folded_on_a_phone(url: str, tab: Opener) -> None:

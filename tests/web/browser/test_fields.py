@@ -10,7 +10,7 @@ RUN = "run=quickstart-1"
 FIELDS = {
     "the kind of what happened": ("time", "kind=Notice", "[aria-label='Kind']", "Notice"),
     "its level": ("time", "level=warning", "[aria-label='Level']", "warning"),
-    "its search": ("time", "told=steps", "[aria-label='Search what happened']", "steps"),
+    "its search": ("time", "notice=steps", "[aria-label='Search what happened']", "steps"),
     "the first step of the timeline": ("time", "first=3", "#timeline-first", "3"),
     "the search among keys": ("recipe", "key=lr", "[aria-label='Search keys']", "lr"),
     "the search in samples": ("samples", "q=12", "#sample-search", "12"),
@@ -45,11 +45,11 @@ def test_which_keys_are_shown_follows_the_address(url: str, tab: Opener) -> None
 def test_the_filters_of_what_happened_are_in_the_address(url: str, tab: Opener) -> None:
     told = tab(url)
     page = told.open(f"{RUN}&page=time")
-    everything = page.locator(".told li").count()
+    everything = page.locator(".notices li").count()
     page.select_option("[aria-label='Kind']", "PhaseStarted")
     told.until("location.hash.includes('kind=PhaseStarted')")
     told.settle()
-    assert 0 < page.locator(".told li").count() < everything
+    assert 0 < page.locator(".notices li").count() < everything
 
 
 def test_what_was_typed_last_does_not_follow_to_another_page(url: str, tab: Opener) -> None:

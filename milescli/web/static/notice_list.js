@@ -1,4 +1,4 @@
-// What a run told of itself: notices, phases, checkpoints, losses; with filters, newest first.
+// What happened in a run: notices, phases, checkpoints, losses; with filters, newest first.
 
 import { h, show } from "./dom.js";
 import { field } from "./field.js";
@@ -21,7 +21,7 @@ const KINDS = [
 ];
 const LEVELS = [["", "All levels"], ["warning", "Warnings"], ["error", "Errors"]];
 
-export class ToldList {
+export class NoticeList {
   constructor(root, context) {
     Object.assign(this, { context, more: 0 });
     this.list = h("div", {});
@@ -34,16 +34,16 @@ export class ToldList {
   }
 
   query() {
-    return JSON.stringify(["kind", "level", "told"].map((name) => view.get(name)));
+    return JSON.stringify(["kind", "level", "notice"].map((name) => view.get(name)));
   }
 
   /** The newest that fit, and as many before as were asked for. */
   async load(signal) {
-    const fit = { kind: view.get("kind"), level: view.get("level"), q: view.get("told") };
-    const { total } = await this.context.ask("told", { ...fit, limit: 1 }, { signal });
+    const fit = { kind: view.get("kind"), level: view.get("level"), q: view.get("notice") };
+    const { total } = await this.context.ask("notices", { ...fit, limit: 1 }, { signal });
     const limit = LIMIT * (1 + this.more);
     const offset = Math.max(0, total - limit);
-    const answer = await this.context.ask("told", { ...fit, offset, limit }, { signal });
+    const answer = await this.context.ask("notices", { ...fit, offset, limit }, { signal });
     return { ...answer, offset };
   }
 
@@ -65,22 +65,22 @@ export class ToldList {
     const search = h("input", { type: "search", placeholder: "Search what happened",
       "aria-label": "Search what happened" });
     this.fields = [select("kind", "Kind", KINDS), select("level", "Level", LEVELS),
-      field("told", search, { wait_ms: TYPED_MS })];
+      field("notice", search, { wait_ms: TYPED_MS })];
     const [kind, level] = this.fields;
     return h("div", { class: "tools" }, kind.input, level.input,
       h("span", { class: "grow" }, search));
   }
 
-  draw({ total, told, offset }) {
-    if (!told.length) {
+  draw({ total, notices, offset }) {
+    if (!notices.length) {
       show(this.list, h("p", { class: "muted empty" }, this.asked === '["","",""]'
         ? "Nothing happened yet." : "Nothing fits the filter."));
       return;
     }
     show(
       this.list,
-      h("p", { class: "muted small" }, `${number(told.length)} of ${number(total)}, newest first`),
-      h("ul", { class: "told" }, [...told].reverse().map(row)),
+      h("p", { class: "muted small" }, `${number(notices.length)} of ${number(total)}, newest first`),
+      h("ul", { class: "notices" }, [...notices].reverse().map(row)),
       offset > 0 && h("button", { on: { click: () => {
         this.more += 1;
         this.loaded.refresh();

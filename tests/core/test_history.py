@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milescli.insight.history import Columns
+from milescli.core.events import RunEnded, VerdictGiven, stamped
+from milescli.core.history import Columns, History
 
 
 def test_a_figure_that_comes_late_or_goes_leaves_gaps() -> None:
@@ -31,3 +32,23 @@ def test_a_step_that_is_done_again_takes_the_place_of_it_and_of_all_after(steps:
         model[step] = float(value)
     assert dict(zip(columns.steps, columns["a"], strict=True)) == model
     assert list(columns.steps) == sorted(columns.steps)
+
+
+def test_points_are_those_that_are_finite_and_a_row_is_what_one_step_has() -> None:
+    columns = Columns()
+    columns.add(1, {"a": 1.0})
+    columns.add(3, {"a": math.inf, "b": 2.0})
+    assert columns.points("a") == [(1, 1.0)] and columns.points("b") == [(3, 2.0)]
+    assert columns.points("c") == []
+    assert columns.row(-1) == {"a": math.inf, "b": 2.0}
+    assert math.isnan(columns.row(0)["b"])
+
+
+def test_the_newest_verdict_and_what_the_attempt_took_are_known() -> None:
+    history = History()
+    assert history.verdict is None and math.isnan(history.took_s)
+    for headline in ("Too early.", "It is learning."):
+        history.feed(stamped(VerdictGiven(step=1, headline=headline, is_learning=True)))
+    history.feed(stamped(RunEnded(outcome="done", step=1, seconds=12.5)))
+    assert history.verdict is not None and history.verdict["headline"] == "It is learning."
+    assert (history.outcome, history.took_s) == ("done", 12.5)

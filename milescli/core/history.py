@@ -14,7 +14,7 @@ from milescli.core.units import format_bytes, parse_time
 
 
 class Columns:
-    """Steps in ascending order, each with a figure or NaN in every column."""
+    """Figures of steps in ascending order: a number or NaN in every column."""
 
     def __init__(self) -> None:
         self.steps: array[int] = array("q")
@@ -32,22 +32,33 @@ class Columns:
         return iter(self._columns)
 
     def __getitem__(self, name: str) -> array[float]:
-        """[steps] NaN where a step has none. Raises KeyError where no step has one."""
+        """Return [steps] figures, NaN where a step has none. Raises KeyError where no step has
+        one."""
         return self._padded(self._columns[name])
 
     def get(self, name: str) -> array[float]:
-        """As `[name]`, all NaN where no step has it."""
+        """Return the figures as `[name]` does; all NaN where no step has one."""
         return self[name] if name in self else array("d", [math.nan]) * len(self)
 
     def last(self, name: str) -> float | None:
-        """The newest step's; None where it has none."""
+        """Return the newest step's figure; None where it has none."""
         column = self._columns.get(name)
         is_there = column is not None and len(self) > 0 and len(column) == len(self)
         return column[-1] if is_there and not math.isnan(column[-1]) else None
 
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of each step that has a finite one."""
+        pairs = zip(self.steps, self.get(name), strict=True)
+        return [(step, value) for step, value in pairs if math.isfinite(value)]
+
+    def row(self, place: int) -> dict[str, float]:
+        """Return the figures of the step at a place, counted from the end where it is negative.
+        What no step has is left out."""
+        return {name: self[name][place] for name in self}
+
     def add(self, step: int, figures: Mapping[str, float], *, time_s: float = math.nan) -> None:
-        """A step's. One that was there before, and all after it, are forgotten: a resumed run does
-        them again."""
+        """Append a step's figures. A step that was there before and all steps after it are dropped:
+        a resumed run does them again."""
         if self.steps and step <= self.steps[-1]:
             self._cut(bisect_left(self.steps, step))
         place = len(self.steps)
@@ -73,7 +84,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One EvalDone."""
+    """One evaluation on held-out prompts: an EvalDone."""
 
     step: int
     accuracy: float
@@ -89,7 +100,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One ValidationDone: the loss on held-out rows."""
+    """One loss on held-out rows: a ValidationDone."""
 
     step: int
     loss: float
@@ -115,7 +126,7 @@ class Healing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class NoticeEntry:
     """Something that happened at a moment: a notice, a phase, a checkpoint, a silence, an end."""
 
     time_s: float
@@ -132,7 +143,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """The run was in a phase from one moment to another, seconds since 1970."""
+    """A phase of the run from one moment to another, seconds since 1970."""
 
     phase: str
     begin_s: float
@@ -141,7 +152,7 @@ class Span:
 
 @dataclass(slots=True)
 class History:
-    """Of one run; of one of several adapters it has its own."""
+    """All that the events of one run say, up to now. Of several adapters each has a history."""
 
     name: str = ""
     columns: Columns = field(default_factory=Columns)
@@ -153,11 +164,11 @@ class History:
     evaluations: list[Evaluation] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     warmup: Columns = field(default_factory=Columns)
-    """Steps of the warm-up: loss, grad_norm, step_s."""
+    """Steps of the warm-up: loss, grad_norm, num_tokens, step_s."""
     warmup_steps: int = 0
     """That the warm-up is to do."""
     healings: list[Healing] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    notices: list[NoticeEntry] = field(default_factory=list)
     phase: str = ""
     """That the run is in."""
     phase_detail: str = ""
@@ -172,6 +183,10 @@ class History:
     outcome: str | None = None
     """done, stopped or failed; None: it has not told of an end."""
     error: dict[str, object] | None = None
+    took_s: float = math.nan
+    """Seconds that the attempt took, when it has ended."""
+    verdict: Record | None = None
+    """The newest VerdictGiven."""
     check: Record | None = None
     """The newest EngineTrainerChecked, with `after`: the step that was done before it."""
     memory: dict[str, dict[str, object]] = field(default_factory=dict)
@@ -182,21 +197,21 @@ class History:
 
     @property
     def step(self) -> int:
-        """The number of steps done."""
+        """Return the number of steps done."""
         return self.columns.steps[-1] if len(self.columns) else 0
 
     @property
     def restarts(self) -> int:
-        """Processes that were lost, over all attempts."""
+        """Return the number of processes that were lost, over all attempts."""
         return len(self.healings)
 
     @property
     def share_done(self) -> float | None:
-        """Of the steps; None where none was counted yet."""
+        """Return the share of the steps that is done; None where no step was counted yet."""
         return self.step / self.num_steps if self.num_steps else None
 
     def feed(self, record: Record) -> None:
-        """Take in one record; one of a kind that this version does not know says nothing."""
+        """Take in one record. A record of an unknown kind changes nothing."""
         time_s = parse_time(record.get("time"))
         if not math.isnan(time_s):
             self.last_s = time_s
@@ -221,7 +236,7 @@ class History:
 
     def _warmup_step(self, record: Record, time_s: float) -> None:
         report = record["report"]
-        figures = {name: report[name] for name in ("loss", "grad_norm")}
+        figures = {name: report[name] for name in ("loss", "grad_norm", "num_tokens")}
         self.warmup_steps = record["num_steps"]
         self.warmup.add(record["step"], {**figures, "step_s": record["step_s"]}, time_s=time_s)
 
@@ -254,7 +269,7 @@ class History:
 
     def _phase(self, record: Record, time_s: float) -> None:
         if record["phase"] == "start" or math.isnan(self.began_s):
-            self.began_s, self.outcome, self.error = time_s, None, None
+            self.began_s, self.outcome, self.error, self.took_s = time_s, None, None, math.nan
             self.phase = ""  # what an attempt before was in has ended, nobody knows when
         self._enter(record["phase"], record.get("detail", ""), time_s)
         text = f"{self.phase}: {self.phase_detail}" if self.phase_detail else self.phase
@@ -304,6 +319,7 @@ class History:
             self.memory[str(worker["worker"])] = dict(worker)
 
     def _verdict(self, record: Record, time_s: float) -> None:
+        self.verdict = record
         level = "warning" if record.get("findings") else "info"
         self._note(record, time_s, f"verdict: {record['headline']}", level=level)
 
@@ -311,6 +327,7 @@ class History:
         self._leave(time_s)
         self.phase_s = time_s
         self.outcome, self.error = record["outcome"], record.get("error")
+        self.took_s = record["seconds"]
         level = "error" if self.outcome == "failed" else "info"
         self._note(record, time_s, f"run {self.outcome}", level=level, seconds=record["seconds"])
 
@@ -318,8 +335,10 @@ class History:
         self, record: Record, time_s: float, text: str, *, level: str = "info", seconds: float = 0.0
     ) -> None:
         kind, step = record["event"], record.get("step")
-        self.told.append(
-            Told(time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step)
+        self.notices.append(
+            NoticeEntry(
+                time_s=time_s, kind=kind, text=text, level=level, seconds=seconds, step=step
+            )
         )
 
 

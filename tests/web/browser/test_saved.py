@@ -1,0 +1,91 @@
+"""A report in a browser: the pages of `miles ui`, from a file, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from milescli.checkpoint.run_dir import open_run
+from milescli.report.compare import compare
+from milescli.report.subject import read_subject
+from milescli.web.saved import compare_page, run_page
+from tests.report.run_folders import make_planted, write_samples
+from tests.web.browser.conftest import Opener
+
+EVIL = "</script><!--<script>document.title='broken'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of the file of one run."""
+    file = tmp_path_factory.mktemp("report") / "one.html"
+    file.write_text(run_page(read_subject(open_run(runs / "quickstart-1"))), encoding="utf-8")
+    return file.as_uri()
+
+
+def test_every_page_of_the_run_is_drawn(report: str, tab: Opener) -> None:
+    told = tab(report)
+    page = told.open()
+    titles = page.locator("#pages a").all_inner_texts()
+    assert titles == ["Overview", "Curves", "Samples", "Time", "Memory", "Evaluations",
+                      "Recipe & plan"]  # fmt: skip
+    assert "99.5 %" in told.text() and "Made by miles" in told.text("#side")
+    for title in titles:
+        page.click(f"#pages a:text-is('{title}')")
+        page.wait_for_selector(f"#main > section[aria-label='{title}']")
+        told.settle()
+        assert page.locator(".problem").count() == 0, told.text()
+        if title in ("Curves", "Time", "Memory", "Evaluations"):
+            assert page.locator("#main canvas").count() > 0
+    assert page.url.startswith("file://")
+
+
+def test_curves_zoom_and_mark_a_step(report: str, tab: Opener) -> None:
+    told = tab(report)
+    page = told.open("page=curves&columns=train/loss&from=5&to=9")
+    assert page.locator(".chart").count() == 1
+    assert "from" in page.get_attribute(".chart .plot", "aria-label")
+    page.keyboard.press("k")
+    told.until("location.hash.includes('step=')")
+
+
+def test_samples_notices_and_steps_are_found(report: str, tab: Opener) -> None:
+    told = tab(report)
+    page = told.open("page=samples")
+    page.click("button:text-is('All steps')")
+    page.fill("#sample-search", "####")
+    page.click("button:text-is('All steps')")
+    page.wait_for_selector(".found a")
+    told.open("page=time&kind=CheckpointSaved&first=3&last=4")
+    rows = page.locator(".notices li").all_inner_texts()
+    assert rows and all("checkpoint" in text for text in rows)
+    page.click("summary:text-is('As a table')")
+    cells = page.locator("[aria-label=Intervals] tbody td:nth-child(3)").all_inner_texts()
+    assert {"3", "4"} <= set(cells) and not {"2", "5"} & set(cells)
+
+
+def test_two_runs_open_at_their_comparison(runs: Path, tmp_path: Path, tab: Opener) -> None:
+    subjects = (read_subject(open_run(runs / f"quickstart-{n}")) for n in (1, 2))
+    file = tmp_path / "both.html"
+    file.write_text(compare_page(compare(*subjects)), encoding="utf-8")
+    told = tab(file.as_uri())
+    page = told.open()
+    assert "Reward: quickstart-1 is better." in told.text()
+    page.click("a:text-is('Show the curves of both')")
+    told.until("document.querySelectorAll('.chart .legend li').length >= 2")
+    told.settle()
+    assert "quickstart-2" in told.text(".chart .legend")
+
+
+def test_what_a_model_wrote_is_text(tmp_path: Path, tab: Opener) -> None:
+    folder = make_planted(tmp_path / "evil", error={"error": EVIL, "why": "", "fix": []})
+    write_samples(folder, 80, [0.0, 1.0], EVIL)
+    file = tmp_path / "evil.html"
+    file.write_text(run_page(read_subject(open_run(folder))), encoding="utf-8")
+    told = tab(file.as_uri())
+    page = told.open()
+    assert EVIL in told.text("[aria-label='What ended it']")
+    told.go("page=samples")
+    assert EVIL in told.text(".sample") and page.locator("img").count() == 0
+    assert page.title() == "Samples · evil · miles"
