@@ -254,7 +254,7 @@ def test_a_greedy_response_beside_the_others_is_scored_and_not_trained_on() -> N
 def test_filters_and_figures_see_the_rewards_before_they_are_shaped() -> None:
     collector = _collector(
         ScriptedEngine(),
-        shaping="tests.rollout.collect.test_shaping:doubled",
+        shaping="tests.rollout.collect.test_selectors:doubled",
         filter="zero_variance",
     )
     (groups,) = _take(collector)
