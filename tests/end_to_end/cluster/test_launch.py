@@ -79,7 +79,7 @@ def _texts(folder: Path) -> Iterator[str]:
 
 def _environments(processes: list[psutil.Process]) -> list[psutil.Process]:
     """Those in which they live."""
-    return [process for process in processes if "user_worker" in " ".join(process.cmdline())]
+    return [process for process in processes if "workers.child" in " ".join(process.cmdline())]
 
 
 def _the(processes: list[psutil.Process], part: str) -> psutil.Process:

@@ -111,7 +111,7 @@ def processes() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """By title."""
     with ExitStack() as stack:
         started = {}
-        for title in ("ray::Host", "sglang::scheduler", "user_worker"):
+        for title in ("ray::Host", "sglang::scheduler", "workers.child"):
             process = subprocess.Popen(
                 ["bash", "-c", f"exec -a {title} sleep 300"],
                 env={**os.environ, TOKEN_VARIABLE: TOKEN},
@@ -129,7 +129,7 @@ def processes() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 def test_what_is_stopped_too_long_is_ended_until_all_has_started(
     processes: dict[str, subprocess.Popen[bytes]], is_over: bool
 ) -> None:
-    for title in ("sglang::scheduler", "user_worker"):
+    for title in ("sglang::scheduler", "workers.child"):
         processes[title].send_signal(signal.SIGSTOP)
         os.waitpid(processes[title].pid, os.WUNTRACED)
     told = list[WorkerSilent]()
@@ -140,5 +140,5 @@ def test_what_is_stopped_too_long_is_ended_until_all_has_started(
         assert not told and all(process.poll() is None for process in processes.values())
         return
     assert processes["sglang::scheduler"].wait(120) == -signal.SIGKILL
-    assert processes["ray::Host"].poll() is None and processes["user_worker"].poll() is None
+    assert processes["ray::Host"].poll() is None and processes["workers.child"].poll() is None
     assert [event.worker for event in told] == ["sglang::scheduler"]
