@@ -1,12 +1,12 @@
-"""Do engine and trainer compute the same? Judges two sets of log-probs of the same tokens. Pure;
-called by the start check (`runtime.truth`), the proof of conversions and the doctor.
+"""Judges whether engine and trainer compute the same, from two sets of log-probs of the same
+tokens. Pure; called by the start check (`runtime.truth`), the proof of conversions and the doctor.
 
-There is no fixed bound: what rounding does to a log-prob differs by three orders of magnitude from
-model to model and from float32 to bfloat16. So the trainer scores the tokens a second time with its
-layers' outputs rounded otherwise (`backends.megatron.step.rounding`). How far its own log-probs move is
-the *floor*, and an engine that is right moves about as far: 0.8 to 1.3 times the floor on real
-models in float32 and bfloat16 (docs/how-it-works.md). Faults of a kind that is planted in tests
-(rotary base, norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
+There is no fixed bound: the effect of rounding on a log-prob differs by three orders of magnitude
+from model to model and from float32 to bfloat16. So the trainer scores the tokens a second time
+with its layers' outputs rounded otherwise (`backends.megatron.step.rounding`). How far its own
+log-probs move is the *floor*, and a correct engine moves about as far: 0.8 to 1.3 times the floor
+on real models in float32 and bfloat16 (docs/how-it-works.md). Faults that tests plant (rotary base,
+norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
 """
 
 from __future__ import annotations
