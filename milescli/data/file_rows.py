@@ -50,7 +50,7 @@ class Form(Protocol):
 
 class ArrowRows:
     """Rows in an Arrow file without a name, which is gone when the process ends. The columns hold
-    two hashes (see `Parsed`), and the row itself, pickled: Arrow's own types would change values,
+    the two hashes of each row, and the row itself, pickled: Arrow's own types would change values,
     as a key that one row lacks becomes a null in it."""
 
     def __init__(self, folder: Path | None) -> None:

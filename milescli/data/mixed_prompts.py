@@ -135,13 +135,7 @@ def load_mix(
     first_index = 0
     for number, source in enumerate(mix):
         part = load_source(
-            data.model_copy(
-                update={
-                    "prompts": source.path,
-                    "prompt_key": source.prompt_key or data.prompt_key,
-                    "label_key": source.label_key or data.label_key,
-                }
-            ),
+            data_of_source(data, source),
             "prompts",
             tokenizer=tokenizer,
             seed=_seed_of(seed, number),
@@ -156,6 +150,16 @@ def load_mix(
         loaded.append(part)
     prompts = MixedPrompts([part.source for part in loaded], counts_of(mix), seed=seed)
     return prompts, _report(loaded, mix)
+
+
+def data_of_source(data: Data, source: MixSource) -> Data:
+    """Return the recipe's data as one source of its mix has it."""
+    changes = {
+        "prompts": source.path,
+        "prompt_key": source.prompt_key or data.prompt_key,
+        "label_key": source.label_key or data.label_key,
+    }
+    return data.model_copy(update=changes)
 
 
 def counts_of(mix: Sequence[MixSource]) -> list[int]:

@@ -28,6 +28,7 @@ from milescli.data.example_rows import (
 from milescli.data.examples import ExampleReport, load_examples, read_examples
 from milescli.data.file_rows import FileRows, evenly, read_file, row_named
 from milescli.data.held_out_leaks import exact_leaks
+from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
 from milescli.data.rows import BadRow, RowForm
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
@@ -221,15 +222,9 @@ def _tokenizer_folder(recipe: Recipe, data: Data, run: RunDir) -> Path:
 def _parts(recipe: Recipe, data: Data) -> Iterator[Part]:
     mixes = zip(recipe.data.mix or [], data.mix or [], rollouts_of(recipe)[1:], strict=True)
     for named, source, rollout in mixes:
-        changes = {
-            "prompts": source.path,
-            "prompt_key": source.prompt_key or data.prompt_key,
-            "label_key": source.label_key or data.label_key,
-        }
-        mixed = data.model_copy(update=changes)
         yield Part(
             name=source.called,
-            data=mixed,
+            data=data_of_source(data, source),
             named=names_in(named.path),
             field="prompts",
             rollout=rollout,

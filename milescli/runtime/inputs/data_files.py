@@ -65,28 +65,28 @@ def with_local_files(
     """Return the data with local paths: tasks are written to files of the run, data sets of the hub
     are fetched; other paths stay as the user gave them. `folder`: subfolder of the run's `data/`,
     for data other than the run's."""
-    changes: dict[str, object] = {}
-    for field in FIELDS:
-        named = getattr(data, field)
-        local = [
-            _local(
-                name,
-                field,
-                str(Path(folder, str(number or ""))),
-                run=run,
-                seed=seed,
-                output=output,
-            )
-            for number, name in enumerate(names_in(named))
-        ]
-        if named is not None:
-            changes[field] = local[0] if isinstance(named, str) else local
+    changes = _with_names(
+        data,
+        lambda name, field, number: _local(
+            name, field, str(Path(folder, str(number or ""))), run=run, seed=seed, output=output
+        ),
+    )
     if data.mix is not None:
         changes["mix"] = [
             _local_source(source, number, run=run, seed=seed, output=output)
             for number, source in enumerate(data.mix)
         ]
     return data.model_copy(update=changes)
+
+
+def _with_names(data: Data, change: Callable[[str, str, int], str]) -> dict[str, object]:
+    """Return the fields of `data` that name files, each name as `change(name, field, number)`."""
+    changes: dict[str, object] = {}
+    for field in FIELDS:
+        if (named := getattr(data, field)) is not None:
+            names = [change(name, field, number) for number, name in enumerate(names_in(named))]
+            changes[field] = names[0] if isinstance(named, str) else names
+    return changes
 
 
 def _local_source(
@@ -319,13 +319,11 @@ def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
     `rollout` says which tasks they are, so that they are written before other tasks are. Raises
     RecipeError or MachineError where the package does not give them."""
     made: dict[str, str] = {}
-    changes: dict[str, object] = {}
-    for field in FIELDS:
-        named = getattr(data, field)
-        names = [_local_task_file(name, field, rollout, run, made) for name in names_in(named)]
-        if names != names_in(named):
-            changes[field] = names[0] if isinstance(named, str) else names
-    return data.model_copy(update=changes)
+    return data.model_copy(
+        update=_with_names(
+            data, lambda name, field, _: _local_task_file(name, field, rollout, run, made)
+        )
+    )
 
 
 def _local_task_file(
