@@ -10,7 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.endpoint import Endpoint, base_url
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
+from milescli.rollout.rewards.extraction import after_thinking
 
 SECTION = "rollout.judge"
 TEMPLATE = """\
@@ -113,7 +113,7 @@ class Judge:
         return _PLACE.sub(lambda match: filled[match[1]], template)
 
     def _score_in(self, said: str) -> float | None:
-        found = [match[1] for match in self._pattern.finditer(said.rpartition(ENDS_THINKING)[2])]
+        found = [match[1] for match in self._pattern.finditer(after_thinking(said))]
         try:
             score = float(found[-1])
         except (IndexError, TypeError, ValueError):
