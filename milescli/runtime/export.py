@@ -30,6 +30,7 @@ from milescli.export.adapter import (
     read_adapter,
     read_merged,
     read_trained_adapter,
+    unties,
 )
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
@@ -39,6 +40,7 @@ from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
+from milescli.models.layers import EMBEDDING
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
 
@@ -84,6 +86,8 @@ class _Weights:
     """Name on the hub of what the weights were made from, where no story tells."""
     adapter: Adapter | None = None
     """That a run trained over `base`; `open` gives both in one."""
+    is_untied: bool = False
+    """True if the output layer is tied in `base` and not in these weights."""
 
 
 def export_weights(
@@ -142,6 +146,8 @@ def _export_model(
     weights: _Weights, *, to: Path, format: str | None, output: Output
 ) -> ExportSummary:
     facts = load_facts(weights.base)
+    if weights.is_untied:
+        facts = replace(facts, tied_embeddings=False)
     table = table_of(facts)
     output.note(f"reading {weights.what}")
 
@@ -313,13 +319,21 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     else:
         below = _of_folder(find_model(name, revision=None, output=output).absolute())
 
+    facts = load_facts(below.base)
+    embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]
+    tied_to = embedding if facts.tied_embeddings else None
+    is_untied = tied_to is not None and unties(adapter, tied_to)
+
     def opened(open_files: ExitStack) -> ReadTensors:
         read = below.open(open_files)
-        return lambda table: merge_into(read(table), adapter)
+        return lambda table: merge_into(
+            read(table.tied() if is_untied else table), adapter, tied_to=tied_to
+        )
 
     return _Weights(
         base=below.base,
         open=opened,
+        is_untied=is_untied,
         base_model=hub_name(Model(path=name)),
         what=f"adapter {path} over {folder if folder.is_dir() else below.base}",
     )
