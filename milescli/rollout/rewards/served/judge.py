@@ -125,6 +125,8 @@ class Judge:
         told = (
             f"no score from {-self._settings.scale:g} to {self._settings.scale:g} in {said!r:.200}"
         )
+        if not said and (elsewhere := self._endpoint.without_content):
+            told += f": its text is in `{max(elsewhere)}`, and its content is empty"
         is_hopeless = self.num_scored == 0 and self.num_unparsed >= HOPELESS
         if self._settings.unparsed == "error" or is_hopeless:
             count = f"; so it is with all of {self.num_unparsed} replies" if is_hopeless else ""
