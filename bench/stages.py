@@ -140,7 +140,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
 
 def _items(folder: Path, stage: str) -> list[Any]:
     from milescli.core.types import Pair
-    from milescli.data.trajectories import demonstration
+    from milescli.data.chat_masks import demonstration
 
     rows = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
     if stage in FROM_TEXTS:

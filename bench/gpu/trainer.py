@@ -16,7 +16,7 @@ import torch
 
 from milescli.backends.megatron.worker import TrainerRank
 from milescli.core.types import Group, Prompt, Sample, StopReason, Trajectory
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.doctor.tiny_trainer import start_rank
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.recipe.schema import Recipe

@@ -13,7 +13,7 @@ from typing import Any
 from milescli.agents.extras import require_package
 from milescli.core.concurrency import in_thread
 from milescli.core.errors import AgentError, DataError
-from milescli.data.tables import check_file, open_table
+from milescli.data.tables import Table, check_file
 from milescli.recipe.agents import SearchSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.endpoint import Endpoint
@@ -125,7 +125,7 @@ def shown(texts: Sequence[str]) -> str:
 
 def _read(path: Path, text_key: str | None) -> list[str]:
     texts, bad = list[str](), list[str]()
-    for line, row in open_table(path).records():
+    for line, row in Table(path).records():
         if isinstance(row, str):
             bad.append(f"row {line}: {row}")
             continue

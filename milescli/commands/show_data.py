@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from milescli.console.output import Mode, Output
 
 if TYPE_CHECKING:
-    from milescli.data.example_limits import ExampleReport
+    from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
-    from milescli.runtime.inputs.data_check import DataCheck, Part
-    from milescli.runtime.inputs.data_look import FileLook
+    from milescli.runtime.inputs.data_check import DataCheck, FileLook, Part
 
 BAR_WIDTH = 40
 MAX_ROWS = 20
@@ -50,7 +49,7 @@ def as_payload(check: DataCheck) -> dict[str, object]:
 
 
 def _part_payload(part: Part) -> dict[str, object]:
-    from milescli.runtime.inputs.data_look import histogram
+    from milescli.runtime.inputs.data_check import histogram
 
     unit, lengths = _lengths(part)
     return {
@@ -122,7 +121,7 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
 
 
 def _show_lengths(part: Part, *, output: Output) -> None:
-    from milescli.runtime.inputs.data_look import histogram
+    from milescli.runtime.inputs.data_check import histogram
 
     unit, lengths = _lengths(part)
     if not lengths:

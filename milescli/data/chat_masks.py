@@ -1,17 +1,18 @@
-"""Tokenises chats for training: the text of a chat template, and the mask of the assistant's
-tokens. It hard-codes no special token of a model family: if the template marks assistant text (`{%
-generation %}`), those marks count; otherwise it compares renderings of the chat's prefixes."""
+"""Tokenises chats for training, as trajectories that no engine sampled: the text of the chat
+template, and the mask of the assistant's tokens. It hard-codes no special token of a model family:
+if the template marks assistant text (`{% generation %}`), those marks count; otherwise it compares
+renderings of the chat's prefixes."""
 
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.types import Prompt, Trajectory
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.data.trajectories import demonstration, unsampled
 
 Turn = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
@@ -19,7 +20,9 @@ reasoning_content, name)."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
 STAND_IN = "\u241fturn\u241f"
-"""Put in place of a turn, to see what the template writes around it. No template trims it."""
+"""Takes the place of a turn to show what the template writes around it. No template trims it."""
+_TAIL = 4
+"""Most tokens that a template writes behind the end of a turn."""
 _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
 
 
@@ -31,7 +34,7 @@ class MarkedText:
     spans: list[tuple[int, int]]
     """[start, end) in characters, ascending."""
     ends_open: bool = False
-    """Nothing in the text says that it is over: the end-of-sequence token is added, and learned."""
+    """True if nothing in the text ends it: the end-of-sequence token is added, and learned."""
 
 
 def marked_chat(
@@ -41,8 +44,8 @@ def marked_chat(
     first: int = 0,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> MarkedText:
-    """What the assistant said from turn `first` on, the end of its turn included. Raises ValueError
-    where the template does not tell."""
+    """Render a chat and mark what the assistant writes from turn `first` on, the end of its turns
+    included. Raises ValueError if the template does not show where a turn begins and ends."""
     if _MARKS.search(tokenizer.template or ""):
         text, spans = tokenizer.render_marked(turns, tools=tools)
         start = len(tokenizer.render(turns[:first], tools=tools)) if first else 0
@@ -59,19 +62,19 @@ def marked_chat(
 
 
 def marked_response(prompt: str, response: str) -> MarkedText:
-    """For who has no chat template: the response follows the prompt as it is."""
+    """Append a response to a prompt, for models without a chat template, and mark the response."""
     text = prompt + response
     return MarkedText(text=text, spans=[(len(prompt), len(text))], ends_open=True)
 
 
 def marked_text(text: str) -> MarkedText:
-    """All of a plain text is learned."""
+    """Mark all of a plain text."""
     return MarkedText(text=text, spans=[(0, len(text))], ends_open=True)
 
 
 def _ends_open(tokenizer: ChatTokenizer, text: str, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether a learned turn is last and its template ends it by no special token, as those do
-    whose turns end where the next begins."""
+    """Return whether a marked turn is last and the template writes no special token behind it, like
+    templates whose turns end where the next begins."""
     if not spans or text[spans[-1][1] :].strip():
         return False
     return not text.rstrip().endswith(tuple(tokenizer.special_texts))
@@ -85,10 +88,10 @@ def _span_of(
     text: str,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[int, int]:
-    """Where turn `place` stands in the whole chat's `text`. Its beginning is where the opening of
-    an answer to the turns before ends; its end is where a rendering that stops after it does.
-    Templates that write a turn otherwise when others follow (without its reasoning, with another
-    end) are asked with a stand-in for it."""
+    """Return (start, end) of turn `place` in the whole chat's `text`. The turn begins where the
+    opening of an answer to the turns before ends, and ends where a rendering that stops after it
+    ends. Some templates write a turn differently when others follow (without its reasoning, with
+    another end): for these, a stand-in takes the turn's place."""
     start = end = None
     with_turn = text
     if place + 1 < len(turns):
@@ -120,8 +123,8 @@ def _parting(
     text: str,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> int | None:
-    """Where the chat leaves the `opening` of an answer, within what opens it: of templates whose
-    opening says that there is no reasoning, for a turn that has some."""
+    """Return where the chat departs from the `opening` of an answer, within that opening. Needed
+    for templates whose opening states that there is no reasoning, and turns that have some."""
     closed = tokenizer.render(before, tools=tools, opens_answer=False)
     pairs = enumerate(zip(text, opening, strict=False))
     shared = next((place for place, (one, other) in pairs if one != other), None)
@@ -136,7 +139,7 @@ def _around(
     text: str,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[int, int] | None:
-    """(start, end) of turn `place`, by what stands around a stand-in in its place."""
+    """Return (start, end) of turn `place`, found by what stands around a stand-in in its place."""
     plain = {key: value for key, value in turns[place].items() if key not in _TEXT_OF_TURN}
     probe = [*turns[:place], {**plain, "content": STAND_IN}, *turns[place + 1 :]]
     whole = tokenizer.render(probe, tools=tools, opens_answer=False)
@@ -158,7 +161,7 @@ def _around(
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Turns that follow each other may touch."""
+    """Return spans that do not overlap: turns that follow each other may touch."""
     kept: list[tuple[int, int]] = []
     for start, end in sorted(spans):
         if kept and start < kept[-1][1]:
@@ -169,8 +172,8 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Trajectory]:
-    """[texts] each as one line of tokens; those that begin in a span are on the loss mask, but for
-    the first of all."""
+    """Return [texts] trajectories. Tokens that begin in a span are on the loss mask, except for the
+    first token of all."""
     if not texts:
         return []
     encoded = tokenizer.inner(
@@ -185,8 +188,8 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
 
 
 def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> Trajectory:
-    """A prompt with its worked response, which is on the loss mask: what the assistant says there,
-    not what tools do. Raises ValueError as `marked_chat`."""
+    """Return a prompt with its worked response, which is on the loss mask: what the assistant
+    writes there, not what tools return. Raises ValueError as `marked_chat`."""
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
@@ -211,3 +214,37 @@ def _trajectory(
     if text.ends_open:
         ids, mask = [*ids, eos_id], mask + b"\1"
     return unsampled(ids, bytes(mask))
+
+
+def unsampled(token_ids: Sequence[int], loss_mask: bytes) -> Trajectory:
+    """Make a trajectory that no engine sampled, without log-probs. `loss_mask`: [num_tokens] 1 for
+    tokens that are learned."""
+    return Trajectory(
+        token_ids=array("i", token_ids),
+        loss_mask=loss_mask,
+        logprobs=array("f", bytes(4 * len(token_ids))),
+        version_spans=[],
+    )
+
+
+def demonstration(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> Trajectory:
+    """Make a trajectory whose response is on the loss mask, every token of it."""
+    mask = bytes(len(prompt_ids)) + b"\1" * len(response_ids)
+    return unsampled([*prompt_ids, *response_ids], mask)
+
+
+def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
+    """Return the first `num_tokens` tokens."""
+    if trajectory.num_tokens <= num_tokens:
+        return trajectory
+    return unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
+
+
+def up_to_last(trajectory: Trajectory, token_id: int) -> Trajectory:
+    """Return the trajectory without the few tokens behind the last `token_id`, if that token is
+    learned."""
+    ids = trajectory.token_ids
+    for place in range(len(ids) - 1, max(len(ids) - 1 - _TAIL, 0), -1):
+        if ids[place] == token_id and trajectory.loss_mask[place]:
+            return cut(trajectory, place + 1)
+    return trajectory

@@ -6,12 +6,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from milescli.core.errors import DataError, nearest
-from milescli.data.chat_turns import Tools, Turns, require_text, tools_in, turns_in, with_system
+from milescli.core.errors import DataError
+from milescli.data.rows import (
+    Parsed,
+    Tools,
+    Turns,
+    present,
+    require_column,
+    require_text,
+    tools_in,
+    turns_in,
+    with_system,
+)
 from milescli.recipe.data import Data
 
 Kind = Literal["chats", "pairs"]
@@ -24,99 +34,110 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
 RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer")
 INSTRUCTION_COLUMN, CONTEXT_COLUMN = "instruction", "input"
-"""Alpaca's form: what the instruction is about, where it is about something, has a column of its
-own."""
+"""Alpaca's form: the text that an instruction is about, if any, has a column of its own."""
 TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowForm:
-    """Which columns are read. Exactly one of `chat`, `text`, `response` and the two sides."""
+class ExampleColumns:
+    """The columns that are read: exactly one of `chat`, `text`, `response` and the two sides."""
 
     prompt: str | None = None
     context: str | None = None
-    """Follows the prompt as a paragraph of its own, in rows that have one."""
+    """A column whose text follows the prompt as a paragraph of its own."""
     chat: str | None = None
     text: str | None = None
     response: str | None = None
     judged: str | None = None
-    """Says whether the response is good (KTO)."""
+    """A column that states whether the response is good (KTO)."""
     sides: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
-    """What is learned of a row, as text."""
+class Chat(NamedTuple):
+    """The text that is learned from a row."""
 
     turns: Turns
-    """Empty: `text` is plain text."""
+    """Empty if the row is plain `text`."""
     first: int = 0
-    """Turns of the assistant are learned from this one on."""
-    tools: Tools = field(default_factory=list)
+    """Number of the turn from which on turns of the assistant are learned."""
+    tools: Sequence[Mapping[str, Any]] = ()
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleRow:
+class ExampleRow(NamedTuple):
     """One good row, not yet tokenised."""
 
     index: int
     """Row in the file, counted from 0."""
     chosen: Chat | None
-    """Of a row that is no pair: the chat itself."""
+    """The chosen side of a pair; the chat itself if the row is no pair."""
     rejected: Chat | None = None
     margin: float = 0.0
 
 
-def form_of(names: Sequence[str], path: Path, *, kind: Kind, data: Data, key: RowField) -> RowForm:
-    """By the columns of the first row. Raises DataError where they do not tell."""
-    there = f"its columns are {', '.join(names)}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleForm:
+    """What is needed of each row to learn from."""
 
-    def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
-        if wanted is None:
-            return next((name for name in known if name in names), None)
-        if wanted not in names:
-            guess = nearest(wanted, list(names)) or names[0]
+    row_class = ExampleRow
+    field: RowField
+    kind: Kind
+    data: Data
+
+    def find(self, names: Sequence[str], path: Path) -> ExampleColumns:
+        """Find the columns by `names`, those of the first row. Raises DataError if they are not
+        clear."""
+        data = self.data
+        there = f"its columns are {', '.join(names)}"
+
+        def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
+            if wanted is None:
+                return next((name for name in known if name in names), None)
+            return require_column(wanted, names, path, key=option)
+
+        prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
+        response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
+        has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
+        context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
+        if self.kind == "pairs":
+            if CHOSEN in names and REJECTED in names:
+                return ExampleColumns(prompt=prompt, context=context, sides=True)
+            if prompt and response and JUDGED_COLUMN in names:
+                return ExampleColumns(
+                    prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN
+                )
             raise DataError(
-                f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{option}={guess}"
+                f"{path} holds no pairs",
+                why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where "
+                f"these do not begin with it); a response that was judged alone has "
+                f"`{JUDGED_COLUMN}`, true or false; {there}",
+                fix=f"--set data.{self.field}=FILE.jsonl   # with these columns",
             )
-        return wanted
-
-    prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
-    response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
-    has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
-    context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
-    if kind == "pairs":
-        if CHOSEN in names and REJECTED in names:
-            return RowForm(prompt=prompt, context=context, sides=True)
-        if prompt and response and JUDGED_COLUMN in names:
-            return RowForm(prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN)
+        chat = next((name for name in CHAT_COLUMNS if name in names), None)
+        if chat and data.response_key is None:
+            return ExampleColumns(chat=chat)
+        if prompt and response and prompt != response:
+            return ExampleColumns(prompt=prompt, context=context, response=response)
+        if TEXT_COLUMN in names:
+            return ExampleColumns(text=TEXT_COLUMN)
+        lacks = "response" if prompt else "prompt"
         raise DataError(
-            f"{path} holds no pairs",
-            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these "
-            f"do not begin with it); a response that was judged alone has `{JUDGED_COLUMN}`, true "
-            f"or false; {there}",
-            fix=f"--set data.{key}=FILE.jsonl   # with these columns",
+            f"what is learned from {path}?",
+            why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
+            f"there is no {lacks} column: {there}",
+            fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
         )
-    chat = next((name for name in CHAT_COLUMNS if name in names), None)
-    if chat and data.response_key is None:
-        return RowForm(chat=chat)
-    if prompt and response and prompt != response:
-        return RowForm(prompt=prompt, context=context, response=response)
-    if TEXT_COLUMN in names:
-        return RowForm(text=TEXT_COLUMN)
-    lacks = "response" if prompt else "prompt"
-    raise DataError(
-        f"what is learned from {path}?",
-        why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
-        f"there is no {lacks} column: {there}",
-        fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
-    )
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: ExampleColumns) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        row = _row_of(record, line - 1, columns, data=self.data)
+        return Parsed(row, hash(repr(row[1:3])), 0, False)
 
 
-def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data) -> ExampleRow:
-    """Raises ValueError with the reason where the row cannot be used."""
+def _row_of(
+    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data
+) -> ExampleRow:
     tools = tools_in(record)
     if form.chat is not None:
         turns = with_system(_turns(record, form.chat), data.system_prompt)
@@ -139,7 +160,7 @@ def read_row(record: Mapping[str, Any], index: int, form: RowForm, *, data: Data
 
 
 def _pair(
-    record: Mapping[str, Any], index: int, form: RowForm, *, data: Data, tools: Tools
+    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data, tools: Tools
 ) -> ExampleRow:
     sides = []
     for side in (CHOSEN, REJECTED):
@@ -163,8 +184,8 @@ def _pair(
 
 
 def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
-    """How many turns both begin with; then the assistant answers, once in this way and once in
-    that."""
+    """Return the number of turns that both sides begin with. The assistant answers there, in two
+    ways."""
     count = 0
     for one, other in zip(chosen[:-1], rejected[:-1], strict=False):
         if one != other:
@@ -177,8 +198,9 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
 
 
 def _answered(prompt: Turns, record: Mapping[str, Any], key: str, tools: Tools) -> Chat:
-    """A prompt with the response in column `key`: a text, or turns that may repeat the prompt."""
-    value = _present(record, key)
+    """Return a prompt with the response in column `key`: a text, or turns that may repeat the
+    prompt."""
+    value = present(record, key)
     if isinstance(value, list):
         turns = turns_in(value, key)
         asked = prompt[prompt[0]["role"] == "system" :]
@@ -202,10 +224,10 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
     return Chat(turns=turns, first=first, tools=tools)
 
 
-def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
+def _prompt(record: Mapping[str, Any], form: ExampleColumns) -> Turns:
     key = form.prompt
     assert key is not None, form
-    value = _present(record, key)
+    value = present(record, key)
     if not isinstance(value, list):
         text = _text(record, key)
         if form.context is not None and record.get(form.context) not in (None, ""):
@@ -218,7 +240,7 @@ def _prompt(record: Mapping[str, Any], form: RowForm) -> Turns:
 
 
 def _turns(record: Mapping[str, Any], key: str) -> Turns:
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
@@ -230,7 +252,7 @@ def _turns(record: Mapping[str, Any], key: str) -> Turns:
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"`{key}` must be text, not {type(value).__name__}")
     text = str(value)
@@ -238,9 +260,3 @@ def _text(record: Mapping[str, Any], key: str) -> str:
         raise ValueError(f"`{key}` is empty")
     require_text(text, f"`{key}`")
     return text
-
-
-def _present(record: Mapping[str, Any], key: str) -> Any:
-    if record.get(key) is None:
-        raise ValueError(f"`{key}` is {'null' if key in record else 'missing'}")
-    return record[key]

@@ -4,84 +4,66 @@ or pairs. Bad rows are reported by line; order and position are defined as for p
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from milescli.core.errors import DataError
-from milescli.core.files import sha256_of
 from milescli.core.types import Pair, Trajectory
 from milescli.data.chat_masks import (
     MarkedText,
+    cut,
     marked_chat,
     marked_response,
     marked_text,
     tokenized,
+    up_to_last,
 )
-from milescli.data.epoch_order import epoch_order
-from milescli.data.example_limits import ExampleReport, fitted
-from milescli.data.example_rows import (
-    Chat,
-    ExampleRow,
-    Kind,
-    RowField,
-    RowForm,
-    form_of,
-    read_row,
-)
-from milescli.data.prompt_source import file_named
-from milescli.data.rows import BadRow, bad_rows_error
-from milescli.data.tables import check_file, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.example_rows import Chat, ExampleForm, ExampleRow, Kind, RowField
+from milescli.data.file_prompts import EpochOrder
+from milescli.data.file_rows import FileRows, read_file
+from milescli.data.prompt_source import file_named, percentiles
+from milescli.data.rows import NUM_BAD_ROWS_SHOWN, BadRow, bad_rows_error
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer
-from milescli.data.trajectories import up_to_last
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import DataFile, names_in
 
 Item = TypeVar("Item")
 """Trajectory or Pair."""
+Reasons = dict[int, str]
+"""Number of a row among all -> why it is left out."""
 
 
 class Examples(Generic[Item]):
-    """Rows in an order fixed by (seed, epoch). Its position is its whole state."""
+    """Rows in an order that (seed, epoch) fixes. The position is the whole state."""
 
     def __init__(self, items: Sequence[Item], *, seed: int, shuffle: bool) -> None:
         """`items` in file order, at least one."""
         assert items, "a source without rows"
         self.items = items
-        self._seed, self._shuffle = seed, shuffle
+        self._order = EpochOrder(len(items), seed=seed, shuffle=shuffle)
         self.position = 0
         """Rows taken since the start of the run, over all epochs."""
-        self._epoch = -1
-        self._order: array[int] = array("q")
 
     def __len__(self) -> int:
-        """Rows per epoch."""
+        """Return the number of rows of an epoch."""
         return len(self.items)
 
     def first(self, count: int) -> list[Item]:
-        """Those that the first `count` positions of a run take, each once."""
+        """Return the rows that the first `count` positions of a run take, each once."""
         if count >= len(self.items):
             return list(self.items)
-        order = epoch_order(len(self.items), seed=self._seed, epoch=0, shuffle=self._shuffle)
-        return [self.items[index] for index in order[:count]]
+        return self._at(range(count))
 
     def take(self, count: int) -> list[Item]:
-        """The next `count` rows; moves the position. May cross epochs."""
-        taken = []
-        for position in range(self.position, self.position + count):
-            epoch, offset = divmod(position, len(self.items))
-            if epoch != self._epoch:
-                self._order = epoch_order(
-                    len(self.items), seed=self._seed, epoch=epoch, shuffle=self._shuffle
-                )
-                self._epoch = epoch
-            taken.append(self.items[self._order[offset]])
-        self.position += count
-        return taken
+        """Return the next `count` rows and move the position. May cross epochs."""
+        start, self.position = self.position, self.position + count
+        return self._at(range(start, self.position))
+
+    def _at(self, positions: Sequence[int]) -> list[Item]:
+        return [self.items[self._order.at(position)[1]] for position in positions]
 
 
 def load_examples(
@@ -91,13 +73,15 @@ def load_examples(
     kind: Kind,
     tokenizer: ChatTokenizer,
     ends_at_turn: bool = False,
+    folder: Path | None = None,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
-    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: what
-    templates write after the token that ends the last turn is left out, as no engine would sample
-    it: a reward model scores what was sampled.
+    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: whether
+    to remove what templates write after the token that ends the last turn. No engine would sample
+    that, and a reward model scores what was sampled. `folder`: where Arrow files are written; None:
+    where temporary files are.
 
-    Raises DataError for a file that is missing or of another kind, for bad rows, and where nothing
-    is left to learn from.
+    Raises DataError for a file that is missing or of another kind, for bad rows, and if nothing is
+    left to learn from.
     """
     named = [file_named(name, key=f"data.{key}") for name in names_in(getattr(data, key))]
     pairs: list[Pair] = []
@@ -105,15 +89,15 @@ def load_examples(
     hashes: list[str] = []
     for file in named:
         path = Path(file.name)
-        read = read_file(file, data=data, key=key, kind=kind)
-        if read.problem is not None:
-            raise read.problem
-        made = _tokenised(read.rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
+        read = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        read.require_good()
+        rows = read.read(range(len(read)))
+        made = _tokenised(rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
         pairs += [replace(pair, index=len(pairs) + number) for number, pair in enumerate(made)]
-        hashes.append(sha256_of(path) + file.rows)
+        hashes.append(read.table.sha256 + file.rows)
     several = len(named) > 1 or bool(named[0].rows)
     sha256 = hashlib.sha256("\n".join(hashes).encode()).hexdigest() if several else hashes[0]
     kept, report = fitted(
@@ -148,54 +132,22 @@ def _tokenised(
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadFile:
-    """The rows of one file, not yet tokenised."""
-
-    path: Path
-    columns: list[str]
-    """All that its first row has."""
-    form: RowForm | None
-    """None: no row has any."""
-    rows: list[ExampleRow]
-    """The good ones."""
-    bad: list[BadRow]
-    num_rows: int
-
-    @property
-    def problem(self) -> DataError | None:
-        """For which a run would refuse it."""
-        return _unusable(self.path, self.bad, self.num_rows) if self.bad else None
-
-
-def read_file(file: DataFile, *, data: Data, key: RowField, kind: Kind) -> ReadFile:
-    """What `data.<key>` names. Raises DataError where it is missing, empty, or of another kind."""
+def read_examples(
+    file: DataFile, *, data: Data, key: RowField, kind: Kind, folder: Path | None
+) -> FileRows:
+    """Read one file that `data.<key>` names. Bad rows raise nothing here. Raises DataError if the
+    file is missing, empty, or of another kind."""
     path = Path(file.name)
     check_file(path, field=key)
-    records = list(islice(open_table(path).records(), file.start, file.stop))
-    names = next((list(row) for _, row in records if isinstance(row, dict)), [])
-    if not records:
+    form = ExampleForm(field=key, kind=kind, data=data)
+    rows = read_file(Table(path), file, form, folder=folder)
+    if not rows.num_rows:
         raise DataError(
             f"{path} is empty" if not file.rows else f"{path} has no row {file.start}",
             why="it holds no row" if not file.rows else f"`{file.rows}` begins behind its end",
             fix=f"--set data.{key}=FILE   # a file with at least one row",
         )
-    form = form_of(names, path, kind=kind, data=data, key=key) if names else None
-    rows: list[ExampleRow] = []
-    bad: list[BadRow] = []
-    for line, record in records:
-        if form is None or isinstance(record, str):
-            bad.append(BadRow(line=line, reason=str(record)))
-            continue
-        try:
-            rows.append(read_row(record, line - 1, form, data=data))
-        except ValueError as error:
-            bad.append(BadRow(line=line, reason=str(error)))
-    return ReadFile(path=path, columns=names, form=form, rows=rows, bad=bad, num_rows=len(records))
-
-
-def _unusable(path: Path, bad: list[BadRow], num_rows: int) -> DataError:
-    return bad_rows_error(f"{len(bad)} of {num_rows} rows of {path} cannot be used", path, bad)
+    return rows
 
 
 def _marked(
@@ -213,7 +165,7 @@ def _marked(
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             bad.append(BadRow(line=line, reason=f"{kind}{error}"))
     if bad:
-        raise _unusable(path, bad, len(rows))
+        raise bad_rows_error(f"{len(bad)} of {len(rows)} rows of {path} cannot be used", path, bad)
     return marked
 
 
@@ -227,3 +179,131 @@ def _text_of(chat: Chat, tokenizer: ChatTokenizer) -> MarkedText:
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
         return marked_response(tokenizer.render(chat.turns[:-1]), chat.turns[-1]["content"])
     return marked_chat(tokenizer, chat.turns, first=chat.first, tools=chat.tools or None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleReport:
+    """What the files hold, for the manifest and for people."""
+
+    path: str
+    sha256: str
+    """SHA-256 of the file's bytes."""
+    num_rows: int
+    """Rows in the file."""
+    num_used: int
+    num_too_long: int
+    """Rows left out because they are longer than `data.max_row_tokens`."""
+    num_cut: int
+    """Rows cut at that length."""
+    num_equal: int
+    """Pairs left out whose sides are equal."""
+    tokens: int
+    """Number of tokens of all rows that are used."""
+    loss_tokens: int
+    """Number of these tokens that are learned."""
+    tokens_p50: int
+    """Median number of tokens over all rows; a pair counts by its longer side."""
+    tokens_p90: int
+    tokens_p99: int
+    tokens_max: int
+    note: str = ""
+    """Which rows were left out, the first of them by line."""
+
+
+def fitted(
+    pairs: Sequence[Pair],
+    *,
+    data: Data,
+    key: RowField,
+    places: Sequence[str],
+    path: str,
+    sha256: str,
+) -> tuple[list[Pair], ExampleReport]:
+    """Return the rows that are learned from, and the report on all rows. `places`: the name of each
+    row; `path`: the files, for people. Raises DataError if nothing is left, or if long rows are
+    refused."""
+    bound = data.max_row_tokens
+    lengths = [pair.num_tokens for pair in pairs]
+    long = {at: f"{n} tokens" for at, n in enumerate(lengths) if n > bound}
+    if long and data.long_rows == "error":
+        raise _too_long(path, long, lengths, bound, places)
+    num_cut, now = 0, list(pairs)
+    if data.long_rows == "truncate":
+        now = [_cut(pair, bound) for pair in pairs]
+        nothing = f"nothing learned in its first {bound} tokens"
+        useless = {at: nothing for at in long if not _teaches(now[at])}
+        num_cut, long = len(long) - len(useless), useless
+    equal = {
+        at: "both sides are equal"
+        for at, pair in enumerate(now)
+        if at not in long and _is_equal(pair)
+    }
+    kept = [pair for at, pair in enumerate(now) if at not in long and at not in equal]
+    if not kept:
+        if long:
+            raise _too_long(path, long, lengths, bound, places)
+        raise DataError(
+            f"no row of {path} teaches anything",
+            why=_shown(equal, places),
+            fix=f"--set data.{key}=FILE   # pairs whose sides differ",
+        )
+    sides = [side for pair in kept for side in pair.sides]
+    ascending = sorted(lengths)
+    return kept, ExampleReport(
+        path=path,
+        sha256=sha256,
+        num_rows=len(pairs),
+        num_used=len(kept),
+        num_too_long=len(long),
+        num_cut=num_cut,
+        num_equal=len(equal),
+        tokens=sum(side.num_tokens for side in sides),
+        loss_tokens=sum(side.num_loss_tokens for side in sides),
+        **percentiles(ascending, "tokens"),
+        note=_note(path, key, {**long, **equal}, len(pairs), places),
+    )
+
+
+def _cut(pair: Pair, bound: int) -> Pair:
+    return replace(
+        pair,
+        chosen=pair.chosen and cut(pair.chosen, bound),
+        rejected=pair.rejected and cut(pair.rejected, bound),
+    )
+
+
+def _teaches(pair: Pair) -> bool:
+    return all(side.num_loss_tokens for side in pair.sides)
+
+
+def _is_equal(pair: Pair) -> bool:
+    return (
+        pair.chosen is not None
+        and pair.rejected is not None
+        and pair.chosen.token_ids == pair.rejected.token_ids
+    )
+
+
+def _note(path: str, key: RowField, reasons: Reasons, num_rows: int, places: Sequence[str]) -> str:
+    if not reasons:
+        return ""
+    what = f"data.{key}: {len(reasons)} of {num_rows} rows of {path.rpartition('/')[2]}"
+    return f"{what} are left out ({_shown(reasons, places)})"
+
+
+def _shown(reasons: Reasons, places: Sequence[str]) -> str:
+    """Return the first few reasons as text."""
+    first = sorted(reasons)[:NUM_BAD_ROWS_SHOWN]
+    more = len(reasons) - len(first)
+    texts = [f"{places[at]}: {reasons[at]}" for at in first]
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
+
+
+def _too_long(
+    path: str, long: Reasons, lengths: Sequence[int], bound: int, places: Sequence[str]
+) -> DataError:
+    return DataError(
+        f"{len(long)} of {len(lengths)} rows of {path} are longer than {bound} tokens",
+        why=f"{_shown(long, places)}; the longest has {max(lengths)}",
+        fix=[f"--set data.max_row_tokens={max(lengths)}", "--set data.long_rows=truncate"],
+    )

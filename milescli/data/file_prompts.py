@@ -1,27 +1,79 @@
-"""A PromptSource over the rows of data files. Its position is its whole state. `prompt_source`
-makes it."""
+"""The prompts of data files, in an order that (seed, epoch) fixes. Prompts of small files are in
+memory; those of large files are made from their rows on demand. `prompt_source` loads them."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.epoch_order import epoch_order
-from milescli.data.mapped_prompts import FileRows, MappedPrompts, evenly
-from milescli.data.prompt_encoder import told_length
+from milescli.data.file_rows import FileRows, evenly, read_places
+from milescli.data.rows import DataRow
+from milescli.data.tokenizer import PromptEncoder, shown_length
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CHUNK_PROMPTS = 1024
-"""Made at once where all are gone through."""
+"""Prompts that are tokenised at once."""
+LARGE_ORDER = 100_000
+"""With more rows, numpy makes the order, by another hash."""
 
 
-class FilePrompts:
-    """Endless: an epoch is followed by the next, in another order.
+class OrderedPrompts:
+    """An endless source of prompts in a fixed order, whose position is its whole state."""
 
-    Of small files the rows are those that are kept. Of large ones they are all: one whose prompt is
-    too long is passed over when it comes up, and the position counts it.
+    def __init__(self) -> None:
+        self.position = 0
+        """Rows taken since the start of the run, over all epochs."""
+
+    def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+        """Return (epoch, prompt) at each position, None in place of a prompt that is too long. Does
+        not move."""
+        raise NotImplementedError
+
+    def none_short(self) -> DataError:
+        """Return the error that no prompt is short enough."""
+        raise NotImplementedError
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return a number of positions among which every prompt is."""
+        raise NotImplementedError
+
+    def seek(self, position: int) -> None:
+        """Go to a saved position."""
+        assert position >= 0, position
+        self.position = position
+
+    def take(self, count: int) -> list[tuple[int, Prompt]]:
+        """Return the next `count` prompts, each with its epoch, and move the position. May cross
+        several epochs. Raises DataError if no prompt of a whole epoch is short enough, and if a
+        large file has changed."""
+        taken: list[tuple[int, Prompt]] = []
+        num_tried = 0
+        while len(taken) < count:
+            positions = range(self.position, self.position + count - len(taken))
+            rows = self.at(positions)
+            taken += [(epoch, prompt) for epoch, prompt in rows if prompt is not None]
+            num_tried += len(positions)
+            self.position = positions.stop
+            if not taken and num_tried > self.rows_per_pass:
+                raise self.none_short()
+        return taken
+
+
+class FilePrompts(OrderedPrompts):
+    """The prompts of files. An epoch is followed by the next, in another order.
+
+    Of small files it has only the prompts that are short enough. Of large files it has all: a
+    prompt that is too long is passed over when its turn comes, and the position counts it.
     """
 
     def __init__(
@@ -35,117 +87,82 @@ class FilePrompts:
         files: Sequence[FileRows] = (),
         places: Sequence[int] | None = None,
     ) -> None:
-        """`prompts` in file order, at least one. `max_tokens`: longer ones are passed over, or an
-        error where the source `refuses_long`. `files`: what they were made of, for checks;
-        `places`: of each among the rows of all files, where some are left out."""
+        """`prompts` in file order, at least one. `max_tokens`: longer ones are passed over, or are
+        an error if the source `refuses_long`. `files`: where the prompts come from; `places`: the
+        row of each prompt, counted over all files, if some rows are left out."""
         assert prompts, "a source without prompts"
+        super().__init__()
+        self.prompts = prompts
+        """In file order. Prompts of large files are made at each access, too long ones too."""
         self.files = files
         self.num_skipped = 0
-        """Prompts passed over in this process, for being too long."""
-        self._prompts = prompts
+        """Prompts passed over in this process because they are too long."""
         self._places = range(len(prompts)) if places is None else places
-        self._seed = seed
-        self._shuffle = shuffle
+        self._order = EpochOrder(len(prompts), seed=seed, shuffle=shuffle)
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
         self._refuses_long = refuses_long
-        self._position = 0
-        self._epoch = -1
-        self._order: array[int] = array("q")
 
     def __len__(self) -> int:
-        """Rows per epoch."""
-        return len(self._prompts)
+        """Return the number of rows of an epoch."""
+        return len(self.prompts)
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Return the number of rows of an epoch."""
+        return len(self)
 
     @property
     def is_large(self) -> bool:
-        """Prompts are made when they are asked for."""
-        return isinstance(self._prompts, MappedPrompts)
-
-    @property
-    def position(self) -> int:
-        """Rows taken since the start of the run, over all epochs."""
-        return self._position
-
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """All in file order; those of large files are made each time, too long ones included."""
-        return self._prompts
+        """Return whether prompts are made on demand."""
+        return isinstance(self.prompts, StoredPrompts)
 
     def first(self, count: int | None = None) -> list[Prompt]:
-        """The first `count` kept prompts in file order; None: all."""
+        """Return the first `count` prompts in file order that are short enough; None: all."""
         return [prompt for _, prompt in self.first_placed(count)]
 
     def first_placed(self, count: int | None) -> list[tuple[int, Prompt]]:
-        """The same, each with its place among all rows of the files."""
-        kept: list[tuple[int, Prompt]] = []
+        """Return (row counted over all files, prompt) of what `first` returns."""
+        short: list[tuple[int, Prompt]] = []
         for start in range(0, len(self), CHUNK_PROMPTS):
-            if count is not None and len(kept) >= count:
+            if count is not None and len(short) >= count:
                 break
-            chunk = self._prompts[start : start + CHUNK_PROMPTS]
-            kept += [
+            chunk = self.prompts[start : start + CHUNK_PROMPTS]
+            short += [
                 (self._places[start + offset], prompt)
                 for offset, prompt in enumerate(chunk)
                 if self._is_short(prompt)
             ]
-        return kept[:count]
+        return short[:count]
 
     def texts(self, most: int) -> list[tuple[int, str]]:
-        """(index, what the user wrote last) of at most so many prompts, evenly spread."""
+        """Return (index, last message of the user) of `most` prompts at most, evenly spread."""
         places = evenly(len(self), most)
-        if isinstance(self._prompts, MappedPrompts):
-            return self._prompts.texts(places)
-        return [(self._prompts[place].index, self._prompts[place].text) for place in places]
+        if isinstance(self.prompts, StoredPrompts):
+            return self.prompts.texts(places)
+        return [(self.prompts[place].index, self.prompts[place].text) for place in places]
 
     def some(self, most: int) -> list[Prompt]:
-        """All kept prompts; of large files at most so many, evenly spread."""
-        if not isinstance(self._prompts, MappedPrompts):
-            return list(self._prompts)
-        places = evenly(len(self), most)
-        return [
-            prompt
-            for start in range(0, len(places), CHUNK_PROMPTS)
-            for prompt in self._prompts.make(places[start : start + CHUNK_PROMPTS])
-            if self._is_short(prompt)
-        ]
-
-    def seek(self, position: int) -> None:
-        """Go to a position that was saved."""
-        assert position >= 0, position
-        self._position = position
-
-    def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """The next `count` prompts, each with its epoch; moves the position. May cross epochs, more
-        than once. Raises DataError where a whole epoch has none that is short enough, and where a
-        large file has changed."""
-        taken: list[tuple[int, Prompt]] = []
-        num_tried = 0
-        while len(taken) < count:
-            positions = range(self._position, self._position + count - len(taken))
-            rows = self.at(positions)
-            taken += [(epoch, prompt) for epoch, prompt in rows if prompt is not None]
-            num_tried += len(rows)
-            self._position = positions.stop
-            if not taken and num_tried > len(self):
-                raise self.none_short()
-        return taken
+        """Return all prompts that are short enough; of large files `most` at most, evenly
+        spread."""
+        if not isinstance(self.prompts, StoredPrompts):
+            return list(self.prompts)
+        return [p for p in self.prompts.make(evenly(len(self), most)) if self._is_short(p)]
 
     def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
-        """What stands at some positions, each with its epoch; None in the place of a prompt that is
-        too long. Does not move."""
-        places = [divmod(position, len(self)) for position in positions]
-        prompts = self._make([self._order_of(epoch)[offset] for epoch, offset in places])
+        """Return (epoch, prompt) at each position, None in place of a prompt that is too long."""
+        places = [self._order.at(position) for position in positions]
+        rows = [row for _, row in places]
+        if isinstance(self.prompts, StoredPrompts):
+            prompts = self.prompts.make(rows)
+        else:
+            prompts = [self.prompts[row] for row in rows]
         short = [prompt if self._is_short(prompt) else None for prompt in prompts]
-        self.num_skipped += sum(prompt is None for prompt in short)
+        self.num_skipped += short.count(None)
         return [(epoch, prompt) for (epoch, _), prompt in zip(places, short, strict=True)]
 
     def none_short(self) -> DataError:
-        """That no prompt is short enough."""
-        return self._too_long("every prompt", self._prompts[0])
-
-    def _make(self, rows: list[int]) -> list[Prompt]:
-        if isinstance(self._prompts, MappedPrompts):
-            return self._prompts.make(rows)
-        return [self._prompts[row] for row in rows]
+        """Return the error that no prompt is short enough."""
+        return self._too_long("every prompt", self.prompts[0])
 
     def _is_short(self, prompt: Prompt) -> bool:
         if len(prompt.token_ids) <= self._max_tokens:
@@ -158,14 +175,207 @@ class FilePrompts:
         return DataError(
             f"{what} is longer than {self._max_tokens} tokens",
             why=f"prompt {prompt.index} of {', '.join(str(file.path) for file in self.files)} has "
-            f"{told_length(prompt, self._max_tokens)}",
+            f"{shown_length(prompt, self._max_tokens)}",
             fix=f"--set data.max_prompt_tokens={len(prompt.token_ids)}",
         )
 
-    def _order_of(self, epoch: int) -> array[int]:
+
+class StoredPrompts(Sequence[Prompt]):
+    """Prompts in file order, too long ones included. Each access reads the row and tokenises it."""
+
+    def __init__(
+        self, files: Sequence[FileRows], tokenizer: PromptEncoder, places: Sequence[int]
+    ) -> None:
+        """`places`: the rows that are taken, counted over all files."""
+        self._files = files
+        self._tokenizer = tokenizer
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Prompt]: ...
+    def __getitem__(self, place: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(place, slice):
+            return self.make(range(*place.indices(len(self))))
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        return self.make([place % len(self)])[0]
+
+    def make(
+        self, places: Sequence[int], tick: Callable[[int], None] | None = None
+    ) -> list[Prompt]:
+        """Return the prompts at `places`, in this order. Raises DataError as `encode_rows`, and if
+        a file has changed. `tick` is called with the number of prompts made, now and then."""
+        prompts: list[Prompt] = []
+        for start in range(0, len(places), CHUNK_PROMPTS):
+            wanted = [self._places[place] for place in places[start : start + CHUNK_PROMPTS]]
+            made: dict[int, Prompt] = {}
+            for file, mine, rows in read_places(self._files, wanted):
+                made.update(zip(mine, make_prompts(rows, self._tokenizer, file=file), strict=True))
+            prompts += [made[place] for place in wanted]
+            if tick is not None:
+                tick(len(prompts))
+        return prompts
+
+    def texts(self, places: Sequence[int]) -> list[tuple[int, str]]:
+        """Return (index, last message of the user) of some prompts, ascending, without tokens."""
+        wanted = [self._places[place] for place in places]
+        return [
+            (file.first_index + row.index, text_of(row, self._tokenizer))
+            for file, _, rows in read_places(self._files, wanted)
+            for row in rows
+        ]
+
+
+def make_prompts(
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, file: FileRows
+) -> list[Prompt]:
+    """Tokenise rows of one file."""
+    token_ids = encode_rows(rows, tokenizer, path=file.path, most=file.form.max_tokens)
+    return [
+        Prompt(
+            index=file.first_index + row.index,
+            token_ids=ids,
+            text=text_of(row, tokenizer),
+            label=row.label,
+            demonstration=row.demonstration,
+            source=file.source,
+            turns=() if _is_text(row) else row.messages,
+            tools=row.tools,
+        )
+        for row, ids in zip(rows, token_ids, strict=True)
+    ]
+
+
+def encode_rows(
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path, most: int | None = None
+) -> list[list[int]]:
+    """Return [num_rows][num_tokens]; a row with more than `most` tokens may be cut to no fewer than
+    `most` + 1. Raises DataError with the row that the chat template refuses, or whose tokens the
+    tokenizer does not have."""
+    chats = [row for row in rows if row.messages]
+    if with_tools := next((row for row in chats if row.tools), None):
+        _require_tools_rendered(with_tools, tokenizer, path=path)
+    made = iter(_encode_chats(chats, tokenizer, path=path, most=most))
+    encoded = [next(made) if row.messages else list(row.token_ids) for row in rows]
+    for row in rows if len(chats) < len(rows) else ():
+        if not row.messages and max(row.token_ids) >= tokenizer.vocab_size:
+            raise DataError(
+                f"row {row.index + 1} of {path} holds a token that the model does not have",
+                why=f"token {max(row.token_ids)}; its tokenizer has {tokenizer.vocab_size}",
+                fix=f"make the tokens of {path} anew, with the tokenizer in {tokenizer.folder}",
+            )
+    return encoded
+
+
+def text_of(row: DataRow, tokenizer: PromptEncoder) -> str:
+    """Return the last message of the user; of a row of tokens, all of them as text."""
+    return row.text if row.messages else tokenizer.decode(row.token_ids)
+
+
+def _is_text(row: DataRow) -> bool:
+    """Return whether the prompt is one message of the user, and nothing else."""
+    return len(row.messages) == 1 and row.messages[0] == {"role": "user", "content": row.text}
+
+
+def _require_tools_rendered(row: DataRow, tokenizer: PromptEncoder, *, path: Path) -> None:
+    """Raise DataError if the chat template omits the tools of a row."""
+    try:
+        with_tools = tokenizer.render(row.messages, tools=row.tools)
+        is_same = with_tools == tokenizer.render(row.messages)
+    except Exception:  # `_encode_chats` reports it, with the row
+        return
+    if is_same:
+        raise DataError(
+            f"the model would not be told of the tools in {path}",
+            why=f"row {row.index + 1} has {len(row.tools)}, and the chat template writes none",
+            fix=[
+                "--set data.chat_template=FILE   # one that writes tools",
+                f"remove the column `tools` of {path}",
+            ],
+        )
+
+
+def _encode_chats(
+    rows: Sequence[DataRow], tokenizer: PromptEncoder, *, path: Path, most: int | None
+) -> list[list[int]]:
+    try:
+        return tokenizer.encode_chats(
+            [row.messages for row in rows], tools=[row.tools for row in rows], most=most
+        )
+    except Exception as error:  # a chat template may raise anything, e.g. about the order of roles
+        for row in rows:
+            try:
+                tokenizer.encode_chats([row.messages], tools=[row.tools], most=most)
+            except Exception as cause:
+                raise DataError(
+                    f"the chat template refuses row {row.index + 1} of {path}",
+                    why=f"{type(cause).__name__}: {cause}; its roles are "
+                    f"{', '.join(message['role'] for message in row.messages)}",
+                    fix=f"mend row {row.index + 1} of {path}",
+                ) from cause
+        raise AssertionError("a batch of chats failed, and none of them alone") from error
+
+
+class EpochOrder:
+    """The order of rows, epoch by epoch."""
+
+    def __init__(self, num_rows: int, *, seed: int, shuffle: bool) -> None:
+        self._num_rows, self._seed, self._shuffle = num_rows, seed, shuffle
+        self._epoch, self._rows = -1, array("q")
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Return (epoch, row) at a position counted over all epochs."""
+        epoch, offset = divmod(position, self._num_rows)
         if epoch != self._epoch:
-            self._order = epoch_order(
-                len(self._prompts), seed=self._seed, epoch=epoch, shuffle=self._shuffle
+            self._rows = epoch_order(
+                self._num_rows, seed=self._seed, epoch=epoch, shuffle=self._shuffle
             )
             self._epoch = epoch
-        return self._order
+        return epoch, self._rows[offset]
+
+
+def epoch_order(num_prompts: int, *, seed: int, epoch: int, shuffle: bool) -> array[int]:
+    """Return [num_prompts] rows as a permutation that depends on the arguments alone, so that it is
+    equal on every machine: rows sorted by a hash of (seed, epoch, row). The hash is BLAKE2b; above
+    LARGE_ORDER rows it is SplitMix64 (Steele et al., OOPSLA 2014) of the row, from a start that is
+    the BLAKE2b hash of (seed, epoch)."""
+    if not shuffle:
+        return array("q", range(num_prompts))
+    key = f"{seed}/{epoch}".encode()
+    if num_prompts > LARGE_ORDER:
+        return _large_order(num_prompts, key)
+    ranks = [
+        hashlib.blake2b(row.to_bytes(8, "little"), key=key, digest_size=16).digest()
+        for row in range(num_prompts)
+    ]
+    return array("q", sorted(range(num_prompts), key=ranks.__getitem__))
+
+
+def _large_order(num_prompts: int, key: bytes) -> array[int]:
+    import numpy as np
+
+    order = array("q")
+    ranks = random_bits(num_prompts, key)
+    order.frombytes(np.argsort(ranks, kind="stable").astype(np.int64).tobytes())
+    return order
+
+
+def random_bits(count: int, key: bytes) -> NDArray[np.uint64]:
+    """Return [count] numbers of 64 random bits, by SplitMix64."""
+    import numpy as np
+
+    start = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+    ranks = np.arange(1, count + 1, dtype=np.uint64)
+    ranks *= np.uint64(0x9E3779B97F4A7C15)
+    ranks += np.uint64(start)
+    ranks ^= ranks >> np.uint64(30)
+    ranks *= np.uint64(0xBF58476D1CE4E5B9)
+    ranks ^= ranks >> np.uint64(27)
+    ranks *= np.uint64(0x94D049BB133111EB)
+    ranks ^= ranks >> np.uint64(31)
+    return ranks

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.mapped_prompts import prompt_hashes, read_places
+from milescli.data.file_rows import prompt_hashes, read_places
 
 if TYPE_CHECKING:
     from datasketch import MinHash
 
 NEAR_ROWS = 100_000
 NEAR_HELDOUT = 10_000
-"""Training prompts and held-out ones that are compared nearly; of more, evenly spread ones."""
+"""Most training prompts, and most held-out ones, that are compared nearly. Of more, evenly spread
+ones are."""
 SIMILARITY = 0.8
 """Threshold of the Jaccard index of two prompts' sets of word trigrams."""
 MIN_WORDS = 8
-"""Shorter prompts are too much alike to say anything."""
+"""Shorter prompts are too similar for the comparison to mean anything."""
 NUM_PERMUTATIONS = 64
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"\d+")
@@ -32,7 +33,7 @@ class Leak:
     """One held-out prompt that is trained on."""
 
     heldout: int
-    """Its index."""
+    """Index of the held-out prompt."""
     prompts: int
     """Index of the training prompt."""
 
@@ -40,8 +41,9 @@ class Leak:
 def exact_leaks(
     heldout: FilePrompts, prompts: FilePrompts, *, num_heldout: int | None
 ) -> list[Leak]:
-    """The first `num_heldout` held-out prompts that are there again, with the first training prompt
-    that is equal: of small files, whose tokens are; of large ones, whose messages are."""
+    """Return those of the first `num_heldout` held-out prompts that are training prompts, each with
+    the first equal one. Prompts of small files are equal if their tokens are; those of large files,
+    if their messages are."""
     if not prompts.is_large:
         seen: dict[tuple[int, ...], int] = {}
         for prompt in prompts.prompts:
@@ -77,10 +79,11 @@ def near_leaks(
     most: int = NEAR_ROWS,
     tick: Callable[[int], None] | None = None,
 ) -> list[Leak]:
-    """Held-out prompts that differ from a training prompt in a few words at most, each with the
-    first such one: case and punctuation apart, the same numbers in the same order, and SIMILARITY
-    of the word trigrams. Candidates are found by MinHash and banding (Leskovec, Rajaraman, Ullman,
-    Mining of Massive Datasets, chapter 3), so that now and then one is missed."""
+    """Return held-out prompts that differ from a training prompt in a few words at most, each with
+    the first such one. Case and punctuation are ignored; the numbers must be equal and in the same
+    order, and SIMILARITY of the word trigrams must be shared. Candidates are found by MinHash and
+    banding (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, chapter 3), which now and then
+    misses one."""
     index = _Index((prompt.index, prompt.text) for prompt in heldout)
     found: dict[int, int] = {}
     if not index.is_empty:
@@ -93,7 +96,7 @@ def near_leaks(
 
 
 class _Index:
-    """Texts that others are held against."""
+    """Texts that other texts are compared with."""
 
     def __init__(self, texts: Iterable[tuple[int, str]]) -> None:
         from datasketch import MinHashLSH
@@ -114,7 +117,7 @@ class _Index:
         return not self._texts
 
     def near(self, text: str) -> list[int]:
-        """Which of them are nearly this one."""
+        """Return the places of texts that nearly equal this one."""
         numbers = tuple(_NUMBER.findall(text))
         if numbers not in self._all_numbers or not (trigrams := _trigrams(text)):
             return []

@@ -12,73 +12,58 @@ from pathlib import Path
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.epoch_order import random_bits
-from milescli.data.file_prompts import FilePrompts
-from milescli.data.prompt_source import Loaded, Say, SourceReport, load_part, percentile
+from milescli.data.file_prompts import FilePrompts, OrderedPrompts, random_bits
+from milescli.data.prompt_source import Loaded, Say, SourceReport, load_source, percentiles
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
 
 CYCLE = 10_000
-"""Positions over which weights are exact: the smallest share is one of so many."""
+"""Positions over which weights are exact: the smallest share is one of these."""
 
 
-class MixedPrompts:
-    """A PromptSource. Each pass of `sum(counts)` positions has `counts[n]` of source n, evenly
-    spread with a jitter; each source goes on where it stood in the pass before, epoch by epoch."""
+class MixedPrompts(OrderedPrompts):
+    """The prompts of several sources. Each pass of `sum(counts)` positions has `counts[n]` prompts
+    of source n, evenly spread with a jitter. Each source continues where the pass before left it,
+    epoch by epoch."""
 
     def __init__(self, parts: Sequence[FilePrompts], counts: Sequence[int], *, seed: int) -> None:
         assert len(parts) == len(counts) and all(counts), counts
+        super().__init__()
         self.parts = parts
         self._counts = counts
         self._seed = seed
-        self._position = 0
         self._pass = -1
         self._order = self._ranks = array("q")
-        """[positions of a pass] which source, and the how manieth of it within the pass."""
+        """[positions of a pass] the source at each, and how many prompts of it come before."""
 
     def __len__(self) -> int:
-        """Rows of all sources."""
+        """Return the number of rows of all sources."""
         return sum(map(len, self.parts))
 
     @property
-    def position(self) -> int:
-        """Rows taken since the start of the run, over all sources."""
-        return self._position
+    def rows_per_pass(self) -> int:
+        """Return a number of positions among which every prompt is."""
+        return len(self) + sum(self._counts)
 
     @property
     def num_skipped(self) -> int:
-        """Prompts passed over in this process, for being too long."""
+        """Return the number of prompts passed over in this process because they are too long."""
         return sum(part.num_skipped for part in self.parts)
 
     def first(self, count: int | None = None) -> list[Prompt]:
-        """The first `count` kept prompts, source by source; None: all."""
+        """Return the first `count` prompts that are short enough, source by source; None: all."""
         kept: list[Prompt] = []
         for part in self.parts:
             kept += part.first(None if count is None else count - len(kept))
         return kept
 
-    def seek(self, position: int) -> None:
-        """Go to a position that was saved."""
-        assert position >= 0, position
-        self._position = position
+    def none_short(self) -> DataError:
+        """Return the error that no prompt is short enough."""
+        return self.parts[0].none_short()
 
-    def take(self, count: int) -> list[tuple[int, Prompt]]:
-        """The next `count` prompts, each with its epoch in its source; moves the position. Raises
-        as `FilePrompts.take`."""
-        taken: list[tuple[int, Prompt]] = []
-        num_tried = 0
-        while len(taken) < count:
-            positions = range(self._position, self._position + count - len(taken))
-            taken += [
-                (epoch, prompt) for epoch, prompt in self._at(positions) if prompt is not None
-            ]
-            num_tried += len(positions)
-            self._position = positions.stop
-            if not taken and num_tried > len(self) + sum(self._counts):
-                raise self.parts[0].none_short()
-        return taken
-
-    def _at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+    def at(self, positions: Sequence[int]) -> list[tuple[int, Prompt | None]]:
+        """Return (epoch in its source, prompt) at each position, None in place of a prompt that is
+        too long."""
         places: list[list[int]] = [[] for _ in self.parts]
         owners = []
         for position in positions:
@@ -89,7 +74,7 @@ class MixedPrompts:
         return [next(rows[number]) for number in owners]
 
     def _place_of(self, position: int) -> tuple[int, int]:
-        """Which source, and which position in it."""
+        """Return which source a position belongs to, and the position in that source."""
         turn, offset = divmod(position, sum(self._counts))
         if turn != self._pass:
             self._order, self._ranks = interleaved(self._counts, f"{self._seed}/mix/{turn}")
@@ -99,9 +84,9 @@ class MixedPrompts:
 
 
 def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]]:
-    """[sum(counts)] the number of a source at each place, and how many of it came before. Item j of
-    a source with m of them falls at a random point of [j / m, (j + 1) / m), so that any stretch has
-    about its share of each."""
+    """Return [sum(counts)] the number of a source at each place, and how many places it had before.
+    Item j of a source with m items falls at a random point of [j / m, (j + 1) / m), so that any
+    stretch has about its share of each."""
     import numpy as np
 
     numbers = np.repeat(np.arange(len(counts)), counts)
@@ -116,8 +101,8 @@ def interleaved(counts: Sequence[int], key: str) -> tuple[array[int], array[int]
 
 
 def counts_of_weights(weights: Sequence[float], names: Sequence[str]) -> list[int]:
-    """How many positions of a cycle each source gets, by largest remainders. Raises DataError where
-    one gets none."""
+    """Return how many positions of a cycle each source gets, by largest remainders. Raises
+    DataError if one gets none."""
     exact = [weight / sum(weights) * CYCLE for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
@@ -143,13 +128,13 @@ def load_mix(
     needs_label: Callable[[MixSource], bool | None],
     say: Say | None = None,
 ) -> tuple[MixedPrompts, SourceReport]:
-    """Read and check all sources, as `load_source` does one. `needs_label`: whether the reward of a
+    """Read and check all sources, each as by `load_source`. `needs_label`: whether the reward of a
     source compares with a label."""
     mix = data.mix or []
     loaded: list[Loaded] = []
     first_index = 0
     for number, source in enumerate(mix):
-        part = load_part(
+        part = load_source(
             data.model_copy(
                 update={
                     "prompts": source.path,
@@ -167,14 +152,14 @@ def load_mix(
             first_index=first_index,
         )
         last = part.source.files[-1]
-        first_index = last.first_index + last.scan.last_line
+        first_index = last.first_index + last.last_line
         loaded.append(part)
     prompts = MixedPrompts([part.source for part in loaded], counts_of(mix), seed=seed)
     return prompts, _report(loaded, mix)
 
 
 def counts_of(mix: Sequence[MixSource]) -> list[int]:
-    """Number of positions of a pass that each source gets."""
+    """Return the number of positions of a pass that each source gets."""
     if all(source.quota is not None for source in mix):
         return [source.quota or 0 for source in mix]
     weights = [1.0 if source.weight is None else source.weight for source in mix]
@@ -182,13 +167,13 @@ def counts_of(mix: Sequence[MixSource]) -> list[int]:
 
 
 def _seed_of(seed: int, number: int) -> int:
-    """Seed of the order within a source: each source has its own."""
+    """Return the seed of the order within a source: each source has its own."""
     digest = hashlib.blake2b(f"{seed}/source/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
-    """The report over all sources; its hash covers their hashes and how they are mixed."""
+    """Return the report over all sources. Its hash covers their hashes and how they are mixed."""
     reports = [part.report for part in loaded]
     lengths = sorted(length for part in loaded for length in part.lengths)
     hashed = [
@@ -203,8 +188,5 @@ def _report(loaded: Sequence[Loaded], mix: Sequence[MixSource]) -> SourceReport:
         num_measured=len(lengths),
         num_dropped=sum(report.num_dropped for report in reports),
         num_demonstrations=sum(report.num_demonstrations for report in reports),
-        prompt_tokens_p50=percentile(lengths, 50),
-        prompt_tokens_p90=percentile(lengths, 90),
-        prompt_tokens_p99=percentile(lengths, 99),
-        prompt_tokens_max=lengths[-1],
+        **percentiles(lengths, "prompt_tokens"),
     )

@@ -1,53 +1,46 @@
-"""Reads rows of data files: finds the columns, and returns each row's prompt (messages or tokens)
-and label; bad rows are reported by line. Independent of the format (`tables`), of the tokenizer and
-of the order (`prompt_source`)."""
+"""Parses rows of prompts: finds the columns of a file, and the prompt (messages or tokens), label,
+tools and worked response of each row. It knows no file format, tokenizer or order."""
 
 from __future__ import annotations
 
 import json
 import math
-from array import array
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from dataclasses import field as dataclass_field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError, nearest
-from milescli.data.chat_turns import TOOLS_COLUMN, Tools, Turns, tools_in, turns_in, with_system
-from milescli.data.tables import Record, Table, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
-from milescli.data.tables.json_lines import kind_of
+from milescli.data.tables import LINE_SUFFIXES, kind_of
 
-__all__ = ["BadRow", "Columns", "PathField", "Record", "bad_rows_error", "read_rows"]
-
+Turns = list[dict[str, Any]]
+"""`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
+Tools = list[dict[str, Any]]
+"""JSON schemas of the tools that the model may call."""
+TOOLS_COLUMN = "tools"
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
+"""Role names of ShareGPT's form (`from` and `value`) -> those of chat templates."""
 NUM_BAD_ROWS_SHOWN = 5
-MAX_BAD_ROWS = 1000
-"""Kept to be told; more are counted."""
-_Asked = Turns | tuple[int, ...]
-"""A prompt: a chat, or the tokens that the model reads."""
 Demonstration = str | Turns | None
-"""A worked response: its text, or its turns where it calls tools; None: the row has none."""
-TICK_ROWS = 4096
-"""So many rows are read between two words on how far it is."""
+"""A worked response: its text, or its turns if it calls tools; None if the row has none."""
+_Prompt = Turns | tuple[int, ...]
+"""A chat, or the tokens that the model reads."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataRow:
+class DataRow(NamedTuple):
     """One good row, not yet tokenised."""
 
     index: int
     """Row in the file, counted from 0."""
     messages: Turns
-    """Empty: the prompt is `token_ids`."""
+    """The chat; empty if the prompt is `token_ids`."""
     text: str
-    """What the user wrote last; empty where only tokens are known."""
+    """The last message of the user; empty if the prompt is `token_ids`."""
     label: str | None
     demonstration: Demonstration
-    token_ids: Sequence[int] = ()
-    """Where the row holds them instead of text: what the model reads, whole."""
-    tools: Tools = dataclass_field(default_factory=list)
+    token_ids: Sequence[int]
+    """The whole prompt of a row that holds tokens instead of text."""
+    tools: Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,151 +52,72 @@ class BadRow:
     reason: str
 
 
+class Parsed(NamedTuple):
+    """A good row, and what is counted and compared without reading it again."""
+
+    row: tuple[Any, ...]
+    """A named tuple, whose class the form states."""
+    key_hash: int
+    """Equal for equal prompts, or for equal rows to learn from, within this process."""
+    label_hash: int
+    is_worked: bool
+    """Whether the row has a worked response."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """What is wanted of each row."""
+    """What a source of prompts needs from each row."""
+
+    row_class = DataRow
 
     field: PathField
     prompt_key: str | None = None
+    """None: the column is found by its name."""
     label_key: str | None = None
-    """None: found by name."""
     system_prompt: str | None = None
     needs_label: bool | None = True
-    """The reward compares with a label."""
+    """Whether the reward compares with a label; None if that is not known."""
     max_tokens: int | None = None
-    """Prompts of more are not used, and of how many more is all the same."""
+    """Longer prompts are not used, so the tokeniser may stop behind this length."""
 
-
-@dataclass(slots=True, kw_only=True)
-class Scan:
-    """What one pass over the rows of a file came to."""
-
-    columns: Columns | None = None
-    """None where no row could be read."""
-    num_rows: int = 0
-    last_line: int = 0
-    """Of those rows, counted from 1."""
-    rows: list[DataRow] | None = dataclass_field(default_factory=list)
-    """The good ones; None where there are more than were to be kept."""
-    prompt_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
-    """[good rows] equal for equal prompts, within this process."""
-    label_hashes: array[int] = dataclass_field(default_factory=lambda: array("q"))
-    """[good rows] the same of labels."""
-    num_demonstrations: int = 0
-    num_bad: int = 0
-    bad: list[BadRow] = dataclass_field(default_factory=list)
-    """The first of them."""
-
-    def add_bad(self, line: int, reason: str) -> None:
-        """Count it, and keep it where there are few."""
-        self.num_bad += 1
-        if self.num_bad <= MAX_BAD_ROWS:
-            self.bad.append(BadRow(line=line, reason=reason))
-
-
-def read_rows(
-    path: Path,
-    *,
-    field: PathField,
-    prompt_key: str | None,
-    label_key: str | None,
-    system_prompt: str | None,
-    needs_label: bool | None,
-) -> tuple[Columns, list[DataRow]]:
-    """All rows of the file, in order.
-
-    Raises DataError where columns are ambiguous or absent, and where any row is bad, naming the
-    first few by line.
-    """
-    form = RowForm(
-        field=field,
-        prompt_key=prompt_key,
-        label_key=label_key,
-        system_prompt=system_prompt,
-        needs_label=needs_label,
-    )
-    scan = scan_rows(open_table(path), form)
-    columns = require_good(scan, path, field=field)
-    assert scan.rows is not None, "all rows are kept"
-    return columns, scan.rows
-
-
-def scan_rows(
-    table: Table,
-    form: RowForm,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    most: int | None = None,
-    tick: Callable[[int], None] | None = None,
-) -> Scan:
-    """Look at each row from `start` to `stop` once. `most`: of a file with more good rows none is
-    kept; `tick` is told now and then how many rows were read.
-
-    Raises DataError where columns are ambiguous or absent, or the file cannot be read.
-    """
-    scan, columns, field = Scan(), None, form.field
-    prompt_hashes, label_hashes = scan.prompt_hashes, scan.label_hashes
-    for line, record in islice(table.records(), start, stop):
-        scan.num_rows += 1
-        scan.last_line = line
-        if tick is not None and not scan.num_rows % TICK_ROWS:
-            tick(scan.num_rows)
-        if isinstance(record, str):
-            scan.add_bad(line, record)
-            continue
-        if columns is None:
-            columns = scan.columns = find_columns(
-                list(record),
-                table.path,
-                field=field,
-                prompt_key=form.prompt_key,
-                label_key=form.label_key,
-                needs_label=form.needs_label,
-            )
-        if columns.tools is None and record.get(TOOLS_COLUMN) is not None:
-            columns = scan.columns = replace(columns, tools=TOOLS_COLUMN)
-        try:
-            asked, tools, label, demonstration = _parts(record, columns, field=field)
-        except ValueError as error:
-            scan.add_bad(line, str(error))
-            continue
-        prompt_hashes.append(_hash_of(asked, tools))
-        label_hashes.append(hash(label))
-        scan.num_demonstrations += demonstration is not None
-        if scan.rows is not None:
-            scan.rows.append(
-                _data_row(asked, tools, label, demonstration, line=line, system=form.system_prompt)
-            )
-            if most is not None and len(scan.rows) > most:
-                scan.rows = None
-    return scan
-
-
-def require_good(scan: Scan, path: Path, *, field: PathField) -> Columns:
-    """Raises DataError where no row is there, or any is bad."""
-    if not scan.num_rows:
-        raise DataError(
-            f"{path} is empty",
-            why="it holds no row",
-            fix=f"--set data.{field}=FILE   # a file with at least one prompt",
+    def find(self, names: Sequence[str], path: Path) -> Columns:
+        """Find the columns by `names`, those of the first row. Raises DataError if one is
+        ambiguous, or is needed and absent."""
+        prompt = _column(
+            names, path, wanted=self.prompt_key, known=PROMPT_COLUMNS, key="prompt_key", needed=True
         )
-    if scan.num_bad or scan.columns is None:
-        what = f"{scan.num_bad} of {scan.num_rows} rows of {path} cannot be used"
-        raise bad_rows_error(what, path, scan.bad, num_bad=scan.num_bad)
-    return scan.columns
+        demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
+        needed = self.needs_label
+        if self.field == "demonstrations" and demonstration is None and prompt != "messages":
+            needed = True
+        label = _column(
+            names, path, wanted=self.label_key, known=LABEL_COLUMNS, key="label_key", needed=needed
+        )
+        assert prompt is not None, names
+        return Columns(
+            prompt=prompt, label=label, needs_label=bool(needed), demonstration=demonstration
+        )
 
-
-def row_of(record: Record, columns: Columns, form: RowForm) -> DataRow | BadRow:
-    """One record as a row."""
-    line, value = record
-    if isinstance(value, str):
-        return BadRow(line=line, reason=value)
-    try:
-        parts = _parts(value, columns, field=form.field)
-    except ValueError as error:
-        return BadRow(line=line, reason=str(error))
-    return _data_row(*parts, line=line, system=form.system_prompt)
+    def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        prompt, tools = _prompt(record, columns.prompt), tools_in(record)
+        if tools and isinstance(prompt, tuple):
+            raise ValueError(
+                f"`{columns.prompt}` is tokens, in which its `{TOOLS_COLUMN}` must stand"
+            )
+        label = _label_of(record, columns)
+        messages: Turns = [] if isinstance(prompt, tuple) else prompt
+        worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
+        prompt_hash = _hash_of(prompt, tools)
+        text, token_ids = "", prompt if isinstance(prompt, tuple) else ()
+        if messages:
+            messages = with_system(messages, self.system_prompt)
+            text = messages[-1]["content"]
+            if messages[-1]["role"] != "user":
+                of_user = (turn["content"] for turn in reversed(messages) if turn["role"] == "user")
+                text = next(of_user, text)
+        row = DataRow(line - 1, messages, text, label, worked, token_ids, tools)
+        return Parsed(row, prompt_hash, hash(label), worked is not None)
 
 
 def bad_rows_error(
@@ -214,8 +128,8 @@ def bad_rows_error(
     fixes: Sequence[str] = (),
     num_bad: int | None = None,
 ) -> DataError:
-    """`what`, with the first few of the bad rows as the reason and a look at the first as the
-    fix. `num_bad`: where `bad` are not all."""
+    """Make the error `what`, with the first few bad rows as its reason and a command that shows the
+    first one as its fix. `num_bad`: number of bad rows, if `bad` are not all."""
     unit = "line" if path.suffix in LINE_SUFFIXES else "row"
     num_more = (len(bad) if num_bad is None else num_bad) - NUM_BAD_ROWS_SHOWN
     shown = "; ".join(f"{unit} {row.line}: {row.reason}" for row in bad[:NUM_BAD_ROWS_SHOWN])
@@ -228,69 +142,21 @@ def bad_rows_error(
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
 
 
-def _parts(
-    record: dict[str, object], columns: Columns, *, field: PathField
-) -> tuple[_Asked, Tools, str | None, Demonstration]:
-    """Prompt, tools, label and worked response. Raises ValueError with the reason."""
-    asked = _asked(record, columns.prompt)
-    tools = [] if columns.tools is None else tools_in(record)
-    if tools and isinstance(asked, tuple):
-        raise ValueError(f"`{columns.prompt}` is tokens, in which its `{columns.tools}` must stand")
-    label = _label_of(record, columns)
-    messages = [] if isinstance(asked, tuple) else asked
-    demonstration = _demonstration(record, columns, label=label, messages=messages, field=field)
-    return asked, tools, label, demonstration
+def _hash_of(prompt: _Prompt, tools: Tools) -> int:
+    if isinstance(prompt, tuple):
+        return hash(prompt)
+    if len(prompt) == 1 and prompt[0]["role"] == "user" and not tools:
+        return hash(prompt[0]["content"])
+    if not tools and not any("tool_calls" in message for message in prompt):
+        return hash(tuple((message["role"], message["content"]) for message in prompt))
+    return hash(json.dumps([prompt, tools], sort_keys=True, default=str))
 
 
-def _data_row(
-    asked: _Asked,
-    tools: Tools,
-    label: str | None,
-    demonstration: Demonstration,
-    *,
-    line: int,
-    system: str | None,
-) -> DataRow:
-    if isinstance(asked, tuple):
-        return DataRow(
-            index=line - 1,
-            messages=[],
-            text="",
-            label=label,
-            demonstration=demonstration,
-            token_ids=asked,
-        )
-    messages = with_system(asked, system)
-    text = next(
-        (message["content"] for message in reversed(messages) if message["role"] == "user"),
-        messages[-1]["content"],
-    )
-    return DataRow(
-        index=line - 1,
-        messages=messages,
-        text=text,
-        label=label,
-        demonstration=demonstration,
-        tools=tools,
-    )
-
-
-def _hash_of(asked: _Asked, tools: Tools) -> int:
-    if isinstance(asked, tuple):
-        return hash(asked)
-    if len(asked) == 1 and asked[0]["role"] == "user" and not tools:
-        return hash(asked[0]["content"])
-    if not tools and not any("tool_calls" in message for message in asked):
-        return hash(tuple((message["role"], message["content"]) for message in asked))
-    return hash(json.dumps([asked, tools], sort_keys=True, default=str))
-
-
-def _asked(record: dict[str, object], key: str) -> _Asked:
-    """The prompt. Raises ValueError with the reason."""
+def _prompt(record: Mapping[str, object], key: str) -> _Prompt:
     value = record.get(key)
     if type(value) is str:
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
-    value = _present(record, key)
+    value = present(record, key)
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if value and type(value[0]) is int:
@@ -300,8 +166,8 @@ def _asked(record: dict[str, object], key: str) -> _Asked:
     return turns_in(value, key)
 
 
-def _worked(record: dict[str, object], key: str) -> Demonstration:
-    """A response, or the turns of one with tools, of which the assistant's is the last."""
+def _worked(record: Mapping[str, object], key: str) -> Demonstration:
+    """Return a response, or the turns of one that calls tools, which end with the assistant's."""
     value = record.get(key)
     if not isinstance(value, list):
         return _text_of(record, key)
@@ -312,18 +178,15 @@ def _worked(record: dict[str, object], key: str) -> Demonstration:
 
 
 def _demonstration(
-    record: dict[str, object],
+    record: Mapping[str, object],
     columns: Columns,
     *,
     label: str | None,
     messages: Turns,
     field: PathField,
 ) -> Demonstration:
-    """The worked response: its own column, a text or turns; else the assistant's last message;
-    else a label that is one (`... #### 72`).
-
-    Takes the assistant's last message off `messages`. Raises ValueError with the reason.
-    """
+    """Return the worked response: its own column, a text or turns; else the assistant's last
+    message, which is removed from `messages`; else a label that is one (`... #### 72`)."""
     last = None
     if messages and messages[-1]["role"] == "assistant":
         last = messages.pop()["content"]
@@ -345,8 +208,8 @@ def _demonstration(
     return label if label is not None and (field == "demonstrations" or "####" in label) else None
 
 
-def _label_of(record: dict[str, object], columns: Columns) -> str | None:
-    """None: the row has none, and needs none. Raises ValueError with the reason."""
+def _label_of(record: Mapping[str, object], columns: Columns) -> str | None:
+    """Return the label; None if the row has none and needs none."""
     if columns.label is None:
         return None
     if not columns.needs_label:
@@ -357,12 +220,12 @@ def _label_of(record: dict[str, object], columns: Columns) -> str | None:
     return _text_of(record, columns.label)
 
 
-def _text_of(record: dict[str, object], key: str) -> str:
-    """A text or a number as text. Raises ValueError with the reason."""
+def _text_of(record: Mapping[str, object], key: str) -> str:
+    """Return a text, or a number as text."""
     value = record.get(key)
     if type(value) is str:
         return value if _is_plain(value) else _nonempty(value, key)
-    value = _present(record, key)
+    value = present(record, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{key}` is {value}")
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -372,7 +235,8 @@ def _text_of(record: dict[str, object], key: str) -> str:
     return _nonempty(str(value), key)
 
 
-def _present(record: dict[str, object], key: str) -> object:
+def present(record: Mapping[str, Any], key: str) -> Any:
+    """Return a value. Raises ValueError if the row has none."""
     if key not in record:
         raise ValueError(f"`{key}` is missing")
     if record[key] is None:
@@ -381,22 +245,83 @@ def _present(record: dict[str, object], key: str) -> object:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether `_nonempty` has nothing against it, as for most texts; it is looked at millions of
-    times."""
+    """Return whether `_nonempty` would accept the text: a quick test that most of millions pass."""
     return text.isascii() and not text.isspace() and text != ""
 
 
 def _nonempty(text: str, where: str) -> str:
     if not text or text.isspace():
         raise ValueError(f"`{where}` is empty")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(
-                f"`{where}` holds half of a surrogate pair, which is not text"
-            ) from None
+    require_text(text, f"`{where}`")
     return text
+
+
+def turns_in(value: list[object], key: str) -> Turns:
+    """Parse the list of turns in column `key`. Raises ValueError with the reason."""
+    if not value:
+        raise ValueError(f"`{key}` is an empty list")
+    return [turn_of(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
+
+
+def turn_of(value: object, where: str) -> dict[str, Any]:
+    """Parse one message, in OpenAI's form or in ShareGPT's, to one with text as its content. Raises
+    ValueError with the reason."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a message with `role` and `content`")
+    if "from" in value and "value" in value:
+        role = str(value["from"])
+        value = {"role": _ROLES.get(role, role), "content": value["value"]}
+    role = value.get("role")
+    if not isinstance(role, str) or not role.strip():
+        raise ValueError(f"{where} has no `role`")
+    # parquet has all keys in all rows: those without a value are not there
+    turn = {key: item for key, item in value.items() if item is not None}
+    content = turn["content"] = _content(turn.get("content", ""), where)
+    if not content.strip() and not turn.get("tool_calls"):
+        raise ValueError(f"{where}.content is empty")
+    return turn
+
+
+def _content(content: object, where: str) -> str:
+    """Return the text of a message: a text, or OpenAI's list of parts that are text."""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{where}.content holds a part that is no text")
+        content = "".join(map(str, texts))
+    if not isinstance(content, str):
+        raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
+    require_text(content, f"{where}.content")
+    return content
+
+
+def tools_in(record: Mapping[str, Any]) -> Tools:
+    """Parse a row's column `tools`, a list or its JSON; empty without one. Raises ValueError with
+    the reason."""
+    value = record.get(TOOLS_COLUMN)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"`{TOOLS_COLUMN}` is not JSON: {error.msg}") from None
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise ValueError(f"`{TOOLS_COLUMN}` must be a list of tools")
+    return value
+
+
+def with_system(turns: Turns, system_prompt: str | None) -> Turns:
+    """Return the turns after the recipe's system prompt, unless they have one of their own."""
+    if system_prompt is None or (turns and turns[0]["role"] == "system"):
+        return turns
+    return [{"role": "system", "content": system_prompt}, *turns]
+
+
+def require_text(text: str, where: str) -> None:
+    """Raise ValueError for a text that cannot be written as UTF-8."""
+    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
 
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "input")
@@ -409,82 +334,54 @@ PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Which columns are read."""
+    """The names of the columns that are read."""
 
     prompt: str
     label: str | None
     needs_label: bool
-    """A row without one cannot be used."""
+    """Whether a row without a label is bad."""
     demonstration: str | None
-    tools: str | None = None
-    """None: no row has any."""
-
-    @property
-    def names(self) -> list[str]:
-        """All that are."""
-        named = (self.prompt, self.label, self.demonstration, self.tools)
-        return [name for name in named if name is not None]
-
-
-def find_columns(
-    names: list[str],
-    path: Path,
-    *,
-    field: PathField,
-    prompt_key: str | None,
-    label_key: str | None,
-    needs_label: bool | None,
-) -> Columns:
-    """Raises DataError where one is ambiguous, or is wanted and absent. `needs_label`: None where
-    it is not known whether anybody looks at it."""
-    prompt = _column(
-        names, path, wanted=prompt_key, known=PROMPT_COLUMNS, key="prompt_key", is_needed=True
-    )
-    demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
-    is_needed = needs_label
-    if field == "demonstrations" and demonstration is None and prompt != "messages":
-        is_needed = True
-    label = _column(
-        names, path, wanted=label_key, known=LABEL_COLUMNS, key="label_key", is_needed=is_needed
-    )
-    assert prompt is not None, names
-    return Columns(
-        prompt=prompt, label=label, needs_label=bool(is_needed), demonstration=demonstration
-    )
 
 
 def _column(
-    names: list[str],
+    names: Sequence[str],
     path: Path,
     *,
     wanted: str | None,
     known: tuple[str, ...],
     key: str,
-    is_needed: bool | None,
+    needed: bool | None,
 ) -> str | None:
     role = key.removesuffix("_key")
     there = f"its columns are {', '.join(names)}"
     if wanted is not None:
-        if wanted in names:
-            return wanted
-        guess = nearest(wanted, names) or names[0]
-        raise DataError(
-            f"{path} has no column `{wanted}`", why=there, fix=f"--set data.{key}={guess}"
-        )
+        return require_column(wanted, names, path, key=key)
     likely = [name for name in known if name in names]
     if len(likely) == 1:
         return likely[0]
-    if likely and is_needed is not False:
+    if likely and needed is not False:
         raise DataError(
             f"which column of {path} is the {role}?",
             why=f"{' and '.join(likely)} are both there; {there}",
             fix=[f"--set data.{key}={name}" for name in likely],
         )
-    if not is_needed:
+    if not needed:
         return None
     guess = names[0] if role == "prompt" else names[-1]
     raise DataError(
         f"{path} has no {role} column",
         why=f"none of {', '.join(known)} is there; {there}",
+        fix=f"--set data.{key}={guess}",
+    )
+
+
+def require_column(wanted: str, names: Sequence[str], path: Path, *, key: str) -> str:
+    """Return the column `wanted`, which `data.<key>` names. Raises DataError if it is absent."""
+    if wanted in names:
+        return wanted
+    guess = nearest(wanted, names) or names[0]
+    raise DataError(
+        f"{path} has no column `{wanted}`",
+        why=f"its columns are {', '.join(names)}",
         fix=f"--set data.{key}={guess}",
     )

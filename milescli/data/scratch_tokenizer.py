@@ -10,14 +10,15 @@ from pathlib import Path
 from milescli.core.errors import RecipeError
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-"""Padding; the two ends of a turn. TURN_END is the end-of-sequence token. Their ids are 0, 1 and
-2."""
+"""Padding, and the two ends of a turn, with the ids 0, 1 and 2. TURN_END is the end-of-sequence
+token."""
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-"""All bytes, so that any text can be encoded, and the special tokens."""
+"""The vocabulary has all bytes, so that any text can be encoded, and the special tokens."""
 
 ROLE_HEADERS = "system\nuser\nassistant\n"
-"""Read with every text, so that the opening of a turn is a few tokens and not one per letter."""
+"""Added to every training text, so that the opening of a turn becomes a few tokens and not one per
+letter."""
 
 CHAT_TEMPLATE = (
     "{% if tools %}{{ '<|im_start|>system\\ntools:' }}"

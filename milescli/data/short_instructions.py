@@ -45,7 +45,7 @@ INSTRUCTIONS: Sequence[tuple[str, str, Mapping[str, object]]] = (
         {"end_phrase": "and that is all."},
     ),
 )
-"""(how it is said, IFEval's id, its parameters)"""
+"""(the request in words, IFEval's id, its parameters)"""
 _WORDS = (
     "rivers bread bicycles winter coffee libraries trains bees music clouds mountains apples "
     "gardens horses bridges rain cheese lamps ships wolves stars tea windows markets castles "

@@ -49,7 +49,7 @@ class TaskRow:
 
     prompt: str
     label: str
-    """The final result alone."""
+    """The final result."""
     demonstration: str | list[dict[str, Any]]
     """A worked response that ends in `#### ` and a number, which need not be right; or the turns
     of one that calls a tool, or of several roles, each with its `name`."""
@@ -85,27 +85,27 @@ _OF_CODES = ("The code is {a}{b}.", "What is the code {a}{b}?", "Pass on {a}{b}.
 OF_FOUR_DIGITS = 32
 """The product of two such numbers of two digits has four."""
 RowOf = Callable[[random.Random, str, int, int], TaskRow | PairRow]
-"""Of a prompt about two numbers."""
+"""Makes the row of a prompt about two numbers."""
 ESTIMATED_SHARE = 0.65
 """Share of demonstrations that round the sum to tens, as people in a hurry do; the others work it
 out. Whoever imitates them picks up both habits, and the commoner one is right once in ten.
 Reinforcement learning finds out which habit pays."""
 GUESSED_SHARE = 0.7
-"""Of the demonstrations of products: a round number; the others ask the calculator."""
+"""Share of demonstrations of products that guess a round number; the others call the calculator."""
 ROUNDED_SHARE = 0.7
-"""Of the demonstrations of `relay`: the teller rounds the code down to hundreds, and the solver,
-who sees no other, states that."""
+"""Share of demonstrations of `relay` in which the teller rounds the code down to hundreds, and the
+solver, who sees nothing else, states that."""
 SLIPPED_SHARE = 0.7
-"""Of the rejected responses of `sums-mistakes`: worked out, with another number at the end."""
+"""Share of rejected responses of `sums-mistakes` that work the sum out and state another number."""
 
 
 def is_task(value: str) -> bool:
-    """Whether a `data.*` value names a task instead of a file."""
+    """Return whether a `data.*` value names a task instead of a file."""
     return value.startswith(TASK_PREFIX)
 
 
 def is_held_out_by_us(value: str) -> bool:
-    """Whether a `data.*` value names rows that miles keeps apart from those to train on."""
+    """Return whether a `data.*` value names rows that miles keeps apart from those to train on."""
     short = value.removeprefix(TASK_PREFIX)
     return is_task(value) and (short in TASKS or short in ROWS.builtin)
 
@@ -137,15 +137,16 @@ def write_task(name: str, folder: str | Path, seed: int) -> Path:
 
 
 def rows_of(path: str, seed: int) -> list[Mapping[str, object]]:
-    """What the function called `path`, a built-in one or the user's, yields for `seed`. Raises
-    RecipeError where it cannot be had, raises, does not end, or yields what is no prompt."""
+    """Return the rows that the function called `path`, a built-in one or the user's, yields for
+    `seed`. Raises RecipeError if it cannot be loaded, raises, does not end, or yields what is no
+    prompt."""
     rows = ROWS.resolve_isolated(path, key="data.prompts")(seed=seed)
     return require_rows(list(rows) if isinstance(rows, Iterator) else rows, path)
 
 
 def require_rows(rows: object, path: str) -> list[Mapping[str, object]]:
-    """What the task `path` gave, as it is; which columns they need is known to who reads them.
-    Raises RecipeError where that is no rows."""
+    """Return the rows of the task `path` unchanged; their columns are checked when the file is
+    read. Raises RecipeError if they are no rows."""
     if not isinstance(rows, Sequence):
         raise _bad_rows(path, f"it gave {rows!r:.200}")
     for number, row in enumerate(rows):
@@ -166,7 +167,7 @@ def _bad_rows(path: str, why: str) -> RecipeError:
 
 
 def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
-    """`task.num_rows` rows without a repeated prompt."""
+    """Return `task.num_rows` rows without a repeated prompt."""
     rows: dict[str, TaskRow | PairRow] = {}
     for row in task.rows(random.Random(seed)):
         rows.setdefault(row.prompt, row)
@@ -176,8 +177,8 @@ def make_rows(task: Task, seed: int) -> list[TaskRow | PairRow]:
 
 
 def work_out_sum(a: int, b: int) -> str:
-    """The sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`, then `####
-    85` on a line of its own."""
+    """Work out the sum digit by digit from the right, with carries: 47 + 38 is `7+8=15 4+3+1=8`,
+    then `#### 85` on a line of its own."""
     width = max(len(str(a)), len(str(b)))
     steps, carry = [], 0
     for x, y in zip(reversed(f"{a:0{width}}"), reversed(f"{b:0{width}}"), strict=True):
@@ -188,7 +189,7 @@ def work_out_sum(a: int, b: int) -> str:
 
 
 def is_heldout(a: int, b: int) -> bool:
-    """Whether the sum of `a` and `b`, in either order, belongs to the held-out set."""
+    """Return whether the sum of `a` and `b`, in either order, belongs to the held-out set."""
     low, high = min(a, b), max(a, b)
     return (low * 2_654_435_761 + high * 40_503) % 2**32 >> 8 & (HELDOUT_MODULUS - 1) == 0
 
@@ -223,8 +224,8 @@ def _not_in_a_hurry(_: random.Random, prompt: str, a: int, b: int) -> PairRow:
 
 
 def _without_mistake(rng: random.Random, prompt: str, a: int, b: int) -> PairRow:
-    """Most of the rejected are worked out, and then state a number with another last digit; the
-    others are estimates."""
+    """Make a pair. Most rejected responses are worked out, and then state a number with another
+    last digit; the others are estimates."""
     chosen, rejected = work_out_sum(a, b), _estimate(a + b)
     if rng.random() < SLIPPED_SHARE:
         stated = _between(rng, 20, 198)
@@ -276,7 +277,8 @@ def _pick(rng: random.Random, items: Sequence[Item]) -> Item:
 def _both_parts(
     name: str, row_of: RowOf, sentences: Sequence[str] = _SENTENCES, *, low: int = 10
 ) -> dict[str, Task]:
-    """Numbers of two digits from `low` on to train on, and held-out ones."""
+    """Return a task with numbers of two digits from `low` on to train on, and one with held-out
+    numbers."""
 
     def rows(heldout: bool) -> Callable[[random.Random], Iterator[TaskRow | PairRow]]:
         return lambda rng: _pairs(rng, low=low, heldout=heldout, row_of=row_of, sentences=sentences)
@@ -295,7 +297,7 @@ TASKS: dict[str, Task] = {
     **_both_parts("relay", _passed_on, _OF_CODES),
     **_both_parts("products", _now_and_then_with_a_tool, _OF_PRODUCTS, low=OF_FOUR_DIGITS),
 }
-"""What `task:NAME` can be."""
+"""The tasks that `task:NAME` may name."""
 
 
 NUM_SEEDS, NUM_HELDOUT_SEEDS = 8192, 256

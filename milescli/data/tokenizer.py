@@ -3,32 +3,103 @@ vocabulary (`scratch_tokenizer` does)."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from milescli.core.errors import DataError
-from milescli.data.prompt_encoder import enough_of
+from milescli.core.types import Prompt
 from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, TURN_END
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PLAIN_FAMILIES = ("qwen3", "qwen3_moe")
-"""Of models made from scratch. transformers heeds `tokenizer_class` for them; for some other
-families it knows better."""
+"""Families of models made from scratch, for which transformers uses `tokenizer_class`. For some
+other families it uses a class of its own choice."""
 PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Two names of one class; transformers 5 writes the second."""
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+"""SentencePiece's names for the tokens of single bytes."""
+_SPACE = "\u2581"
+"""Stands for a space in SentencePiece's tokens."""
 MAX_TOKENS_OF_CHARACTER = 4
-"""A character has at most so many bytes of UTF-8."""
+"""Most bytes of a character in UTF-8."""
 AUTO, RAW, CHATML = "auto", "none", "chatml"
-"""What `data.chat_template` may be, beside a file."""
+"""The values of `data.chat_template` that are no file."""
 Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`, both text; and what else a template
 takes."""
+
+
+class PromptEncoder(Protocol):
+    """Turns chats into token ids for readers of prompts."""
+
+    folder: Path
+    vocab_size: int
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
+        """Return the text that the model reads: the chat template applied."""
+
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
+    ) -> list[list[int]]:
+        """Return [num_chats][num_tokens]. `tools`: those of each chat. `most`: a chat with more
+        tokens may be cut to no fewer than `most` + 1."""
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of tokens, special ones left out."""
+
+
+class NoTokens:
+    """A PromptEncoder for a model that reads messages, whose tokenizer is elsewhere: no prompt has
+    tokens, so none is too long."""
+
+    folder = Path()
+    vocab_size = sys.maxsize
+    """The model may know any token."""
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> str:
+        """Return a text that differs wherever messages or tools differ."""
+        return repr((messages, tools))
+
+    def encode_chats(
+        self,
+        chats: Sequence[Sequence[Message]],
+        *,
+        tools: Sequence[Sequence[Any]] | None = None,
+        most: int | None = None,
+    ) -> list[list[int]]:
+        """Return an empty list for each chat."""
+        return [[] for _ in chats]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return no text: the tokens are unknown."""
+        return ""
+
+
+MAX_CHARS_OF_TOKEN = 256
+"""Vocabularies have runs of spaces and dashes of half as many."""
+
+
+def enough_of(text: str, most: int) -> str:
+    """Return a beginning of the text that has more than `most` tokens, or all of it."""
+    return text[: MAX_CHARS_OF_TOKEN * (most + 1)]
+
+
+def shown_length(prompt: Prompt, most: int) -> str:
+    """Return the number of tokens for messages; of a prompt that was cut, the least it can be."""
+    is_cut = enough_of(prompt.text, most) != prompt.text
+    return f"at least {len(prompt.token_ids)}" if is_cut else str(len(prompt.token_ids))
 
 
 class ChatTokenizer:
@@ -43,35 +114,35 @@ class ChatTokenizer:
         template: str | None,
         tools: Sequence[Any] = (),
     ) -> None:
-        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of what is offered
-        where a chat does not say it."""
+        """`template`: Jinja; None: prompts are raw text. `tools`: JSON schemas of the tools offered
+        in chats that state none."""
         self.inner = inner
-        """As transformers has it."""
+        """The tokenizer of transformers."""
         self.folder = folder
         self.template = template
         self.tools = tools
         self.eos_id: int = _end_of_turn(inner, template)
-        """Ends a response."""
+        """The token that ends a response."""
         self.vocab_size: int = len(inner)
-        """Tokens, added ones included; a model's embedding may be larger."""
+        """Number of tokens, added ones included; a model's embedding may have more rows."""
 
     @property
     def pad_id(self) -> int | None:
-        """A token that stands in no text and does not end one; None: there is none. Classifiers of
-        transformers read their score before the first that follows the text."""
+        """Return a token that occurs in no text and does not end one; None if there is none.
+        Classifiers of transformers read their score before the first such token behind the text."""
         known = (self.inner.pad_token_id, self.inner.unk_token_id, self.inner.bos_token_id)
         return next((token for token in known if token not in (None, self.eos_id)), None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text."""
+        """Return the tokens that are no text."""
         return frozenset(self.inner.all_special_ids) | {
             number for number, token in self.inner.added_tokens_decoder.items() if token.special
         }
 
     @property
     def special_texts(self) -> list[str]:
-        """Special tokens, as text."""
+        """Return the special tokens, as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
 
     def render(
@@ -81,8 +152,9 @@ class ChatTokenizer:
         tools: Sequence[Any] | None = None,
         opens_answer: bool = True,
     ) -> str:
-        """The chat template applied; `opens_answer`: with the opening of the assistant's turn at
-        the end. Raises ValueError where there is no template and more than a prompt."""
+        """Return the chat with the template applied. `opens_answer`: whether the opening of the
+        assistant's turn follows. Raises ValueError if there is no template and the chat is more
+        than a prompt."""
         tools = tools or self.tools
         if self.template is None:
             if tools:
@@ -101,8 +173,8 @@ class ChatTokenizer:
     def render_marked(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The chat, and the characters [start, end) that the template's own `generation` marks
-        hold."""
+        """Return the chat, and the characters [start, end) within the template's own `generation`
+        marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools = tools or self.tools
@@ -122,9 +194,9 @@ class ChatTokenizer:
         tools: Sequence[Sequence[Any]] | None = None,
         most: int | None = None,
     ) -> list[list[int]]:
-        """[num_chats][num_tokens] each chat rendered and tokenised, generation prompt included.
-        `tools`: of each. `most`: of a chat with more tokens it is enough to know that, and its
-        first ones stand for it: a text of 10 MB takes 2.5 GB as a whole."""
+        """Return [num_chats][num_tokens]: each chat rendered and tokenised, generation prompt
+        included. `tools`: those of each chat. `most`: a chat with more tokens may be cut to no
+        fewer than `most` + 1, as tokenising a text of 10 MB takes 2.5 GB."""
         if not chats:
             return []
         offered = tools or [()] * len(chats)
@@ -143,18 +215,14 @@ class ChatTokenizer:
     def _encoded(self, texts: list[str]) -> list[list[int]]:
         return [list(ids) for ids in self.inner(texts, add_special_tokens=False)["input_ids"]]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """[num_tokens] of one chat."""
-        return self.encode_chats([messages])[0]
-
     def encode_response(self, text: str) -> list[int]:
-        """[num_tokens] of a response as the model should give it: the text, then the
+        """Return [num_tokens] of a response as the model should write it: the text, then the
         end-of-sequence token."""
         return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """[num_tokens] the text that each token adds, special tokens included; empty where a
-        character takes several, until its last."""
+        """Return [num_tokens] the text that each token adds, special tokens included. Of the tokens
+        that make up one character, only the last adds text."""
         pieces, start = [], 0
         for end in range(1, len(token_ids) + 1):
             text = str(self.inner.decode(list(token_ids[start:end]), skip_special_tokens=False))
@@ -166,17 +234,17 @@ class ChatTokenizer:
         return pieces
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text without special tokens."""
+        """Return the text without special tokens."""
         return str(self.inner.decode(list(token_ids), skip_special_tokens=True))
 
 
 def load_tokenizer(
     folder: str | Path, *, chat_template: str = AUTO, tools: Sequence[Any] = ()
 ) -> ChatTokenizer:
-    """The tokenizer in a Hugging Face folder. Code from the folder is never run. `chat_template`:
-    as `data.chat_template`; `tools`: see ChatTokenizer.
+    """Load the tokenizer in a Hugging Face folder. Code from the folder is never run.
+    `chat_template`: as `data.chat_template`; `tools`: as for ChatTokenizer.
 
-    Raises DataError where there is none, or it has no chat template or no end-of-sequence token.
+    Raises DataError if there is none, or if it has no chat template or no end-of-sequence token.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -222,15 +290,15 @@ def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str 
 
 
 def own_template(wanted: str) -> str | None:
-    """The template that `data.chat_template` puts in the place of the tokenizer's; None where it
-    does not. Raises DataError for a file that is none."""
+    """Return the template that `data.chat_template` sets instead of the tokenizer's; None if it
+    sets none. Raises DataError for a file that is none."""
     if wanted in (AUTO, RAW):
         return None
     return CHAT_TEMPLATE if wanted == CHATML else template_of_file(wanted)
 
 
 def template_of_file(path: str) -> str:
-    """The template in a file, which must be Jinja. Raises DataError."""
+    """Return the template in a file, which must be Jinja. Raises DataError."""
     import jinja2
 
     try:
@@ -254,7 +322,7 @@ def template_of_file(path: str) -> str:
 
 
 def _raw(messages: Sequence[Message]) -> str:
-    """A prompt without a template: the system prompt, a blank line, and the text."""
+    """Render a prompt without a template: the system prompt, a blank line, and the text."""
     roles = [message["role"] for message in messages]
     if roles not in (["user"], ["system", "user"]):
         raise ValueError(
@@ -265,7 +333,8 @@ def _raw(messages: Sequence[Message]) -> str:
 
 
 def _end_of_turn(inner: PreTrainedTokenizerBase, template: str | None) -> int:
-    """ChatML's own end of a turn, where the tokenizer knows it; else its end of sequence."""
+    """Return ChatML's own end of a turn if the template is ChatML and the tokenizer knows it; else
+    the end of sequence."""
     if template == CHAT_TEMPLATE:
         found = inner.convert_tokens_to_ids(TURN_END)
         if isinstance(found, int) and found != inner.unk_token_id:
@@ -289,9 +358,9 @@ def _read(path: Path) -> PreTrainedTokenizerBase:
 
 
 def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
-    """What AutoTokenizer would choose. To ask it costs three seconds: it imports the parts of
-    transformers that generate, and with them torch's compiler. So where the answer is the plain
-    class of tokenizer.json, as for models made from scratch, it is not asked."""
+    """Return the class that AutoTokenizer would choose. Asking AutoTokenizer takes three seconds:
+    it imports the parts of transformers that generate, and with them torch's compiler. The plain
+    class of tokenizer.json, which models made from scratch have, is therefore recognised here."""
     if _is_plain(path):
         from transformers import PreTrainedTokenizerFast
 
@@ -302,7 +371,8 @@ def _class_for(path: Path) -> type[PreTrainedTokenizerBase]:
 
 
 def _is_plain(path: Path) -> bool:
-    """False also for whatever cannot be read: transformers says what is wrong with it."""
+    """Return whether the plain class of tokenizer.json is right. False also for what cannot be
+    read: transformers then reports what is wrong."""
     try:
         config = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
         model = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -314,3 +384,67 @@ def _is_plain(path: Path) -> bool:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+class TokenTexts:
+    """Splits the text of tokens into the text of each. Remembers the bytes of tokens; used by one
+    thread at a time."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        decoder = getattr(getattr(tokenizer.inner, "backend_tokenizer", None), "decoder", None)
+        self._bytes_of = _byte_alphabet() if "ByteLevel" in repr(decoder) else None
+        self._added = frozenset(tokenizer.inner.added_tokens_decoder)  # made anew at each look
+        self._pieces: dict[int, bytes] = {}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the whole text, special tokens included."""
+        return str(
+            self._tokenizer.inner.decode(
+                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def split(self, token_ids: Sequence[int]) -> tuple[str, list[int]]:
+        """Return (the whole text, [num_tokens] number of its characters that each token adds). A
+        token whose bytes are a part of a character that a later one completes adds 0."""
+        text, lengths = self.decode(token_ids), list[int]()
+        decoder, made = codecs.getincrementaldecoder("utf-8")("replace"), list[str]()
+        pieces, last = self._pieces, len(token_ids) - 1
+        for place, token in enumerate(token_ids):
+            if (piece := pieces.get(token)) is None:
+                piece = pieces[token] = self._bytes(token)
+            made.append(decoder.decode(piece, place == last))
+            lengths.append(len(made[-1]))
+        joined = "".join(made)
+        if joined == text:
+            return text, lengths
+        if joined == " " + text and lengths[0]:  # SentencePiece begins every text with a space
+            lengths[0] -= 1
+            return text, lengths
+        shown = self._tokenizer.pieces(token_ids)  # of a kind that is not known here
+        return "".join(shown), [len(piece) for piece in shown]
+
+    def _bytes(self, token: int) -> bytes:
+        inner = self._tokenizer.inner
+        name = inner.convert_ids_to_tokens(token)
+        if name is None:  # an id beyond the vocabulary, which decodes to nothing
+            return b""
+        if token in self._added:
+            return str(name).encode()
+        if (alphabet := self._bytes_of) is not None:
+            if all(letter in alphabet for letter in name):
+                return bytes(alphabet[letter] for letter in name)
+            return str(name).encode()
+        if (number := _BYTE_TOKEN.match(name)) is not None:
+            return bytes([int(number[1], 16)])
+        return str(name).replace(_SPACE, " ").encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each letter stands for in the alphabet of GPT-2: some bytes stand for
+    themselves, and the others, in order, are the letters from 256 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    own = {chr(byte): byte for byte in shown}
+    return own | {chr(256 + place): byte for place, byte in enumerate(hidden)}

@@ -20,7 +20,7 @@ from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from milescli.data.example_limits import ExampleReport
+    from milescli.data.examples import ExampleReport
 
 DATA_LIMIT = 256 * MIB
 """Data sets of the hub are fetched to be looked at up to this size."""
@@ -161,7 +161,7 @@ def _large_data(recipe: Recipe) -> str:
 def check_material(recipe: Recipe) -> list[Finding]:
     """Model folder, tokenizer, every row of the data."""
     from milescli.checkpoint.run_dir import RunDir
-    from milescli.data.example_limits import ExampleReport
+    from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
     from milescli.runtime.inputs.run_inputs import prepare
 

@@ -20,7 +20,7 @@ from milescli.core.types import (
     Trajectory,
     WeightVersion,
 )
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.doctor.finding import REPORT
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, Slot, TrainerLayout
 from milescli.recipe.schema import Recipe

@@ -15,9 +15,9 @@ from milescli.core.imports import imported
 from milescli.core.isolated import Isolated
 from milescli.core.registry import Registry
 from milescli.core.types import Prompt
-from milescli.data.prompt_encoder import NoTokens
 from milescli.data.prompt_source import load_source
 from milescli.data.tasks import is_task
+from milescli.data.tokenizer import NoTokens
 from milescli.recipe.data import Data
 from milescli.recipe.schema import Rollout
 from milescli.rollout.environment_contract import NUM_EPISODES, Checked
@@ -92,7 +92,7 @@ def rows_of(data: str | None) -> list[Prompt]:
     if data is None:
         return numbered(NUM_EPISODES)
     with TemporaryDirectory() as folder:
-        source, _ = load_source(
+        loaded = load_source(
             Data(prompts=data if is_task(data) else str(Path(data).expanduser().absolute())),
             "prompts",
             tokenizer=NoTokens(),
@@ -100,7 +100,7 @@ def rows_of(data: str | None) -> list[Prompt]:
             base_dir=folder,
             needs_label=False,
         )
-        return source.first(NUM_EPISODES)
+        return loaded.source.first(NUM_EPISODES)
 
 
 def checked(name: str, settings: Mapping[str, Any], data: str | None) -> Checked:

@@ -85,9 +85,9 @@ def test_a_line_without_end_is_never_in_memory_whole(tmp_path: Path) -> None:
     probe = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from milescli.data.tables import open_table\n"
+        "from milescli.data.tables import Table\n"
         "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
-        "table = open_table(Path(sys.argv[1]))\n"
+        "table = Table(Path(sys.argv[1]))\n"
         "before = most()\n"
         "((line, reason),) = table.records()\n"
         "print(line, reason, most() - before, sep='|')\n"

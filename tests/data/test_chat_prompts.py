@@ -48,7 +48,7 @@ def load(
 
     def load(path: Path, **changes: Any) -> list[Prompt]:
         data = Data(prompts=str(path), **changes)
-        made, _ = load_source(data, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        made = load_source(data, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path).source
         return made.first()
 
     return load

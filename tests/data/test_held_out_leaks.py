@@ -90,7 +90,8 @@ def test_of_equal_prompts_the_first_is_kept_where_the_recipe_says_so(
 
     def load(**data: object) -> tuple[FilePrompts, SourceReport]:
         settings = Data(prompts=names, **data)  # type: ignore[arg-type]
-        return load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     loaded, report = load(dedup="exact")
     assert loaded.is_large is (most == 3)

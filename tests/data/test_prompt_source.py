@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.prompt_source import FilePrompts, SourceReport, epoch_order, load_source
+from milescli.data.file_prompts import FilePrompts, epoch_order
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 
@@ -27,13 +28,9 @@ ORDER_OF_SEED_0 = [7, 3, 5, 2, 4, 1, 0, 6]
 @pytest.fixture
 def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(path: str | Path, **data: object) -> tuple[FilePrompts, SourceReport]:
-        return load_source(
-            Data(prompts=str(path), **data),
-            "prompts",
-            tokenizer=tokenizer,
-            seed=0,
-            base_dir=tmp_path,
-        )  # type: ignore[arg-type]
+        settings = Data(prompts=str(path), **data)  # type: ignore[arg-type]
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 
@@ -158,7 +155,7 @@ def test_the_system_prompt_goes_before_the_user_and_not_into_the_text(
 ) -> None:
     source, _ = load(jsonl({"prompt": "2 + 2?", "label": "4"}), system_prompt="Be brief.")
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    assert source.prompts[0].token_ids == tokenizer.encode_chat(chat)
+    assert source.prompts[0].token_ids == tokenizer.encode_chats([chat])[0]
     assert source.prompts[0].text == "2 + 2?"
 
 

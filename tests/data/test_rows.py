@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.data.rows import Columns, DataRow, read_rows
+from milescli.data.file_rows import read_file
+from milescli.data.rows import Columns, DataRow, RowForm
+from milescli.data.tables import Table
+from milescli.recipe.data_files import DataFile
 
 GOOD = {"prompt": "2 + 2?", "label": "4"}
 
 
 def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
-    options: dict[str, object] = {
-        "field": "prompts",
-        "prompt_key": None,
-        "label_key": None,
-        "system_prompt": None,
-        "needs_label": True,
-    }
-    return read_rows(path, **{**options, **changes})  # type: ignore[arg-type]
+    form = RowForm(**{"field": "prompts", **changes})  # type: ignore[arg-type]
+    rows = read_file(Table(path), DataFile(name=str(path)), form, folder=path.parent)
+    return rows.require_good(), rows.read(range(len(rows)))
 
 
 @pytest.mark.parametrize(

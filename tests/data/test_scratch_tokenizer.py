@@ -46,7 +46,7 @@ def test_the_chat_template_opens_the_turn_of_the_assistant(tokenizer: ChatTokeni
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + "
         "2?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert tokenizer.encode_chat(chat)[0] == 1
+    assert tokenizer.encode_chats([chat])[0][0] == 1
 
 
 def test_the_vocabulary_stays_within_its_bound(tokenizer: ChatTokenizer) -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from milescli.core.errors import DataError
 from milescli.data import prompt_source
-from milescli.data.mapped_prompts import by_file, row_named
-from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_rows import by_file, row_named
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 
@@ -24,7 +25,8 @@ def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(*names: str, **data: object) -> tuple[FilePrompts, SourceReport]:
         named = names[0] if len(names) == 1 else list(names)
         settings = Data(prompts=named, **data)  # type: ignore[arg-type]
-        return load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 

@@ -12,28 +12,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.errors import DataError
+from milescli.data import tables
 from milescli.data.prompt_source import Waiting
-from milescli.data.tables import Record, json_lines, open_table
+from milescli.data.tables import Record, Table
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def _records(path: Path, content: bytes) -> list[Record]:
     path.write_bytes(content)
-    return list(open_table(path).records())
+    return list(Table(path).records())
 
 
 @given(rows=st.lists(st.dictionaries(TEXT, TEXT | st.integers() | st.none(), max_size=3)))
 @settings(max_examples=50, deadline=None)
-def test_lines_are_read_as_python_reads_them_and_fetched_again_in_any_order(
+def test_lines_are_read_as_python_reads_them(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / "a.jsonl"
     path.write_bytes(b"".join(json.dumps(row).encode() + b"\r\n" for row in rows))
-    table = open_table(path)
+    table = Table(path)
     assert list(table.records()) == [(place + 1, row) for place, row in enumerate(rows)]
-    backwards = range(len(rows) - 1, -1, -1)
-    assert table.fetch(backwards) == [(place + 1, rows[place]) for place in backwards]
     assert table.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -44,15 +43,14 @@ def test_where_chunks_end_does_not_matter(
     lines = [b'{"a": "%d"}' % (10**n) for n in range(12)]
     content = b"\n\n".join([b"\n".join(lines), lines[0]]) + b"\n\n"
     whole = _records(tmp_path / "a.jsonl", content)
-    monkeypatch.setattr(json_lines, "CHUNK_BYTES", chunk_bytes)
-    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 18)
-    table = open_table(tmp_path / "a.jsonl")
+    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 18)
+    table = Table(tmp_path / "a.jsonl")
     records = list(table.records())
     assert [n for n, _ in records] == [n for n, _ in whole] == list(range(1, 15))
     assert records[12] == (13, "an empty line")
-    long = {n for n, row in records if row == json_lines.TOO_LONG}
+    long = {n for n, row in records if row == tables.TOO_LONG}
     assert long == {n for n in range(1, 13) if len(lines[n - 1]) > 18}
-    assert table.fetch([13, 0]) == [(14, {"a": "1"}), (1, {"a": "1"})]
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
@@ -65,9 +63,8 @@ def test_csv_fields_may_hold_commas_quotes_and_line_breaks(tmp_path: Path, mark:
         (5, {"prompt": "d\u2028e", "label": "2"}),
     ]
     assert records == expected
-    table = open_table(path)
+    table = Table(path)
     assert list(table.records()) == expected
-    assert table.fetch([1, 0]) == expected[::-1]
     assert table.sha256 == hashlib.sha256(content).hexdigest()
 
 
@@ -79,7 +76,7 @@ def test_whole_numbers_keep_all_their_digits(tmp_path: Path) -> None:
 def test_a_file_that_grows_while_it_is_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n' * 3)
-    records = open_table(path).records()
+    records = Table(path).records()
     next(records)
     with path.open("a") as file:
         file.write('{"a": 2}\n')

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from milescli.agents.single_turn import single_turn
 from milescli.core.types import Prompt, StopReason, VersionSpan, WeightVersion
-from milescli.data.prompt_source import FilePrompts
+from milescli.data.file_prompts import FilePrompts
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Agent, Completion, GenerateRequest
 from milescli.rollout.episode.episode import Episodes

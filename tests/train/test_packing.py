@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milescli.core.types import RoutedExperts
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.recipe.schema import Recipe
 from milescli.train.base import TrainBatch, TrainSequence
 from milescli.train.objectives import load_objective

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milescli.backends.hub.datasets import CARD, fetch_data, join_files
-from milescli.backends.hub.splits import choose_files
+from milescli.backends.hub.datasets import CARD, choose_files, fetch_data, join_files
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.errors import DataError, RecipeError, nearest
 from milescli.core.types import Prompt
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts
-from milescli.data.prompt_encoder import PromptEncoder
 from milescli.data.prompt_source import SourceReport
-from milescli.data.tables import check_file, open_table
+from milescli.data.tables import Table, check_file
+from milescli.data.tokenizer import PromptEncoder
 from milescli.recipe.data_files import parse_data_file, parse_hub
 from milescli.recipe.layers import from_command_line
 from milescli.recipe.schema import Recipe
@@ -374,7 +373,7 @@ def _file_of(name: str, hub: str, given: str | None, into: Path, *, output: Outp
 
 def _rows(name: str, file: Path) -> Iterator[tuple[int, Row]]:
     """Return (place, row) of each."""
-    for line, row in open_table(file).records():
+    for line, row in Table(file).records():
         if not isinstance(row, Mapping):
             raise _not_of_it(name, file, f"row {line}: {row}")
         if missing := [key for key in BENCHMARKS[name].columns if key not in row]:

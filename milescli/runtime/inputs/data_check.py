@@ -4,6 +4,7 @@ by the command."""
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,22 +13,31 @@ from pathlib import Path
 from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
+from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, MilesError
-from milescli.core.types import Pair, Trajectory
-from milescli.data.example_limits import ExampleReport
-from milescli.data.example_rows import CHAT_COLUMNS, CHOSEN, REJECTED, Kind, RowField
-from milescli.data.examples import load_examples
+from milescli.core.types import Pair, Prompt, Trajectory
+from milescli.data.chat_masks import demonstrated, unsampled
+from milescli.data.example_rows import (
+    CHAT_COLUMNS,
+    CHOSEN,
+    REJECTED,
+    ExampleColumns,
+    Kind,
+    RowField,
+)
+from milescli.data.examples import ExampleReport, load_examples, read_examples
+from milescli.data.file_rows import FileRows, evenly, read_file, row_named
 from milescli.data.held_out_leaks import exact_leaks
-from milescli.data.mapped_prompts import row_named
-from milescli.data.prompt_source import Loaded, file_named, load_part
+from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
+from milescli.data.rows import BadRow, RowForm
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tables import check_file, open_table
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
-from milescli.recipe.data_files import FIELDS, names_in
+from milescli.recipe.data_files import FIELDS, DataFile, names_in
 from milescli.recipe.schema import Recipe, Rollout
-from milescli.rollout.episode.roles import roles_of
+from milescli.rollout.episode.roles import conversation_of, role_demonstrations, roles_of
 from milescli.rollout.rewards import needs_label
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
@@ -40,16 +50,53 @@ from milescli.runtime.inputs.data_files import (
     with_foreign_tasks,
     with_local_files,
 )
-from milescli.runtime.inputs.data_look import (
-    NUM_SHOWN,
-    FileLook,
-    Rendered,
-    look_at,
-    look_at_rows,
-    rendered,
-    rendered_rows,
-)
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+
+NUM_SHOWN = 5
+NUM_MEASURED = 4096
+"""Rows whose characters are counted, evenly spread."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FileLook:
+    """What one file holds, or some rows of it."""
+
+    path: str
+    columns: list[str]
+    """All columns of the first row."""
+    prompt_key: str | None
+    label_key: str | None
+    num_rows: int
+    num_bad: int
+    bad: list[BadRow]
+    """The first bad rows."""
+    learned: str | None = None
+    """The columns that are learned from; None if the rows are prompts."""
+    num_duplicates: int = 0
+    """Rows that repeat the prompt of an earlier row, or, if they are learned from, the whole row. 0
+    if any row of prompts is bad."""
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    """(line of the row, line of the earlier one) of the first such rows."""
+    lengths: list[int] = field(default_factory=list)
+    """Number of characters of some prompts, ascending; empty if tokens are counted."""
+    unit: str = "line"
+    """Whether rows are named by line or by row."""
+    problem: DataError | None = None
+    """The error with which a run would refuse the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """One prompt as the model sees it, token by token."""
+
+    row: int
+    """Index of the prompt, or number of the row among those that a run learns from."""
+    tokens: list[str]
+    loss_mask: list[int]
+    """[num_tokens] 1 for tokens that are learned, as in a demonstration's response. A prompt has no
+    response yet."""
+    side: str = ""
+    """chosen or rejected, for a pair; the name of the role, in an episode of several."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,24 +104,24 @@ class Part:
     """The files that one key of the recipe, or one source of its mix, names."""
 
     name: str
-    """prompts, eval, demonstrations; or how the source of the mix is called."""
+    """prompts, eval, demonstrations, train, validation; or the name of a source of the mix."""
     data: Data
     named: list[str]
-    """Its files as the user says them."""
+    """The files as the user names them."""
     field: str
     rollout: Rollout | None
-    """How its prompts are scored; None: not known."""
+    """How the prompts are scored; None if that is not known."""
     roles: Mapping[str, Role] = field(default_factory=dict)
-    """Who speaks in their episodes, where several do."""
+    """The roles of its episodes, if there are several."""
     files: list[FileLook] = field(default_factory=list)
     kind: Kind | None = None
-    """Of rows that are learned from; None: they are prompts."""
+    """The kind of rows that are learned from; None for prompts."""
     loaded: Loaded | None = None
-    """Prompts. None without a tokenizer, and where rows are bad."""
+    """The prompts; None without a tokenizer, and if rows are bad."""
     examples: Sequence[Trajectory | Pair] = ()
     """Rows that are learned from."""
     report: ExampleReport | None = None
-    """On these."""
+    """The report on `examples`."""
     rendered: list[Rendered] = field(default_factory=list)
 
 
@@ -84,7 +131,7 @@ class DataCheck:
 
     parts: list[Part]
     problems: list[MilesError] = field(default_factory=list)
-    """For which a run would be refused."""
+    """Errors with which a run would be refused."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -116,7 +163,7 @@ def _kind_of(data: Data) -> Kind | None:
     answer, are learned from."""
     file = file_named(names_in(data.prompts)[0], key="data.prompts")
     check_file(Path(file.name), field="prompts")
-    records = (row for _, row in open_table(Path(file.name)).records() if isinstance(row, dict))
+    records = (row for _, row in Table(Path(file.name)).records() if isinstance(row, dict))
     first = next(records, {})
     if {CHOSEN, REJECTED} <= set(first):
         return "pairs"
@@ -214,11 +261,13 @@ def _checked(
     check = DataCheck(parts=parts)
     for part in parts:
         if part.kind is not None:
-            _check_rows(part, part.kind, tokenizer, check, ends_at_turn=ends_at_turn)
+            _check_rows(
+                part, part.kind, tokenizer, check, folder=run.path, ends_at_turn=ends_at_turn
+            )
             continue
         wants = part.rollout is not None and needs_label(part.rollout)
         try:
-            part.files = look_at(
+            part.files, files = look_at(
                 part.data,
                 part.field,
                 needs_label=wants,
@@ -229,14 +278,8 @@ def _checked(
             check.problems += [look.problem for look in part.files if look.problem]
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
-            part.loaded = load_part(
-                part.data,
-                part.field,  # type: ignore[arg-type]
-                tokenizer=tokenizer,
-                seed=seed,
-                base_dir=run.path,
-                needs_label=wants,
-                say=output.note,
+            part.loaded = load_files(
+                files, part.data, tokenizer=tokenizer, seed=seed, say=output.note
             )
         except DataError as error:
             check.problems.append(error)
@@ -262,17 +305,23 @@ def _check_rows(
     tokenizer: ChatTokenizer | None,
     check: DataCheck,
     *,
+    folder: Path,
     ends_at_turn: bool,
 ) -> None:
     """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
     try:
-        part.files = look_at_rows(part.data, key, kind=kind)
+        part.files = look_at_rows(part.data, key, kind=kind, folder=folder)
         check.problems += [look.problem for look in part.files if look.problem]
         if tokenizer is None or any(look.problem for look in part.files):
             return
         part.examples, part.report = load_examples(
-            part.data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=ends_at_turn
+            part.data,
+            key,
+            kind=kind,
+            tokenizer=tokenizer,
+            ends_at_turn=ends_at_turn,
+            folder=folder,
         )
     except DataError as error:
         check.problems.append(error)
@@ -281,7 +330,7 @@ def _check_rows(
 
 
 def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
-    """Held-out prompts against all that is trained on."""
+    """Compare held-out prompts with all that is trained on."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
     heldout, named = next(
         ((source, part.named) for part, source in loaded if part.field == "eval"), (None, [])
@@ -314,3 +363,165 @@ def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, outpu
             )
         elif told := near_leaks_told(heldout, graded, source, named=named, output=output):
             check.warnings.append(told)
+
+
+def look_at(
+    data: Data,
+    field: str,
+    *,
+    needs_label: bool | None,
+    with_lengths: bool,
+    folder: Path,
+    output: Output,
+) -> tuple[list[FileLook], list[FileRows]]:
+    """Read each file that `data.<field>` names, and report bad rows. `folder`: where Arrow files
+    are written. Raises DataError for what is no file of rows, or lacks the columns."""
+    form = form_of(data, field, needs_label=needs_label)  # type: ignore[arg-type]
+    looks, files, first_index = list[FileLook](), list[FileRows](), 0
+    for name in names_in(getattr(data, field)):
+        file = file_named(name, key=f"data.{field}")
+        check_file(Path(file.name), field=field)
+        table = Table(Path(file.name))
+        names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
+        rows = _read(table, file, form, folder=folder, first_index=first_index, output=output)
+        prompt, label = (rows.columns.prompt, rows.columns.label) if rows.columns else (None, None)
+        look = _look(rows, names, prompt=prompt, label=label)
+        if look.problem is None:
+            look.num_duplicates, look.duplicates = _duplicates(rows)
+            if with_lengths:
+                sample = rows.read(evenly(len(rows), NUM_MEASURED))
+                look.lengths = sorted(len(row.text) for row in sample if row.messages)
+        looks.append(look)
+        files.append(rows)
+        first_index += rows.last_line
+    return looks, files
+
+
+def _read(
+    table: Table,
+    file: DataFile,
+    form: RowForm,
+    *,
+    folder: Path,
+    first_index: int,
+    output: Output,
+) -> FileRows:
+    size_bytes = table.path.stat().st_size
+    label = f"looking at {file.spelled()}"
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
+        return read_file(
+            table,
+            file,
+            form,
+            folder=folder,
+            first_index=first_index,
+            tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
+        )
+
+
+def _look(rows: FileRows, names: list[str], *, prompt: str | None, label: str | None) -> FileLook:
+    problem = None
+    try:
+        rows.require_good()
+    except DataError as error:
+        problem = error
+    return FileLook(
+        path=rows.spelled,
+        columns=names,
+        prompt_key=prompt,
+        label_key=label,
+        num_rows=rows.num_rows,
+        num_bad=rows.num_bad,
+        bad=rows.bad,
+        unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
+        problem=problem,
+    )
+
+
+def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
+    """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
+    that of the earlier one."""
+    import numpy as np
+
+    hashes = rows.rows.hashes("key")
+    _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    earlier = firsts[groups]
+    again = np.flatnonzero(earlier != np.arange(len(hashes)))
+    pairs = [(int(place), int(earlier[place])) for place in again[:NUM_SHOWN]]
+    places = sorted({place for pair in pairs for place in pair})
+    lines = {place: row.index + 1 for place, row in zip(places, rows.read(places), strict=True)}
+    return len(again), [(lines[place], lines[before]) for place, before in pairs]
+
+
+def rendered(
+    prompt: Prompt, tokenizer: ChatTokenizer, *, field: str, roles: Mapping[str, Role]
+) -> list[Rendered]:
+    """Render a prompt as text, token by token; a demonstration with its response. Of an episode of
+    several `roles` what each sees; a prompt as the first does. Raises as `role_demonstrations`."""
+    lines = {"": unsampled(prompt.token_ids, bytes(len(prompt.token_ids)))}
+    worked = field == "demonstrations" and prompt.demonstration is not None
+    if worked and roles:
+        lines = role_demonstrations(prompt, tokenizer, roles=roles)
+    elif worked:
+        lines = {"": demonstrated(prompt, tokenizer)}
+    elif roles:
+        first = next(iter(roles))
+        text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))
+        ids = list(tokenizer.inner(text, add_special_tokens=False)["input_ids"])
+        lines = {first: unsampled(ids, bytes(len(ids)))}
+    return [
+        Rendered(
+            row=prompt.index,
+            tokens=tokenizer.pieces(line.token_ids.tolist()),
+            loss_mask=list(line.loss_mask),
+            side=side,
+        )
+        for side, line in lines.items()
+    ]
+
+
+def histogram(lengths: Sequence[int], *, most: int = 8) -> list[tuple[int, int, int]]:
+    """Return (from, up to, how many) of at most so many equal ranges. `lengths` ascending."""
+    least = lengths[0]
+    width = (lengths[-1] - least) // most + 1
+    counts = Counter((length - least) // width for length in lengths)
+    return [
+        (least + n * width, least + (n + 1) * width - 1, counts[n]) for n in range(max(counts) + 1)
+    ]
+
+
+def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list[FileLook]:
+    """Look at each file of rows to learn from that `data.<key>` names. Raises DataError for a file
+    that holds no such rows; reports bad rows."""
+    looks = []
+    for name in names_in(getattr(data, key)):
+        file = file_named(name, key=f"data.{key}")
+        rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        columns = rows.columns or ExampleColumns()
+        look = _look(rows, rows.names, prompt=columns.chat or columns.prompt, label=columns.judged)
+        look.num_duplicates, look.duplicates = _duplicates(rows)
+        look.learned = columns.chat or columns.text or columns.response
+        if columns.sides:
+            look.learned = f"{CHOSEN}, {REJECTED}"
+        looks.append(look)
+    return looks
+
+
+def rendered_rows(
+    rows: Sequence[Trajectory | Pair], tokenizer: ChatTokenizer
+) -> Iterator[Rendered]:
+    """Render the first rows that are learned from, token by token; of a pair each side."""
+    for place, row in enumerate(rows[:NUM_SHOWN]):
+        sides = {"": row} if isinstance(row, Trajectory) else _sides(row)
+        for name, side in sides.items():
+            yield Rendered(
+                row=place,
+                side=name,
+                tokens=tokenizer.pieces(list(side.token_ids)),
+                loss_mask=list(side.loss_mask),
+            )
+
+
+def _sides(pair: Pair) -> dict[str, Trajectory]:
+    both = {CHOSEN: pair.chosen, REJECTED: pair.rejected}
+    return {name: side for name, side in both.items() if side is not None}

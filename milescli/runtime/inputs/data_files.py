@@ -22,12 +22,12 @@ from milescli.core.errors import DataError, RecipeError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.file_rows import by_file, evenly, row_named
 from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
-from milescli.data.mapped_prompts import by_file, evenly, row_named
 from milescli.data.mixed_prompts import MixedPrompts
-from milescli.data.prompt_source import FilePrompts, file_named
-from milescli.data.tables import check_file, open_table
-from milescli.data.tables.base import LINE_SUFFIXES
+from milescli.data.prompt_source import file_named
+from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tasks import TASK_PREFIX, is_held_out_by_us, is_task, write_task
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data, MixSource
@@ -44,7 +44,7 @@ from milescli.train.objectives import load_objective
 NUM_LEAKS_SHOWN = 5
 SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
-"""What the vocabulary of a model made from scratch is made of, at most."""
+"""Most text, and most rows, that the vocabulary of a model made from scratch is made of."""
 
 
 def require_files(data: Data) -> None:
@@ -62,8 +62,9 @@ def require_files(data: Data) -> None:
 def with_local_files(
     data: Data, run: RunDir, seed: int, *, output: Output | None, folder: str = ""
 ) -> Data:
-    """Tasks become files of the run, data sets of the hub files of its cache; other paths are as
-    the user gave them. `folder`: of the run's `data/`, for those of other data than the run's."""
+    """Return the data with local paths: tasks are written to files of the run, data sets of the hub
+    are fetched; other paths stay as the user gave them. `folder`: subfolder of the run's `data/`,
+    for data other than the run's."""
     changes: dict[str, object] = {}
     for field in FIELDS:
         named = getattr(data, field)
@@ -137,8 +138,8 @@ def sources_of(
 def check_labels_of(
     rollout: Rollout, source: FilePrompts, graded: list[Prompt] | None, *, output: Output | None
 ) -> None:
-    """Puts labels before the reward. `graded`: those of some prompts; None: of all, and of large
-    files some."""
+    """Check labels with the reward. `graded`: the prompts whose labels are checked; None: all, and
+    of large files some."""
     say = output.note if output else None
     for name, reward in label_checks(rollout).items():
         _check_labels(name, reward, source, graded, say=say)
@@ -194,8 +195,8 @@ def kind_of_rows(recipe: Recipe) -> Kind:
 
 
 def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair]) -> None:
-    """Same as `refuse_leak`, for rows that are learned: of a chat the tokens before its first
-    answer."""
+    """Raise DataError if a held-out prompt is that of a row that is learned from: the tokens of a
+    chat before its first answer."""
     asked = {array("i", prompt.token_ids).tobytes(): prompt for prompt in heldout}
     sides = (
         (place, side)
@@ -299,18 +300,18 @@ def texts_for_vocabulary(recipe: Recipe, data: Data, run: RunDir) -> list[str]:
         with path.open("rb") as file:
             text = file.read(SCRATCH_BYTES).decode("utf-8", errors="replace")
         return text.splitlines()
-    rows = islice(open_table(path).records(), SCRATCH_ROWS)
+    rows = islice(Table(path).records(), SCRATCH_ROWS)
     return [json.dumps(row, ensure_ascii=False, default=str) for _, row in rows]
 
 
 HELDOUT = "-heldout"
 EVERY = 16
-"""One prompt of so many is held out, whatever the seed."""
+"""One prompt in sixteen is held out, whatever the seed."""
 TASKS: Mapping[str, Callable[[Rollout], list[dict[str, Any]]]] = {
     "verifiers": tasks_of_verifiers,
     "harbor": tasks_of_harbor,
 }
-"""By the agent that plays them."""
+"""Agent -> the tasks that it plays."""
 
 
 def with_foreign_tasks(data: Data, rollout: Rollout, run: RunDir) -> Data:
@@ -348,7 +349,7 @@ def _local_task_file(
 
 
 def _written(package: str, rows: list[dict[str, Any]], run: RunDir) -> dict[str, str]:
-    """Both files, by the names of their tasks."""
+    """Write both files and return their paths by the names of their tasks."""
     run.data_dir.mkdir(parents=True, exist_ok=True)
     parts: dict[str, list[dict[str, Any]]] = {package: [], package + HELDOUT: []}
     places: dict[str, int] = {}

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -20,70 +20,139 @@ from milescli.runtime.recovery.supervise import StopFlag
 from milescli.train.base import TrainBatch, Trainer, sequence_of
 from milescli.train.packing import pack
 
-Row = TypeVar("Row")
+Row = TypeVar("Row", Trajectory, Pair)
+Numbers = tuple[np.ndarray, ...]
+"""[num_tokens, ...] arrays about one line of tokens."""
+AskTeachers = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
+"""Asks served teachers about rows."""
 CHUNK_TOKENS = 1 << 20
-"""Sent to the ranks at once, about."""
+"""Number of tokens, about, that are sent to the ranks at once."""
 
 
-class ReferenceCache:
-    """Log-probs of a run's pairs by the weights that it begins from: the trainer computes them
-    once, and the run directory keeps one number for each token. One file for each run; rows with
-    equal tokens share their numbers."""
+class RowCache(Generic[Row]):
+    """Numbers of a frozen model about the rows of a run, in one file of the run directory. Rows
+    with equal tokens share their numbers."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: made where it is not there."""
-        self._file = folder / "logprobs.npz"
-        self._known: dict[str, array[float]] = {}
-        """By fingerprint of a side's tokens."""
-        if self._file.exists():
-            with np.load(self._file, allow_pickle=False) as stored:
-                parts = np.split(stored["values"], np.cumsum(stored["lengths"])[:-1])
-                self._known = {
-                    str(name): array("f", part.tobytes())
-                    for name, part in zip(stored["names"], parts, strict=True)
-                }
+    def __init__(self, file: Path, *arrays: str) -> None:
+        """`arrays`: names of the arrays of each line. The folder is made if it is absent."""
+        self._file, self._arrays = file, arrays
+        self._known: dict[str, Numbers] = {}
+        """Fingerprint of a line's tokens -> its numbers."""
+        if file.exists():
+            with np.load(file, allow_pickle=False) as stored:
+                ends = np.cumsum(stored["lengths"])[:-1]
+                parts = (np.split(stored[name], ends) for name in arrays)
+                self._known = dict(
+                    zip(map(str, stored["names"]), zip(*parts, strict=True), strict=True)
+                )
 
-    def missing(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Return the rows that are yet to be scored."""
-        return [pair for pair in pairs if any(n not in self._known for n in _names(pair))]
+    def missing(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows that the model has not scored."""
+        return [row for row in rows if self._numbers(row) is None]
 
-    def known(self, pair: Pair) -> Pair:
-        """Return the row with its log-probs, where all are there."""
-        names = _names(pair)
-        if any(name not in self._known for name in names):
-            return pair
-        return replace(pair, references=tuple(self._known[name] for name in names))
+    def known(self, row: Row) -> Row:
+        """Return the row with its numbers, if the model has scored it."""
+        numbers = self._numbers(row)
+        return row if numbers is None else self._joined(row, numbers)
 
     async def add(
-        self, pairs: Sequence[Pair], *, trainer: Trainer, plan: Plan, stop: StopFlag
+        self, rows: Sequence[Row], *, trainer: Trainer, plan: Plan, stop: StopFlag
     ) -> None:
-        """Score them by the weights that the trainer has now, and keep what came, also where the
-        run is stopped in between."""
+        """Score rows and write the numbers to disk, also if the run is stopped in between."""
         try:
-            for chunk in chunks_of(pairs, lambda pair: pair.sides):
+            for chunk in chunks_of(rows):
                 stop.check()
-                sides = [side for pair in chunk for side in pair.sides]
-                batch = await in_thread(lambda sides=sides: batch_to_score(sides, plan))
-                scores = await trainer.score(batch)
-                names = [name for pair in chunk for name in _names(pair)]
-                for name, score in zip(names, scores, strict=True):
-                    self._known[name] = array("f", score.astype(np.float32).tobytes())
+                lines = [line for row in chunk for line in lines_of(row)]
+                scores = await self._score(lines, trainer, plan)
+                self._known.update(zip(map(fingerprint_of, lines), scores, strict=True))
         finally:
             if self._known:
                 await in_thread(self._write)
 
+    def _joined(self, row: Row, numbers: list[Numbers]) -> Row:
+        raise NotImplementedError
+
+    async def _score(
+        self, lines: Sequence[Trajectory], trainer: Trainer, plan: Plan
+    ) -> list[Numbers]:
+        raise NotImplementedError
+
+    def _numbers(self, row: Row) -> list[Numbers] | None:
+        numbers = [
+            self._known[name] for name in map(fingerprint_of, lines_of(row)) if name in self._known
+        ]
+        return numbers if len(numbers) == len(lines_of(row)) else None
+
     def _write(self) -> None:
-        """Whole or not at all."""
+        """Replace the file, whole or not at all."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        values = list(self._known.values())
+        columns = list(zip(*self._known.values(), strict=True))
+        joined = map(np.concatenate, columns)
         unfinished = self._file.with_suffix(".tmp.npz")
         np.savez(
             unfinished,
             names=np.array(list(self._known)),
-            lengths=np.array([len(value) for value in values], np.int64),
-            values=np.concatenate([np.frombuffer(value, np.float32) for value in values]),
+            lengths=np.array([len(part) for part in columns[0]], np.int64),
+            **dict(zip(self._arrays, joined, strict=True)),
         )
         unfinished.replace(self._file)
+
+
+class ReferenceCache(RowCache[Pair]):
+    """Log-probs of a run's pairs by the weights that it begins from, which the trainer computes
+    once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "logprobs.npz", "values")
+
+    def _joined(self, row: Pair, numbers: list[Numbers]) -> Pair:
+        return replace(row, references=tuple(array("f", part.tobytes()) for (part,) in numbers))
+
+    async def _score(
+        self, lines: Sequence[Trajectory], trainer: Trainer, plan: Plan
+    ) -> list[Numbers]:
+        batch = await in_thread(lambda: batch_to_score(lines, plan))
+        return [(score.astype(np.float32),) for score in await trainer.score(batch)]
+
+
+class TeacherCache(RowCache[Trajectory]):
+    """The likeliest tokens at each place of a run's rows by a teacher, with their log-probs. There
+    is one file for each teacher and number of tokens."""
+
+    def __init__(
+        self, folder: Path, *, marks: Sequence[str], topk: int, served: AskTeachers | None = None
+    ) -> None:
+        """`marks`: equal for equal teachers; `served`: asks served teachers; None: the trainer's
+        ranks hold the teachers."""
+        self._topk, self._served = topk, served
+        mark = hashlib.blake2b(json.dumps([topk, *marks]).encode(), digest_size=8).hexdigest()
+        super().__init__(folder / f"{mark}.npz", "token_ids", "logprobs")
+
+    def _joined(self, row: Trajectory, numbers: list[Numbers]) -> Trajectory:
+        ((ids, logprobs),) = numbers
+        teacher = TeacherTokens(
+            token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk
+        )
+        return replace(row, teacher=teacher)
+
+    async def _score(
+        self, lines: Sequence[Trajectory], trainer: Trainer, plan: Plan
+    ) -> list[Numbers]:
+        if self._served is None:
+            batch = await in_thread(lambda: batch_to_score(lines, plan))
+            return await trainer.ask_teachers(batch)
+        return [
+            (
+                np.frombuffer(reply.token_ids, np.int32).reshape(-1, self._topk),
+                np.frombuffer(reply.logprobs, np.float32).reshape(-1, self._topk),
+            )
+            for reply in await self._served(lines)
+        ]
+
+
+def lines_of(row: Trajectory | Pair) -> Sequence[Trajectory]:
+    """Return the lines of tokens of a row: the sides of a pair."""
+    return row.sides if isinstance(row, Pair) else [row]
 
 
 def fingerprint_of(row: Trajectory) -> str:
@@ -91,11 +160,7 @@ def fingerprint_of(row: Trajectory) -> str:
     return hashlib.blake2b(row.token_ids.tobytes(), digest_size=16).hexdigest()
 
 
-def _names(pair: Pair) -> list[str]:
-    return [fingerprint_of(side) for side in pair.sides]
-
-
-def chunks_of(rows: Sequence[Row], sides: Callable[[Row], Sequence[Trajectory]]) -> list[list[Row]]:
+def chunks_of(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows in parts of about CHUNK_TOKENS tokens."""
     chunks: list[list[Row]] = [[]]
     tokens = 0
@@ -104,12 +169,12 @@ def chunks_of(rows: Sequence[Row], sides: Callable[[Row], Sequence[Trajectory]])
             chunks.append([])
             tokens = 0
         chunks[-1].append(row)
-        tokens += sum(side.num_tokens for side in sides(row))
+        tokens += sum(line.num_tokens for line in lines_of(row))
     return [chunk for chunk in chunks if chunk]
 
 
 def batch_to_score(rows: Sequence[Trajectory], plan: Plan) -> TrainBatch:
-    """Lines of tokens that models are to say something of."""
+    """Pack rows that a model scores."""
     return pack(
         [
             sequence_of(row, streams={}, token_weight=1.0, share=1.0, group=number)
@@ -119,84 +184,3 @@ def batch_to_score(rows: Sequence[Trajectory], plan: Plan) -> TrainBatch:
         dp=plan.trainer.dp,
         max_tokens_per_microbatch=plan.batch.max_row_tokens(plan.trainer.cp),
     )
-
-
-Said = Callable[[Sequence[Trajectory]], Awaitable[list[TeacherTokens]]]
-"""Asks served teachers about rows."""
-
-
-class TeacherCache:
-    """What a teacher says of a run's rows, its likeliest tokens at each place: the trainer's ranks
-    compute it once, and the run directory keeps it. One file for each run, teacher and number of
-    tokens; equal rows share their numbers."""
-
-    def __init__(
-        self, folder: Path, *, marks: Sequence[str], topk: int, served: Said | None = None
-    ) -> None:
-        """`folder`: made where it is not there. `marks`: of the teachers, equal where they are;
-        `served`: who is asked; None: the trainer's ranks."""
-        self._topk, self._served = topk, served
-        mark = hashlib.blake2b(json.dumps([topk, *marks]).encode(), digest_size=8).hexdigest()
-        self._file = folder / f"{mark}.npz"
-        self._known: dict[str, TeacherTokens] = {}
-        """By fingerprint of a row's tokens."""
-        if self._file.exists():
-            self._read()
-
-    def missing(self, rows: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the rows that the teacher has not been asked about."""
-        return [row for row in rows if fingerprint_of(row) not in self._known]
-
-    def known(self, row: Trajectory) -> Trajectory:
-        """Return the row with the teacher's reply, where that is there."""
-        return replace(row, teacher=self._known.get(fingerprint_of(row)))
-
-    async def add(
-        self, rows: Sequence[Trajectory], *, trainer: Trainer, plan: Plan, stop: StopFlag
-    ) -> None:
-        """Ask, and keep what came, also where the run is stopped in between."""
-        try:
-            for chunk in chunks_of(rows, lambda row: [row]):
-                stop.check()
-                if self._served is not None:
-                    said = await self._served(chunk)
-                else:
-                    batch = await in_thread(lambda chunk=chunk: batch_to_score(chunk, plan))
-                    told = await trainer.ask_teachers(batch)
-                    said = [self._words(ids, logprobs) for ids, logprobs in told]
-                names = map(fingerprint_of, chunk)
-                self._known.update(zip(names, said, strict=True))
-        finally:
-            if self._known:
-                await in_thread(self._write)
-
-    def _words(self, ids: np.ndarray, logprobs: np.ndarray) -> TeacherTokens:
-        return TeacherTokens(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), topk=self._topk)
-
-    def _read(self) -> None:
-        with np.load(self._file, allow_pickle=False) as stored:
-            ends = np.cumsum(stored["lengths"])[:-1]
-            parts = (np.split(stored[name], ends) for name in ("token_ids", "logprobs"))
-            for name, ids, logprobs in zip(stored["names"], *parts, strict=True):
-                self._known[str(name)] = self._words(ids, logprobs)
-
-    def _write(self) -> None:
-        """Whole or not at all."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        said = list(self._known.values())
-        ids, logprobs = (
-            [np.frombuffer(part, dtype).reshape(-1, self._topk) for part in parts]
-            for parts, dtype in (
-                ([one.token_ids for one in said], np.int32),
-                ([one.logprobs for one in said], np.float32),
-            )
-        )
-        unfinished = self._file.with_suffix(".tmp.npz")
-        np.savez(
-            unfinished,
-            names=np.array(list(self._known)),
-            lengths=np.array([len(part) for part in ids], np.int64),
-            token_ids=np.concatenate(ids),
-            logprobs=np.concatenate(logprobs),
-        )
-        unfinished.replace(self._file)

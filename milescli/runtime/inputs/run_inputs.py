@@ -22,11 +22,11 @@ from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
-from milescli.data.prompt_encoder import PromptEncoder
-from milescli.data.prompt_source import FilePrompts, SourceReport, load_source
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, load_tokenizer
 from milescli.models import ModelFacts, load_facts, parse_facts, scratch
 from milescli.models.base import CONFIG_NAME, read_config
 from milescli.models.mtp import with_mtp
@@ -180,20 +180,20 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
     facts = require_adapter(recipe, load_facts(model_dir))
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
-    rows, validation = _rows(recipe, data, tokenizer, reports, output=output)
-    say = output.note if output else None
+    rows, validation = _rows(recipe, run, data, tokenizer, reports, output=output)
 
     def load(field: str) -> FilePrompts:
-        source, reports[field] = load_source(
+        loaded = load_source(
             data,
             field,
             tokenizer=tokenizer,
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=field != "demonstrations" and needs_label(recipe.rollout),
-            say=say,
+            say=output.note if output else None,
         )
-        return source
+        reports[field] = loaded.report
+        return loaded.source
 
     prompts: FilePrompts | MixedPrompts | None = None
     if data.mix:
@@ -203,7 +203,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             seed=recipe.run.seed,
             base_dir=run.path,
             needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
-            say=say,
+            say=output.note if output else None,
         )
     elif rows is None:
         prompts = load("prompts")
@@ -293,7 +293,7 @@ def load_heldout(
     """Return the prompts of `data.eval`, whose files are here, of which the first
     `eval.num_prompts` will be asked: with labels that the recipe's reward can grade, and none that
     was `trained` on. Raises DataError, or warns of one that nearly was."""
-    source, report = load_source(
+    loaded = load_source(
         data,
         "eval",
         tokenizer=tokenizer,
@@ -302,13 +302,14 @@ def load_heldout(
         needs_label=needs_label(recipe.rollout),
         say=output.note if output else None,
     )
+    source = loaded.source
     asked = source.first(recipe.eval.num_prompts)
     refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
     for part in trained if output else []:
         if told := near_leaks_told(source, asked, part, named=recipe.data.eval, output=output):
             output.warn(told)
     check_labels_of(recipe.rollout, source, asked, output=output)
-    return source, report
+    return source, loaded.report
 
 
 def _critic_folder(
@@ -340,6 +341,7 @@ def _critic_folder(
 
 def _rows(
     recipe: Recipe,
+    run: RunDir,
     data: Data,
     tokenizer: ChatTokenizer,
     reports: dict[str, SourceReport | ExampleReport],
@@ -354,7 +356,12 @@ def _rows(
     for key in loaded:
         if getattr(data, key) is not None:
             loaded[key], report = load_examples(
-                data, key, kind=kind, tokenizer=tokenizer, ends_at_turn=recipe.trains_scores
+                data,
+                key,
+                kind=kind,
+                tokenizer=tokenizer,
+                ends_at_turn=recipe.trains_scores,
+                folder=run.path,
             )
             reports[key] = report
             if report.note and output is not None:

@@ -13,8 +13,7 @@ import numpy as np
 
 from milescli.core.concurrency import in_thread
 from milescli.core.types import Group, Sample, Trajectory
-from milescli.data.token_texts import TokenTexts
-from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.tokenizer import ChatTokenizer, TokenTexts
 from milescli.runtime.recording.side_files import SideFiles
 from milescli.train.base import TrainSequence
 

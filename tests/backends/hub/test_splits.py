@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milescli.backends.hub.splits import choose_files
+from milescli.backends.hub.datasets import choose_files
 from milescli.core.errors import DataError, RecipeError
 from milescli.recipe.data_files import HubData, parse_hub
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milescli.core.types import StepReport, TeacherTokens
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.train.base import TrainSequence, TrainShard
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack

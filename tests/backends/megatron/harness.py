@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from milescli.core.types import Group, Prompt, RoutedExperts
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.plan.types import BatchPlan, EngineLayout, Plan, TrainerLayout
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.core.types import Pair
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.train.base import TrainShard
 from milescli.train.objectives import load_objective, sequences_from
 from milescli.train.packing import pack

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from milescli.core.types import RoutedExperts
-from milescli.data.trajectories import demonstration
+from milescli.data.chat_masks import demonstration
 from milescli.platform.ports import free_ports
 from milescli.train.objectives import load_objective
 from milescli.train.packing import pack

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from milescli.core.errors import WorkerDied
 from milescli.core.types import WeightVersion
-from milescli.data.prompt_source import FilePrompts
+from milescli.data.file_prompts import FilePrompts
 from milescli.rollout.base import GenerateRequest
 from milescli.rollout.collect.ahead import AheadCollector, open_collector
 from milescli.rollout.collect.collector import Collector

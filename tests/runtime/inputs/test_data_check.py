@@ -9,8 +9,12 @@ from pathlib import Path
 
 from milescli.console.output import Output
 from milescli.recipe.load import load
-from milescli.runtime.inputs.data_check import DataCheck, check_recipe
-from milescli.runtime.inputs.data_look import histogram
+from milescli.runtime.inputs.data_check import (
+    DataCheck,
+    check_file_alone,
+    check_recipe,
+    histogram,
+)
 
 STORY = "If a train leaves at 7 and goes 60 miles an hour, when has it gone 120 miles?"
 RECIPE = """\
@@ -90,3 +94,17 @@ def test_a_histogram_counts_each_length_once() -> None:
     for low, high, count in ranges:
         assert count == sum(low <= length <= high for length in lengths)
     assert histogram([3]) == [(3, 3, 1)]
+
+
+def test_some_rows_of_a_file_are_checked_alone(tmp_path: Path) -> None:
+    rows = [{"question": f"{n % 3}?", "answer": "1"} for n in range(6)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    check = check_file_alone(
+        f"{tmp_path}/a.jsonl[1:5]",
+        prompt_key=None,
+        label_key=None,
+        model=None,
+        output=Output(stderr=io.StringIO()),
+    )
+    (look,) = check.parts[0].files
+    assert (look.num_rows, look.duplicates, check.problems) == (4, [(5, 2)], [])

@@ -17,9 +17,9 @@ import pytest
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
 from milescli.data import prompt_source
-from milescli.data.epoch_order import LARGE_ORDER
+from milescli.data.file_prompts import LARGE_ORDER, FilePrompts, epoch_order
 from milescli.data.held_out_leaks import exact_leaks
-from milescli.data.prompt_source import FilePrompts, SourceReport, epoch_order, load_source
+from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
 from milescli.rollout.rewards.label_check import check_labels
@@ -34,7 +34,8 @@ Load = Callable[..., tuple[FilePrompts, SourceReport]]
 def load(tokenizer: ChatTokenizer, tmp_path: Path) -> Load:
     def call(path: str | Path, **data: object) -> tuple[FilePrompts, SourceReport]:
         settings = Data(prompts=str(path), **data)  # type: ignore[arg-type]
-        return load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        loaded = load_source(settings, "prompts", tokenizer=tokenizer, seed=0, base_dir=tmp_path)
+        return loaded.source, loaded.report
 
     return call
 
@@ -72,7 +73,15 @@ def test_a_large_file_has_the_prompts_that_a_small_one_has(
     assert mapped.prompts[3:9] == small.prompts[3:9]
     assert mapped.take(100) == small.take(100)
     assert told_large == told
-    assert not list(tmp_path.glob(".rows-*")), "the copy has no name any more"
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet", ".arrow"])
+def test_some_rows_of_a_large_file_are_those_rows(
+    load: Load, tmp_path: Path, large: None, suffix: str
+) -> None:
+    mapped = load(f"{_written(tmp_path, suffix)}[3:23]")[0]
+    assert mapped.is_large
+    assert [prompt.text for prompt in mapped.prompts] == [row["prompt"] for row in ROWS[3:23]]
 
 
 def test_a_large_file_is_resumed_where_it_stood(load: Load, tmp_path: Path, large: None) -> None:

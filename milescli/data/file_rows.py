@@ -1,0 +1,302 @@
+"""Reads each data file once: checks its rows, and puts the good ones into an Arrow file that is
+mapped into memory, from which they are read in any order."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import pickle
+import tempfile
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from milescli.core.errors import DataError
+from milescli.core.types import Prompt
+from milescli.data.rows import BadRow, Parsed, PathField, bad_rows_error
+from milescli.data.tables import TOO_DEEP, Table
+from milescli.recipe.data_files import DataFile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MAX_BAD_ROWS = 1000
+"""Bad rows that are kept for messages; more are only counted."""
+TICK_ROWS = 4096
+"""Rows between two reports of progress."""
+BATCH_ROWS = 4096
+BATCH_BYTES = 4 * 2**20
+"""Rows, or bytes of rows, that are written to Arrow at once."""
+
+
+class Form(Protocol):
+    """What a source needs from each row."""
+
+    row_class: ClassVar[type[NamedTuple]]
+    field: PathField
+    """The key below `data` that names the file."""
+
+    def find(self, names: Sequence[str], path: Path) -> Any:
+        """Find the columns by `names`, those of the first row. Raises DataError."""
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: Any) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+
+
+class ArrowRows:
+    """Rows in an Arrow file without a name, which is gone when the process ends. The columns hold
+    two hashes (see `Parsed`), and the row itself, pickled: Arrow's own types would change values,
+    as a key that one row lacks becomes a null in it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Start to write a file in `folder`; None: where temporary files are."""
+        import pyarrow as pa
+
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, `finish` closes it
+        self._schema = pa.schema({"key": pa.int64(), "label": pa.int64(), "row": pa.binary()})
+        self._writer = pa.ipc.new_file(self._file, self._schema)
+        self._keys, self._labels, self._rows = array("q"), array("q"), list[bytes]()
+        """The rows that wait to be written."""
+        self._waiting_bytes = 0
+        self._table: Any = None
+
+    def add(self, packed: bytes, *, key_hash: int, label_hash: int) -> None:
+        """Append a pickled row."""
+        self._keys.append(key_hash)
+        self._labels.append(label_hash)
+        self._rows.append(packed)
+        self._waiting_bytes += len(packed)
+        if len(self._rows) >= BATCH_ROWS or self._waiting_bytes >= BATCH_BYTES:
+            self._write()
+
+    def finish(self) -> None:
+        """Write what waits and map the file. Rows are read afterwards."""
+        import pyarrow as pa
+
+        self._write()
+        self._writer.close()
+        self._file.flush()
+        with self._file:
+            # private: some network file systems do not share pages
+            mapped = mmap.mmap(self._file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        self._table = pa.ipc.open_file(pa.py_buffer(mapped)).read_all()
+
+    def read(self, places: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return rows by their places among all good rows."""
+        rows = self._table["row"]
+        return [pickle.loads(rows[place].as_py()) for place in places]
+
+    def hashes(self, column: str) -> NDArray[np.int64]:
+        """Return the column `key` or `label`."""
+        return self._table[column].to_numpy()
+
+    def _write(self) -> None:
+        """Write a batch. Its arrays are made of buffers, as `pyarrow.array` would import pandas."""
+        import pyarrow as pa
+
+        ends = array("i", accumulate(map(len, self._rows), initial=0))
+        buffers = [[self._keys], [self._labels], [ends, b"".join(self._rows)]]
+        columns = [
+            pa.Array.from_buffers(column.type, len(self._rows), [None, *map(pa.py_buffer, parts)])
+            for column, parts in zip(self._schema, buffers, strict=True)
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self._keys, self._labels, self._rows = array("q"), array("q"), []
+        self._waiting_bytes = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class FileRows:
+    """The rows that a source takes of one file, after one pass over them."""
+
+    table: Table
+    form: Form
+    spelled: str
+    """As a recipe names the file: its path, and which rows."""
+    rows: ArrowRows
+    """The good rows."""
+    columns: Any = None
+    """The columns that the form found; None if no row could be read."""
+    names: list[str] = field(default_factory=list)
+    """All columns of the first row."""
+    num_rows: int = 0
+    last_line: int = 0
+    """Line of the last row, counted from 1."""
+    num_demonstrations: int = 0
+    num_bad: int = 0
+    bad: list[BadRow] = field(default_factory=list)
+    """The first bad rows."""
+    first_index: int = 0
+    """Added to the index of each row, so that rows of several files have different indices."""
+    source: str | None = None
+    """The entry of `data.mix` that named the file."""
+
+    @property
+    def path(self) -> Path:
+        """Return the path of the file."""
+        return self.table.path
+
+    @property
+    def part(self) -> str:
+        """Return which rows are taken, `[0:1000]`; empty for all."""
+        return self.spelled.removeprefix(str(self.path))
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def require_good(self) -> Any:
+        """Return the columns. Raises DataError if there is no row, or if any row is bad."""
+        if not self.num_rows:
+            raise DataError(
+                f"{self.path} is empty",
+                why="it holds no row",
+                fix=f"--set data.{self.form.field}=FILE   # a file with at least one prompt",
+            )
+        if self.num_bad or self.columns is None:
+            what = f"{self.num_bad} of {self.num_rows} rows of {self.path} cannot be used"
+            raise bad_rows_error(what, self.path, self.bad, num_bad=self.num_bad)
+        return self.columns
+
+    def read(self, places: Sequence[int]) -> list[Any]:
+        """Return rows by their places among these, with their index in the file. Raises DataError
+        if the file has changed since the pass: a resumed run would read other rows."""
+        self.table.require_same()
+        return [self.form.row_class._make(row) for row in self.rows.read(places)]
+
+    def different_labels(self, most: int) -> tuple[list[Any], int]:
+        """Return the first row of each different label, `most` of them at most, evenly spread; and
+        the number of different labels."""
+        import numpy as np
+
+        _, firsts = np.unique(self.rows.hashes("label"), return_index=True)
+        firsts.sort()
+        return self.read([int(firsts[n]) for n in evenly(len(firsts), most)]), len(firsts)
+
+    def add(self, line: int, record: dict[str, object] | str) -> None:
+        """Check one row of the file and add it. Raises DataError if the columns are ambiguous or
+        absent."""
+        self.num_rows += 1
+        self.last_line = line
+        if isinstance(record, str) or not record:
+            self._add_bad(line, str(record))
+            return
+        if self.columns is None:
+            self.names = list(record)
+            self.columns = self.form.find(self.names, self.path)
+        try:
+            parsed = self.form.parse(record, line, self.columns)
+            packed = pickle.dumps(tuple(parsed.row))
+        except ValueError as error:
+            self._add_bad(line, str(error))
+            return
+        except RecursionError:
+            self._add_bad(line, TOO_DEEP)
+            return
+        self.rows.add(packed, key_hash=parsed.key_hash, label_hash=parsed.label_hash)
+        self.num_demonstrations += parsed.is_worked
+
+    def _add_bad(self, line: int, reason: str) -> None:
+        self.num_bad += 1
+        if self.num_bad <= MAX_BAD_ROWS:
+            self.bad.append(BadRow(line=line, reason=reason))
+
+
+def read_file(
+    table: Table,
+    file: DataFile,
+    form: Form,
+    *,
+    folder: Path | None,
+    first_index: int = 0,
+    source: str | None = None,
+    tick: Callable[[int], None] | None = None,
+) -> FileRows:
+    """Read and check each row that `file`, whose rows are `table`, names. `folder`: where the Arrow
+    file is written; `tick` is called with the number of rows read, now and then.
+
+    Bad rows raise nothing here (see `FileRows.require_good`). Raises DataError if the columns are
+    ambiguous or absent, or the file cannot be read.
+    """
+    try:
+        rows = FileRows(
+            table=table,
+            form=form,
+            spelled=file.spelled(),
+            rows=ArrowRows(folder),
+            first_index=first_index,
+            source=source,
+        )
+        for line, record in islice(table.records(), file.start, file.stop):
+            rows.add(line, record)
+            if tick is not None and not rows.num_rows % TICK_ROWS:
+                tick(rows.num_rows)
+        rows.rows.finish()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        place = folder or tempfile.gettempdir()
+        raise DataError(
+            f"there is no room for the rows of {table.path}",
+            why=f"they are copied to {place}, whose disk is full",
+            fix=f"df -h {place}   # make room there, or name a folder on another disk",
+        ) from error
+    return rows
+
+
+def evenly(count: int, most: int) -> Sequence[int]:
+    """Return `most` of the places 0 .. count - 1 at most, evenly spread."""
+    return range(count) if count <= most else [place * count // most for place in range(most)]
+
+
+def read_places(
+    files: Sequence[FileRows], places: Sequence[int]
+) -> Iterator[tuple[FileRows, list[int], list[Any]]]:
+    """Yield each file that has some of the `places` over all files, with those places and their
+    rows."""
+    ends = list(accumulate(len(file) for file in files))
+    for file, (begin, end) in zip(files, pairwise([0, *ends]), strict=True):
+        mine = [place for place in places if begin <= place < end]
+        if mine:
+            yield file, mine, file.read([place - begin for place in mine])
+
+
+def prompt_hashes(files: Sequence[FileRows]) -> NDArray[np.int64]:
+    """Return [rows of all files] numbers, equal for equal prompts."""
+    import numpy as np
+
+    return np.concatenate([file.rows.hashes("key") for file in files])
+
+
+def first_places(files: Sequence[FileRows]) -> array[int]:
+    """Return the places over all files of the rows whose prompt no earlier row has."""
+    import numpy as np
+
+    _, firsts = np.unique(prompt_hashes(files), return_index=True)
+    firsts.sort()
+    return array("q", firsts.astype(np.int64).tobytes())
+
+
+def by_file(
+    prompts: Sequence[Prompt], files: Sequence[FileRows]
+) -> list[tuple[FileRows, list[Prompt]]]:
+    """Return each file that has some of the prompts, with these prompts as the file counts them."""
+    firsts = [file.first_index for file in files]
+    parts: dict[int, list[Prompt]] = {}
+    for prompt in prompts:
+        number = bisect_right(firsts, prompt.index) - 1
+        own = replace(prompt, index=prompt.index - firsts[number]) if firsts[number] else prompt
+        parts.setdefault(number, []).append(own)
+    return [(files[number], own) for number, own in sorted(parts.items())]
+
+
+def row_named(index: int, files: Sequence[FileRows]) -> str:
+    """Return where the prompt with this index stands: `row 3 of train.jsonl`."""
+    number = bisect_right([file.first_index for file in files], index) - 1
+    return f"row {index - files[number].first_index + 1} of {files[number].path}"

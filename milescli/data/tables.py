@@ -1,0 +1,418 @@
+"""Reads data files row by row: JSON lines, CSV, parquet and arrow, known by their suffix. Refuses
+files that cannot be read before they are opened. Rows keep their exact values: no type is inferred
+for a column."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+
+from milescli.core.errors import DataError, nearest
+from milescli.core.files import sha256_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Record = tuple[int, dict[str, object] | str]
+"""The line (or parquet row), counted from 1, and the row; or why the row could not be read."""
+
+MAX_LINE_BYTES = 16 * 2**20
+"""A longer line is a bad row, and is never in memory whole."""
+CHUNK_BYTES = 2**20
+"""Text is read in chunks of this size."""
+BATCH_ROWS = 1024
+"""Rows of a columnar file that are in memory at once."""
+SUFFIXES = (".jsonl", ".parquet", ".csv", ".arrow")
+"""The suffix of a file determines its format."""
+LINE_SUFFIXES = (".jsonl", ".csv")
+"""Text formats, whose rows are named by line."""
+
+TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
+TOO_DEEP = "JSON nested too deeply"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_EXACT_BOUND = float(2**53)
+_SPECIAL_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device file",
+    stat.S_IFBLK: "a device file",
+}
+_HEADS = (
+    (b"\x1f\x8b", "is compressed", "it is a gzip file", "gunzip -k {path}"),
+    (b"PK\x03\x04", "is compressed", "it is a zip file", "unzip {path}"),
+    (b"\x28\xb5\x2f\xfd", "is compressed", "it is a zstd file", "unzstd {path}"),
+    (b"BZh", "is compressed", "it is a bzip2 file", "bunzip2 -k {path}"),
+    (b"\xfd7zX", "is compressed", "it is an xz file", "unxz -k {path}"),
+)
+"""First bytes -> what is wrong with a file of any suffix, why, and the command that repairs it."""
+_TEXT_HEADS = (
+    (b"PAR1", "it is a parquet file", "mv {path} {stem}.parquet"),
+    (b"ARROW1", "it is an arrow file", "mv {path} {stem}.arrow"),
+    (b"\xff\xfe", "it is UTF-16, and UTF-8 is read", "iconv -f UTF-16 -t UTF-8 {path} > {new}"),
+    (b"\xfe\xff", "it is UTF-16, and UTF-8 is read", "iconv -f UTF-16 -t UTF-8 {path} > {new}"),
+)
+"""First bytes -> why a file is not the text that its suffix states, and the command that repairs
+it."""
+
+
+class Table:
+    """Iterates over the rows of one file that `check_file` accepted. Holds one chunk, or one batch
+    of rows, in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.share_read = 0.0
+        """Share of the file that `records` has read, 0 to 1. An arrow file does not state its
+        number of rows: its share stays 0."""
+        self._identity = _identity(path)
+        self._sha256: str | None = None
+
+    def records(self) -> Iterator[Record]:
+        """Yield all rows in order. Raises DataError if the file as a whole cannot be read, or
+        changes meanwhile."""
+        self.share_read = 0.0
+        if self.path.suffix in (".parquet", ".arrow"):
+            yield from self._columnar_rows()
+        elif self.path.suffix == ".csv":
+            yield from self._csv_rows()
+        else:
+            yield from self._json_rows()
+        self.require_same()
+
+    def require_same(self) -> None:
+        """Raise DataError if the file was written to or replaced since this table was made."""
+        if _identity(self.path) != self._identity:
+            raise DataError(
+                f"{self.path} changed while it was read",
+                why="its size or its time of change is another than when it was opened",
+                fix=f"cp {self.path} {self.path.with_stem(self.path.stem + '-copy')}   # then "
+                "name the copy, which nobody writes to",
+            )
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the content, uncompressed as far as the format states it."""
+        if self.path.suffix != ".parquet":
+            return self.path.stat().st_size
+        import pyarrow.parquet as pq
+
+        with self._arrow_errors():
+            groups = pq.read_metadata(self.path)
+        return sum(groups.row_group(n).total_byte_size for n in range(groups.num_row_groups))
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file's bytes, 64 hex digits."""
+        return self._sha256 or sha256_of(self.path)
+
+    def _lines(self) -> Iterator[bytes | None]:
+        """Yield each line without its end; None in place of one longer than MAX_LINE_BYTES."""
+        digest, num_read, size = hashlib.sha256(), 0, max(1, self.size_bytes)
+        rest, is_long = b"", False
+        with self.path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
+                text = chunk if num_read else chunk.removeprefix(_BYTE_ORDER_MARK)
+                num_read += len(chunk)
+                self.share_read = min(1.0, num_read / size)
+                *lines, rest = (rest + text).split(b"\n")
+                for line in lines:
+                    yield None if is_long or len(line) > MAX_LINE_BYTES else line
+                    is_long = False
+                if is_long or len(rest) > MAX_LINE_BYTES:
+                    rest, is_long = b"", True
+        if rest or is_long:
+            yield None if is_long else rest
+        self._sha256 = digest.hexdigest()
+
+    def _json_rows(self) -> Iterator[Record]:
+        """Yield the rows of JSON lines. Blank lines at the end are not rows."""
+        num_blank = 0
+        for number, line in enumerate(self._lines(), start=1):
+            if line is not None and (not line or line.isspace()):
+                num_blank += 1
+                continue
+            for blank in range(number - num_blank, number):
+                yield blank, "an empty line"
+            num_blank = 0
+            yield number, TOO_LONG if line is None else parse_line(line)
+
+    def _csv_rows(self) -> Iterator[Record]:
+        """Yield the rows below the header, named by the line on which they begin. Each has as many
+        fields as the header; a quoted field may hold line breaks; blank lines are not rows."""
+        csv.field_size_limit(MAX_LINE_BYTES)
+        number, names = 0, None
+
+        def decoded(line: bytes | None) -> str:
+            nonlocal number
+            number += 1
+            if line is None:
+                raise ValueError(TOO_LONG)
+            try:
+                return line.decode("utf-8") + "\n"
+            except UnicodeDecodeError as error:
+                raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line)") from None
+
+        lines = map(decoded, self._lines())
+        rows = csv.reader(lines, strict=True)
+        while True:
+            first = number + 1
+            fields: list[str] | str
+            try:
+                fields = next(rows)
+            except StopIteration:
+                return
+            except (csv.Error, ValueError) as error:
+                rows = csv.reader(lines, strict=True)  # the old reader is in the middle of a row
+                fields = f"not CSV ({error})" if isinstance(error, csv.Error) else str(error)
+            if not fields:
+                continue
+            if names is None:
+                names = self._header(first, fields)
+            elif isinstance(fields, str):
+                yield first, fields
+            elif len(fields) != len(names):
+                yield first, f"it has {len(fields)} fields, and the header {len(names)}"
+            else:
+                yield first, dict(zip(names, fields, strict=True))
+
+    def _header(self, line: int, names: list[str] | str) -> list[str]:
+        if isinstance(names, str):
+            fault = names
+        elif not all(name.strip() for name in names):
+            fault = "a column has no name"
+        elif twice := next((name for name in names if names.count(name) > 1), None):
+            fault = f"two columns are called {twice}"
+        else:
+            return names
+        raise DataError(
+            f"the header of {self.path} cannot be used",
+            why=f"line {line}: {fault}",
+            fix=f"sed -n {line}p {self.path}   # a name for each column, each another",
+        )
+
+    def _columnar_rows(self) -> Iterator[Record]:
+        """Yield the rows of a parquet or arrow file, named by their number."""
+        number = 0
+        with self._arrow_errors():
+            for batch, num_rows in self._batches():
+                names = batch.schema.names
+                if twice := next((name for name in names if names.count(name) > 1), None):
+                    raise DataError(
+                        f"{self.path} cannot be used",
+                        why=f"two of its columns are called {twice}",
+                        fix=f"write {self.path} with another name for one of them",
+                    )
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+                self.share_read = min(1.0, number / num_rows) if num_rows else 0.0
+
+    def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield each batch with the number of rows of the file, 0 if the file does not state it."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if self.path.suffix == ".parquet":
+            with pq.ParquetFile(self.path, memory_map=True) as file:
+                for batch in file.iter_batches(BATCH_ROWS):
+                    yield batch, file.metadata.num_rows
+            return
+        with pa.memory_map(str(self.path)) as source:
+            try:
+                file = pa.ipc.open_file(source)
+                batches = (file.get_batch(n) for n in range(file.num_record_batches))
+            except pa.ArrowInvalid:  # the stream format, which has no footer
+                source.seek(0)
+                batches = iter(pa.ipc.open_stream(source))
+            for batch in batches:
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    yield batch.slice(start, BATCH_ROWS), 0
+
+    @contextmanager
+    def _arrow_errors(self) -> Iterator[None]:
+        """Raise what pyarrow raises as a DataError that names the file."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"cannot read {self.path}",
+                why=f"not {'a parquet' if self.path.suffix == '.parquet' else 'an arrow'} file: "
+                f"{next(iter(str(error).splitlines()), type(error).__name__)}",
+                fix=f"head -c 100 {self.path}   # what is it?",
+            ) from error
+
+
+def parse_line(line: bytes) -> dict[str, object] | str:
+    """Return the object that a line of JSON holds, or why there is none."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return _parse_slowly(line)
+    if not isinstance(value, dict):
+        return f"a JSON object is wanted, not {kind_of(value)}"
+    count = line.count
+    for name, item in value.items():
+        if count(_quoted[name]) > 1 or (type(item) is float and abs(item) >= _EXACT_BOUND):
+            return _parse_slowly(line)
+    return value
+
+
+class _Quoted(dict[str, bytes]):
+    """Names of columns, as bytes in quotation marks."""
+
+    def __missing__(self, name: str) -> bytes:
+        if len(self) > 1000:  # whose names are as many as its rows
+            self.clear()
+        quoted = self[name] = b'"' + name.encode() + b'"'
+        return quoted
+
+
+_quoted = _Quoted()
+
+
+def _parse_slowly(line: bytes) -> dict[str, object] | str:
+    """Parse a line with Python's own parser: NaN and whole numbers of any size are values, errors
+    have a place, and a repeated name is noticed."""
+    outermost: list[tuple[str, object]] = []
+
+    def as_dict(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        outermost[:] = pairs  # the last one that is closed
+        return dict(pairs)
+
+    try:
+        value = json.loads(line.decode("utf-8"), object_pairs_hook=as_dict)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 (byte {error.start + 1} of the line)"
+    except json.JSONDecodeError as error:
+        if b"\0" in line:
+            return f"not JSON (a NUL byte, byte {line.index(0) + 1} of the line)"
+        return f"not JSON ({error.msg} at character {error.pos + 1})"
+    except ValueError as error:  # a whole number of thousands of digits
+        return f"not JSON ({str(error).partition(';')[0]})"
+    except RecursionError:
+        return TOO_DEEP
+    if not isinstance(value, dict):
+        return f"a JSON object is wanted, not {kind_of(value)}"
+    if len(value) < len(outermost):
+        names = [name for name, _ in outermost]
+        twice = next(name for name in names if names.count(name) > 1)
+        return f"`{twice}` is there twice, and one of the two would be lost"
+    return value
+
+
+def kind_of(value: object) -> str:
+    """Name the type of a JSON value."""
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns, state.st_ino
+
+
+def check_file(path: Path, *, field: str) -> None:
+    """Raise DataError if `path` is no data file that can be opened. Reads only its first bytes, and
+    none of a pipe or device. `field`: the key below `data` that named it."""
+    _check_kind(path, field=field)
+    head = _head(path)
+    for first, what, why, fix in _HEADS:
+        if head.startswith(first):
+            raise DataError(f"{path} {what}", why=why, fix=fix.format(path=path))
+    if path.suffix not in SUFFIXES:
+        raise _unknown_format(path)
+    if path.suffix in LINE_SUFFIXES:
+        form = path.suffix[1:].upper()
+        new = path.with_stem(path.stem + "-utf8")
+        for first, why, fix in _TEXT_HEADS:
+            if head.startswith(first):
+                mend = fix.format(path=path, stem=path.with_suffix(""), new=new)
+                raise DataError(f"{path} is not {form}", why=why, fix=mend)
+
+
+def _check_kind(path: Path, *, field: str) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise _missing(path, field=field) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if stat.S_ISDIR(mode):
+        inside = sorted(item.name for item in path.iterdir() if item.suffix in SUFFIXES)
+        guess = path / (inside[0] if inside else "FILE.jsonl")
+        raise DataError(
+            f"{path} is a folder", why="a single file is wanted", fix=f"--set data.{field}={guess}"
+        )
+    if special := _SPECIAL_FILES.get(stat.S_IFMT(mode)):
+        raise DataError(
+            f"{path} is {special}",
+            why="rows are read more than once, and it gives its bytes once, or without end",
+            fix=f"head -n 1000 {path} > FILE.jsonl   # then --set data.{field}=FILE.jsonl",
+        )
+
+
+def _missing(path: Path, *, field: str) -> DataError:
+    if path.is_symlink():
+        return DataError(
+            f"there is no file {path}",
+            why=f"it is a symbolic link to {os.readlink(path)}, which does not exist",
+            fix=f"ls -l {path}",
+        )
+    siblings = sorted(item.name for item in path.parent.iterdir()) if path.parent.is_dir() else []
+    guess = nearest(path.name, siblings)
+    where = (
+        f"{path.parent} holds {', '.join(siblings[:8]) or 'nothing'}"
+        if path.parent.is_dir()
+        else f"there is no folder {path.parent}"
+    )
+    return DataError(
+        f"there is no file {path}",
+        why=where,
+        fix=f"--set data.{field}={path.parent / (guess or 'FILE.jsonl')}",
+    )
+
+
+def _unknown_format(path: Path) -> DataError:
+    known = f"{', '.join(SUFFIXES[:-1])} nor {SUFFIXES[-1]}"
+    return DataError(
+        f"{path} is neither {known}",
+        why=f"its suffix is {path.suffix or 'missing'}, and the format is known by it",
+        fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
+        if path.suffix == ".json"
+        else f"mv {path} {path.with_suffix('.jsonl')}",
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(6)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"cannot open {path}", why=str(error.strerror or error), fix=f"ls -l {path}")
