@@ -4,6 +4,7 @@ what was made of them; the work is the export room's."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,7 +22,12 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
-from milescli.data.tokenizer import own_template
+from milescli.data.tokenizer import (
+    GENERATION_CONFIG,
+    engine_stop_ids,
+    load_tokenizer,
+    own_template,
+)
 from milescli.export.adapter import (
     PLAIN_OF,
     Adapter,
@@ -161,7 +167,8 @@ def _export_model(
             story=weights.story,
             base_model=weights.base_model,
         )
-        return {**made, **_own_template(weights.story, output)}
+        ends = _own_end(weights.base, weights.story)
+        return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
         return Transfer(output, label=f"writing and reading back {to.name}", total=total_bytes)
@@ -209,6 +216,24 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
         output.warn(f"the run's chat template is not in the export: {error.what}: {error.why}")
         return {}
     return {} if template is None else {"chat_template.jinja": template}
+
+
+def _own_end(base: Path, story: Story | None) -> dict[str, str]:
+    """Return generation_config.json with the token that a run taught to end a turn with, where the
+    base model's does not name it: who serves the export must stop there, as the run did."""
+    if story is None:
+        return {}
+    try:
+        tokenizer = load_tokenizer(base, chat_template=story.recipe.data.chat_template)
+    except DataError:
+        return {}
+    stops = engine_stop_ids(base)
+    if tokenizer.eos_id in stops:
+        return {}
+    file = base / GENERATION_CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config["eos_token_id"] = [*sorted(stops), tokenizer.eos_id]
+    return {GENERATION_CONFIG: json.dumps(config, indent=2) + "\n"}
 
 
 def _export_adapter(

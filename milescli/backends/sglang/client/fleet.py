@@ -49,13 +49,15 @@ class SglangFleet:
         adapter: str | None = None,
         shares_engines: bool = False,
         on_update: OnUpdate = "continue",
+        stop_ids: Sequence[int] = (),
     ) -> None:
         """`router_url`: the router before the engines; None: they are asked themselves.
         `response_timeout_s` bounds one response, `order_timeout_s` one order to the engines.
         `routing_shape`: (layers, topk) of the model, where routed experts will be asked for;
         `adapter`: that every request is made to, None: the model itself; `shares_engines`: others
         ask the same engines for other adapters, and go on where this one is replaced; `on_update`:
-        what becomes of running requests at a pause."""
+        what becomes of running requests at a pause; `stop_ids`: tokens that end a response, beside
+        those that the engines know by themselves."""
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
         """Told of an engine that was removed, to put another in its place; None: an engine's death
@@ -68,6 +70,7 @@ class SglangFleet:
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
         self._adapter, self._shares_engines = adapter, shares_engines
+        self._stop_ids = list(stop_ids)
         self.version = WeightVersion(0)
         """That the engines hold."""
         self._loaded: Path | None = None
@@ -127,13 +130,13 @@ class SglangFleet:
     async def generate(self, request: GenerateRequest) -> Completion:
         """Return one response. Raises WaitTimeout after `response_timeout_s` (pauses count),
         EngineDied where an engine is dead and nobody replaces it."""
-        response = PartialResponse(request=request)
+        response = PartialResponse(request=request, stop_ids=self._stop_ids)
         deadline = time.monotonic() + self._response_timeout_s
         try:
             while (reason := await self._go_on(response, deadline)) is None:
                 if self._on_update == "abort":
                     self._num_discarded += len(response.token_ids)
-                    response = PartialResponse(request=request)
+                    response = PartialResponse(request=request, stop_ids=self._stop_ids)
         except asyncio.CancelledError:
             self._num_discarded += len(response.token_ids)
             raise
