@@ -14,7 +14,7 @@ BENCHES ?= rollout train stages start rl convert agents routes adapters
 # rooms whose tests start no engine, no Ray and no trainer, as two halves that take equally long
 PURE := tests/plan tests/models tests/recipe
 PURE_TOO := tests/core tests/platform tests/console tests/data tests/rollout tests/train \
-  tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/pictures tests/report \
+  tests/weights tests/checkpoint tests/commands tests/chaos tests/trackers tests/workers tests/report \
   $(wildcard tests/test_*.py)
 # `make test` runs most whole runs, these with the runs over two nodes, and all the others at once:
 # each of the three waits as often as it computes

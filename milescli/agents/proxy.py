@@ -190,7 +190,7 @@ class SessionProxy:
     async def _turns(self, asked: Asked, session: Session) -> list[Answered]:
         prompt = asked.prompt
         if isinstance(prompt, str):
-            prompt = list(self.tokenizer.inner(prompt, add_special_tokens=False)["input_ids"])
+            prompt = self.tokenizer.encode_text(prompt)
         turns = await asyncio.gather(
             *(
                 session.generate(prompt, max_new_tokens=asked.max_new_tokens, stop=asked.stop)

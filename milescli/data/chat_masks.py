@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from milescli.core.types import Prompt, Trajectory
-from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.tokenizer import STAND_IN, ChatTokenizer
 
 Turn = Mapping[str, Any]
 """A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
 reasoning_content, name)."""
 
 _MARKS = re.compile(r"\{%-?\s*generation\b")
-STAND_IN = "\u241fturn\u241f"
-"""Takes the place of a turn to show what the template writes around it. No template trims it."""
 _TAIL = 4
 """Most tokens that a template writes behind the end of a turn."""
 _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
@@ -180,10 +178,16 @@ def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Tra
         [text.text for text in texts], add_special_tokens=False, return_offsets_mapping=True
     )
     return [
-        _trajectory(ids, offsets, text, eos_id=tokenizer.eos_id)
+        _trajectory(
+            [*prefix, *tokenizer.require_embedded(ids)],
+            [(0, 0)] * len(prefix) + offsets,
+            text,
+            eos_id=tokenizer.eos_id,
+        )
         for ids, offsets, text in zip(
             encoded["input_ids"], encoded["offset_mapping"], texts, strict=True
         )
+        for prefix in [tokenizer.missing_prefix(ids)]
     ]
 
 

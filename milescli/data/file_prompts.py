@@ -311,6 +311,9 @@ def _encode_chats(
         for row in rows:
             try:
                 tokenizer.encode_chats([row.messages], tools=[row.tools], most=most)
+            except DataError as cause:
+                place = f"row {row.index + 1} of {path}"
+                raise DataError(cause.what, why=f"{place}: {cause.why}", fix=cause.fixes) from None
             except Exception as cause:
                 raise DataError(
                     f"the chat template refuses row {row.index + 1} of {path}",

@@ -4,6 +4,7 @@ vocabulary (`scratch_tokenizer` does)."""
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt
-from milescli.data.scratch_tokenizer import CHAT_TEMPLATE, TURN_END
+from milescli.data.scratch_tokenizer import CHAT_TEMPLATE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,8 +31,16 @@ _SPACE = "\u2581"
 """Stands for a space in SentencePiece's tokens."""
 MAX_TOKENS_OF_CHARACTER = 4
 """Most bytes of a character in UTF-8."""
+GENERATION_CONFIG = "generation_config.json"
+_RESIZE = (
+    'python -c "from transformers import AutoModelForCausalLM as M; '
+    "m = M.from_pretrained('{folder}'); m.resize_token_embeddings({size}); "
+    "m.save_pretrained('{folder}')\""
+)
 AUTO, RAW, CHATML = "auto", "none", "chatml"
 """The values of `data.chat_template` that are no file."""
+STAND_IN = "\u241fturn\u241f"
+"""Takes the place of a turn to show what the template writes around it. No template trims it."""
 Message = dict[str, Any]
 """`role` (system, user, assistant, tool) and `content`, both text; and what else a template
 takes."""
@@ -121,8 +130,12 @@ class ChatTokenizer:
         self.folder = folder
         self.template = template
         self.tools = tools
-        self.eos_id: int = _end_of_turn(inner, template)
+        self.prefix_ids: list[int] = _prefix_of(inner)
+        """What the tokenizer puts before every text (BOS), as its post-processor says."""
+        self.eos_id: int = self._end_of_turn()
         """The token that ends a response."""
+        self.num_embeddings: int | None = None
+        """Rows of the model's embedding; None: not known."""
         self.vocab_size: int = len(inner)
         """Number of tokens, added ones included; a model's embedding may have more rows."""
 
@@ -213,12 +226,60 @@ class ChatTokenizer:
         return made
 
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        return [list(ids) for ids in self.inner(texts, add_special_tokens=False)["input_ids"]]
+        encoded = self.inner(texts, add_special_tokens=False)["input_ids"]
+        return [[*self.missing_prefix(ids), *self.require_embedded(ids)] for ids in encoded]
+
+    def require_embedded(self, ids: list[int]) -> list[int]:
+        """Return the tokens. Raises DataError for one that the model has no embedding for, as when
+        tokens were added and the model was not resized."""
+        if self.num_embeddings is None or self.vocab_size <= self.num_embeddings:
+            return ids
+        if (beyond := max(ids, default=0)) >= self.num_embeddings:
+            raise DataError(
+                f"the model has no embedding for `{self.inner.convert_ids_to_tokens(beyond)}`",
+                why=f"it is token {beyond} of the tokenizer in {self.folder}, and the embedding "
+                f"has {self.num_embeddings} rows",
+                fix=_RESIZE.format(folder=self.folder, size=self.vocab_size),
+            )
+        return ids
+
+    def missing_prefix(self, ids: Sequence[int]) -> list[int]:
+        """Return `prefix_ids` if the tokens of a text do not begin with them, as they do where the
+        chat template writes them; else nothing. So the model reads them once."""
+        length = len(self.prefix_ids)
+        return [] if list(ids[:length]) == self.prefix_ids else self.prefix_ids
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return [num_tokens] of a text from its beginning on, with `prefix_ids` before it."""
+        return self._encoded([text])[0]
+
+    def encode_more(self, text: str) -> list[int]:
+        """Return [num_tokens] of a text that follows other tokens."""
+        return list(self.inner(text, add_special_tokens=False)["input_ids"])
+
+    def special_texts_in(self, messages: Sequence[Message]) -> set[str]:
+        """Return the special tokens that the contents of messages spell out: the model reads them
+        as tokens, and a user's text could open a turn."""
+        contents = [message.get("content") for message in messages]
+        texts = [text for text in contents if isinstance(text, str) and "<" in text]
+        return {token for token in self.special_texts if any(token in text for text in texts)}
+
+    def _end_of_turn(self) -> int:
+        """Return the special token that the template writes behind an assistant's turn, which is
+        what a run learns to end with; the end of sequence if it writes none."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
+        after = ""
+        if self.template is not None:
+            with contextlib.suppress(Exception):  # a template that wants more than these turns
+                after = self.render(turns, opens_answer=False).rpartition(STAND_IN)[2]
+        ends = [(after.index(token), token) for token in self.special_texts if token in after]
+        end = self.inner.convert_tokens_to_ids(min(ends)[1]) if ends else None
+        return int(self.inner.eos_token_id) if end is None else int(end)
 
     def encode_response(self, text: str) -> list[int]:
         """Return [num_tokens] of a response as the model should write it: the text, then the
         end-of-sequence token."""
-        return [*self.inner(text, add_special_tokens=False)["input_ids"], self.eos_id]
+        return [*self.encode_more(text), self.eos_id]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """Return [num_tokens] the text that each token adds, special tokens included. Of the tokens
@@ -332,14 +393,29 @@ def _raw(messages: Sequence[Message]) -> str:
     return "\n\n".join(str(message["content"]) for message in messages)
 
 
-def _end_of_turn(inner: PreTrainedTokenizerBase, template: str | None) -> int:
-    """Return ChatML's own end of a turn if the template is ChatML and the tokenizer knows it; else
-    the end of sequence."""
-    if template == CHAT_TEMPLATE:
-        found = inner.convert_tokens_to_ids(TURN_END)
-        if isinstance(found, int) and found != inner.unk_token_id:
-            return found
-    return int(inner.eos_token_id)
+def _prefix_of(inner: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens that the post-processor puts before a text."""
+    bare = list(inner("a", add_special_tokens=False)["input_ids"])
+    whole = list(inner("a")["input_ids"])
+    if not bare or whole == bare:
+        return []
+    starts = range(len(whole) - len(bare) + 1)
+    start = next((at for at in starts if whole[at : at + len(bare)] == bare), 0)
+    return whole[:start]
+
+
+def engine_stop_ids(folder: Path) -> frozenset[int]:
+    """Return the tokens at which engines end a response of this model: `eos_token_id` of
+    config.json and of generation_config.json, as SGLang reads both."""
+    ids = set[int]()
+    for name in ("config.json", GENERATION_CONFIG):
+        with contextlib.suppress(OSError, ValueError):
+            read = json.loads((folder / name).read_text(encoding="utf-8"))
+            for holder in (read, read.get("text_config") or {}):
+                found = holder.get("eos_token_id")
+                listed = found if isinstance(found, list) else [found]
+                ids |= {one for one in listed if isinstance(one, int)}
+    return frozenset(ids)
 
 
 def _read(path: Path) -> PreTrainedTokenizerBase:

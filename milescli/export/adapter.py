@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +43,13 @@ from milescli.models.adapter import (
     shared_matrices,
 )
 from milescli.models.base import WeightTable
+from milescli.models.layers import OUTPUT_LAYER
 
 CONFIG_FILE = "adapter_config.json"
 _A, _B = (f".{which}.weight" for which in (A, B))
+_WRAPPERS = re.compile(r"\.modules_to_save(?:\.default)?|\.base_layer")
+"""What PEFT writes into the names of whole tensors: of a module that is trained as a whole, and of
+the base's weight below a pair (it saves that of an embedding or output layer)."""
 _UNKNOWN_FORMS = (
     "use_dora",
     "use_qalora",
@@ -138,16 +143,17 @@ def read_adapter(folder: Path) -> Adapter:
             if not name.endswith(_B):
                 raise _unusable(folder, why=f"`{name}` is no matrix of a plain LoRA")
         else:
-            saved[plain.replace(".modules_to_save.default", "").replace(".modules_to_save", "")] = (
-                tensor
-            )
+            saved[_WRAPPERS.sub("", plain)] = tensor
     pairs, shared = _of_each_expert(pairs)
     for module, (first, second) in pairs.items():
         if first.dim() != 2 or second.dim() != 2 or first.shape[0] != second.shape[1]:
             raise _unusable(
                 folder, why=f"`{module}` has A {list(first.shape)} and B {list(second.shape)}"
             )
-    alphas = _alphas(config, pairs)
+    try:
+        alphas = _alphas(config, pairs)
+    except ValueError as error:
+        raise _unusable(folder, why=str(error)) from None
     return Adapter(
         pairs=pairs,
         alpha=float(config["lora_alpha"]),  # type: ignore[arg-type]
@@ -182,27 +188,39 @@ def _of_each_expert(
 
 
 def _alphas(config: Mapping[str, object], modules: Iterable[str]) -> dict[str, float]:
-    """By PEFT's `alpha_pattern`, whose keys are ends of module names."""
+    """Return the alphas of modules that `alpha_pattern` matches, as PEFT does: its keys are regular
+    expressions for the end of a module's name, and the first that matches wins. Raises ValueError
+    for what is no such pattern."""
     patterns = config.get("alpha_pattern") or {}
-    assert isinstance(patterns, Mapping), patterns
+    if not isinstance(patterns, Mapping):
+        raise ValueError(f"`alpha_pattern: {patterns}` is no object")
+    try:
+        compiled = [
+            (re.compile(rf"(.*\.)?({pattern})$"), float(alpha))
+            for pattern, alpha in patterns.items()
+        ]
+    except (re.error, TypeError, ValueError) as error:
+        raise ValueError(f"`alpha_pattern: {patterns}` cannot be read: {error}") from None
     alphas = {}
     for module in modules:
-        for pattern, alpha in patterns.items():
-            if module == pattern or module.endswith("." + pattern.removeprefix("^")):
-                alphas[module] = float(alpha)
+        alpha = next((alpha for pattern, alpha in compiled if pattern.match(module)), None)
+        if alpha is not None:
+            alphas[module] = alpha
     return alphas
 
 
 def write_adapter(folder: Path, adapter: Adapter) -> None:
     """Write the two files as PEFT and SGLang read them. The scaling is always written as alpha / r:
-    SGLang 0.5.20 knows neither `use_rslora` nor settings of single modules. Tensors keep their
-    dtype, except those whose own scaling must go into B."""
+    SGLang 0.5.20 knows neither `use_rslora` nor settings of single modules. Matrices of a lower
+    rank are filled up with zeros. Tensors keep their dtype, except those whose own scaling must go
+    into B."""
     folder.mkdir(parents=True, exist_ok=True)
+    rank = max((len(first) for first, _ in adapter.pairs.values()), default=adapter.rank)
     whole = next(iter(adapter.pairs), None)
     scaling = adapter.scaling(whole) if whole else adapter.alpha / adapter.rank
     tensors, of_experts = {}, dict[str, list[Tensor]]()
     for module, (first, second) in adapter.pairs.items():
-        padded = _padded(first, second, rank=adapter.rank)
+        padded = _padded(first, second, rank=rank)
         share = adapter.scaling(module) / scaling
         last = padded[1] if share == 1 else padded[1].float() * share
         outer = outer_module(module)
@@ -215,13 +233,19 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
     tensors |= {
         name: torch.stack(rows[:1] if name in shared else rows) for name, rows in of_experts.items()
     }
-    tensors |= {PEFT_PREFIX + name: tensor.contiguous() for name, tensor in adapter.saved.items()}
-    alpha = scaling * adapter.rank
+    tensors |= {
+        PEFT_PREFIX + (f"{module}.base_layer.weight" if module in adapter.pairs else name): (
+            tensor.contiguous()
+        )
+        for name, tensor in adapter.saved.items()
+        for module in [name.removesuffix(".weight")]
+    }
+    alpha = scaling * rank
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base_model,
-        "r": adapter.rank,
+        "r": rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": 0.0,
         "bias": "none",
@@ -229,7 +253,11 @@ def write_adapter(folder: Path, adapter: Adapter) -> None:
         "inference_mode": True,
         "target_modules": sorted({module.rpartition(".")[2] for module in adapter.pairs}),
         "modules_to_save": sorted(
-            {name.removesuffix(".weight").rpartition(".")[2] for name in adapter.saved}
+            {
+                module.rpartition(".")[2]
+                for module in (name.removesuffix(".weight") for name in adapter.saved)
+                if module not in adapter.pairs
+            }
         )
         or None,
         "use_rslora": False,
@@ -248,10 +276,32 @@ def _padded(first: Tensor, second: Tensor, *, rank: int) -> tuple[Tensor, Tensor
     )
 
 
-def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
-    """Yield the base model's tensors with the adapter merged in. Raises CheckpointError for modules
-    that the base lacks, and for other shapes."""
+HEAD = OUTPUT_LAYER.hf[0]
+
+
+def unties(adapter: Adapter, embedding: str) -> bool:
+    """Return whether a base model whose output layer is tied to `embedding` (its name on disk) is
+    not tied any more with the adapter in it, as PEFT has it: it trains one of the two, or both
+    apart from each other."""
+    if HEAD.removesuffix(".weight") in adapter.pairs:
+        return True
+    head, embedded = adapter.saved.get(HEAD), adapter.saved.get(embedding)
+    if head is None or embedded is None:
+        return head is not None or embedded is not None
+    return not torch.equal(head, embedded)
+
+
+def merge_into(
+    tensors: Iterable[Named], adapter: Adapter, *, tied_to: str | None = None
+) -> Iterator[Named]:
+    """Yield the base model's tensors with the adapter in them. `tied_to`: the embedding that is
+    the base's output layer, too; where the adapter unties them (`unties`), the output layer follows
+    it. Raises CheckpointError for modules that the base has not, and other shapes."""
     left = set(adapter.pairs) | set(adapter.saved)
+    if tied_to is not None:
+        is_apart = unties(adapter, tied_to)
+        left -= set() if is_apart else {HEAD}  # the same as the embedding
+        tensors = _with_head(tensors, tied_to) if is_apart else tensors
     for name, tensor in tensors:
         module = name.removesuffix(".weight")
         if name in adapter.saved:
@@ -276,6 +326,13 @@ def merge_into(tensors: Iterable[Named], adapter: Adapter) -> Iterator[Named]:
             + (f", nor {len(left) - 1} more" if len(left) > 1 else ""),
             fix="--base DIR   # the model that the adapter was trained on",
         )
+
+
+def _with_head(tensors: Iterable[Named], embedding: str) -> Iterator[Named]:
+    for name, tensor in tensors:
+        yield name, tensor
+        if name == embedding:
+            yield HEAD, tensor.clone()
 
 
 def _replaced(name: str, tensor: Tensor, saved: Tensor) -> Tensor:

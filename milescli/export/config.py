@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from milescli import __version__
 from milescli.export.choose import FP8_BLOCK, Quantised
 
+_TIE = "tie_word_embeddings"
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 _LEFT_BY_CALIBRATION = ("compression_config",)
 
@@ -44,6 +45,13 @@ def exported_config(
     if nested:
         config["text_config"] = text
     return config
+
+
+def with_untied_embeddings(config: Mapping[str, object]) -> dict[str, object]:
+    """Return the config of a model whose output layer has weights of its own."""
+    text = config.get("text_config")
+    nested = {"text_config": {**text, _TIE: False}} if isinstance(text, Mapping) else {}
+    return {**config, **nested, _TIE: False}
 
 
 def quantization_config(

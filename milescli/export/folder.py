@@ -36,9 +36,11 @@ from milescli.export.choose import (
     refused_by_sglang,
     with_single_experts,
 )
-from milescli.export.config import exported_config, patterns_of_passed
+from milescli.export.config import exported_config, patterns_of_passed, with_untied_embeddings
 from milescli.export.stored import Measured, Named, compare, read_entries, stored
+from milescli.models import load_facts
 from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, read_config
+from milescli.models.layers import OUTPUT_LAYER
 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -215,7 +217,15 @@ def _plan(
 ) -> tuple[_Job, dict[str, object], list[str]]:
     """(what is written, config.json, notes)"""
     base_config = read_config(base)
-    source, base_table, passed = _open_base(base, table, open_files=open_files)
+    is_untied = load_facts(base).tied_embeddings and not (
+        table.facts.tied_embeddings or table.facts.scores
+    )
+    source, base_table, passed = _open_base(
+        base, table.tied() if is_untied else table, open_files=open_files
+    )
+    if is_untied:
+        base_config = with_untied_embeddings(base_config)
+        base_table = table.as_on_disk([*base_table.hf_shapes(), *OUTPUT_LAYER.hf])
     form: Quantised | None = format if format in get_args(Quantised) else None  # type: ignore[assignment]
     table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
     powers = (quantization_config(base_config) or {}).get("scale_fmt") == "ue8m0"

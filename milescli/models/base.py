@@ -216,6 +216,11 @@ class WeightTable:
             (rule, None, None) for rule in outside if rule.megatron.startswith(after_decoder)
         )
 
+    def tied(self) -> WeightTable:
+        """Return the same table without an output layer of its own: it is the embedding."""
+        rules = tuple(rule for rule in self.rules if not rule.megatron.startswith("output_layer."))
+        return replace(self, facts=replace(self.facts, tied_embeddings=True), rules=rules)
+
     @cached_property
     def by_megatron(self) -> dict[str, Entry]:
         """Map each Megatron name (with global numbers) to its entry."""

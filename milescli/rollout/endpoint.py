@@ -5,11 +5,15 @@ belongs to one event loop."""
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import random
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from milescli.core.errors import MilesError, RecipeError, RewardError
 
@@ -20,6 +24,7 @@ MAX_PAUSE_S = 30.0
 """Between two attempts, whatever a server asks for."""
 MAX_REPLY_BYTES = 4 * 1024**2
 _SHOWN_CHARACTERS = 300
+_OTHER_TEXTS = ("reasoning_content", "reasoning", "refusal", "tool_calls", "audio")
 _FOR_A_WHILE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
@@ -50,6 +55,8 @@ class Endpoint:
     max_requests: int | None = None
     num_requests: int = 0
     """Sent so far, retries included."""
+    without_content: Counter[str] = field(default_factory=Counter)
+    """Replies to `said` without content, by the field that has their text."""
     _key: str | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -97,8 +104,11 @@ class Endpoint:
         nothing. Raises as `post`, and where the reply is none, with `fixes`."""
         reply = await self.post(body, CHAT_PATH)
         try:
-            said = reply["choices"][0]["message"].get("content") or ""
+            message = reply["choices"][0]["message"]
+            said = message.get("content") or ""
             assert isinstance(said, str), "its content is no text"
+            if not said and (elsewhere := text_outside_content(message)):
+                self.without_content[elsewhere] += 1
         except (KeyError, IndexError, TypeError, AttributeError, AssertionError):
             raise self.failure(
                 f"its reply is none of a chat completion: {reply!r:.200}", *fixes
@@ -127,13 +137,19 @@ class Endpoint:
         import aiohttp
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        proxy = proxy_for(self.url, os.environ)
         bound = aiohttp.ClientTimeout(total=self.timeout_s)
         try:
             async with (
                 aiohttp.ClientSession(timeout=bound) as session,
                 # a redirect would take the key elsewhere
                 session.request(
-                    method, self.url + path, json=body, headers=headers, allow_redirects=False
+                    method,
+                    self.url + path,
+                    json=body,
+                    headers=headers,
+                    allow_redirects=False,
+                    proxy=proxy,
                 ) as reply,
             ):
                 text = await _bounded_text(reply, self.max_reply_bytes)
@@ -143,7 +159,8 @@ class Endpoint:
         except _TooLong:
             raise self.failure(f"its reply is longer than {self.max_reply_bytes} bytes") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-            raise _TryAgain(f"no connection: {error}") from None
+            through = f" through the proxy {_without_login(proxy)}" if proxy else ""
+            raise _TryAgain(f"no connection{through}: {error}") from None
         except (aiohttp.ClientError, ValueError) as error:
             raise self.failure(f"the request could not be sent: {error}") from None
         if status in _FOR_A_WHILE:
@@ -155,6 +172,47 @@ class Endpoint:
             return json.loads(text)
         except (ValueError, RecursionError):
             raise self.failure(f"its reply is no JSON: {text[:_SHOWN_CHARACTERS]!r}") from None
+
+
+def proxy_for(url: str, environ: Mapping[str, str]) -> str | None:
+    """Return the proxy through which curl would ask `url`; None: it asks directly.
+
+    `http_proxy` (small letters alone), `https_proxy` or `HTTPS_PROXY`, else `all_proxy`;
+    `no_proxy` lists hosts, ends of host names, and networks (10.0.0.0/8) that need none, or `*`.
+    """
+    parts = urlsplit(url)
+    names = ["http_proxy"] if parts.scheme == "http" else ["https_proxy", "HTTPS_PROXY"]
+    proxy = next(filter(None, map(environ.get, [*names, "all_proxy", "ALL_PROXY"])), None)
+    exempt = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    if proxy is None or _is_exempt(parts.hostname or "", exempt):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_exempt(host: str, exempt: str) -> bool:
+    host = host.lower().rstrip(".")
+    for entry in exempt.lower().replace(",", " ").split():
+        name = entry.partition(":")[0] if entry.count(":") == 1 else entry.strip("[]")
+        name = name.strip(".")
+        if name in ("*", host) or (name and host.endswith(f".{name}")):
+            return True
+        try:
+            if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
+                return True
+        except ValueError:  # a name on either side
+            continue
+    return False
+
+
+def _without_login(proxy: str) -> str:
+    parts = urlsplit(proxy)
+    return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
+
+
+def text_outside_content(message: Mapping[str, Any]) -> str | None:
+    """Return the field of a chat message without content that holds its text, as servers with a
+    reasoning parser have it; None where it says nothing at all."""
+    return next((name for name in _OTHER_TEXTS if message.get(name)), None)
 
 
 def base_url(url: str) -> str:

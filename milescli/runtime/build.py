@@ -198,7 +198,8 @@ class Builder:
     ) -> SglangFleet:
         """Return the client of a fleet's engines. `adapter`: the one of several that it asks
         for."""
-        facts, bound_s = self.spec.inputs.facts, self.recipe.machine.request_timeout_s
+        inputs, bound_s = self.spec.inputs, self.recipe.machine.request_timeout_s
+        facts = inputs.facts
         serves_adapter = serves_policy and start_folder(self.spec) is not None
         replay = self.recipe.train.routing_replay
         return SglangFleet(
@@ -210,6 +211,7 @@ class Builder:
             adapter=adapter or (SOLE_ADAPTER if serves_adapter else None),
             shares_engines=adapter is not None,
             on_update=self.recipe.rollout.on_update,
+            stop_ids=inputs.own_stop_ids if serves_policy else (),
         )
 
     async def _start_scorer(self, engines: Engines) -> None:

@@ -4,6 +4,7 @@ what was made of them; the work is the export room's."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,7 +22,12 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
-from milescli.data.tokenizer import own_template
+from milescli.data.tokenizer import (
+    GENERATION_CONFIG,
+    engine_stop_ids,
+    load_tokenizer,
+    own_template,
+)
 from milescli.export.adapter import (
     PLAIN_OF,
     Adapter,
@@ -30,6 +36,7 @@ from milescli.export.adapter import (
     read_adapter,
     read_merged,
     read_trained_adapter,
+    unties,
 )
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
@@ -39,6 +46,7 @@ from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts
 from milescli.models import table as table_of
 from milescli.models.base import CONFIG_NAME
+from milescli.models.layers import EMBEDDING
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
 
@@ -84,6 +92,8 @@ class _Weights:
     """Name on the hub of what the weights were made from, where no story tells."""
     adapter: Adapter | None = None
     """That a run trained over `base`; `open` gives both in one."""
+    is_untied: bool = False
+    """True if the output layer is tied in `base` and not in these weights."""
 
 
 def export_weights(
@@ -142,6 +152,8 @@ def _export_model(
     weights: _Weights, *, to: Path, format: str | None, output: Output
 ) -> ExportSummary:
     facts = load_facts(weights.base)
+    if weights.is_untied:
+        facts = replace(facts, tied_embeddings=False)
     table = table_of(facts)
     output.note(f"reading {weights.what}")
 
@@ -155,7 +167,8 @@ def _export_model(
             story=weights.story,
             base_model=weights.base_model,
         )
-        return {**made, **_own_template(weights.story, output)}
+        ends = _own_end(weights.base, weights.story)
+        return {**made, **_own_template(weights.story, output), **ends}
 
     def watch(total_bytes: int) -> Transfer:
         return Transfer(output, label=f"writing and reading back {to.name}", total=total_bytes)
@@ -203,6 +216,24 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
         output.warn(f"the run's chat template is not in the export: {error.what}: {error.why}")
         return {}
     return {} if template is None else {"chat_template.jinja": template}
+
+
+def _own_end(base: Path, story: Story | None) -> dict[str, str]:
+    """Return generation_config.json with the token that a run taught to end a turn with, where the
+    base model's does not name it: who serves the export must stop there, as the run did."""
+    if story is None:
+        return {}
+    try:
+        tokenizer = load_tokenizer(base, chat_template=story.recipe.data.chat_template)
+    except DataError:
+        return {}
+    stops = engine_stop_ids(base)
+    if tokenizer.eos_id in stops:
+        return {}
+    file = base / GENERATION_CONFIG
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config["eos_token_id"] = [*sorted(stops), tokenizer.eos_id]
+    return {GENERATION_CONFIG: json.dumps(config, indent=2) + "\n"}
 
 
 def _export_adapter(
@@ -313,13 +344,21 @@ def _of_adapter(path: Path, *, base: Path | None, output: Output) -> _Weights:
     else:
         below = _of_folder(find_model(name, revision=None, output=output).absolute())
 
+    facts = load_facts(below.base)
+    embedding = table_of(facts).by_megatron[EMBEDDING.megatron].hf[0]
+    tied_to = embedding if facts.tied_embeddings else None
+    is_untied = tied_to is not None and unties(adapter, tied_to)
+
     def opened(open_files: ExitStack) -> ReadTensors:
         read = below.open(open_files)
-        return lambda table: merge_into(read(table), adapter)
+        return lambda table: merge_into(
+            read(table.tied() if is_untied else table), adapter, tied_to=tied_to
+        )
 
     return _Weights(
         base=below.base,
         open=opened,
+        is_untied=is_untied,
         base_model=hub_name(Model(path=name)),
         what=f"adapter {path} over {folder if folder.is_dir() else below.base}",
     )

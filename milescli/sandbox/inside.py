@@ -34,7 +34,9 @@ def main(job):
     sys.argv = ["main.py"]
     scope = sys.modules["__main__"].__dict__
     scope.clear()
-    scope.update(__name__="__main__", __builtins__=sys.modules["builtins"])
+    builtins = sys.modules["builtins"]
+    builtins.exit = builtins.quit = sys.exit  # as the `site` module would
+    scope.update(__name__="__main__", __builtins__=builtins)
     os.write(job["control"], STARTED)
     os.read(job["control"], len(GO))
     if job["code"] is None:

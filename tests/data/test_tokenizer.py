@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import DataError
-from milescli.data.tokenizer import PLAIN_CLASSES, PLAIN_FAMILIES, ChatTokenizer, load_tokenizer
+from milescli.data.chat_masks import marked_text, tokenized
+from milescli.data.tokenizer import (
+    PLAIN_CLASSES,
+    PLAIN_FAMILIES,
+    ChatTokenizer,
+    engine_stop_ids,
+    load_tokenizer,
+)
 
 
 def _without(tokenizer: ChatTokenizer, folder: Path, key: str) -> Path:
@@ -100,3 +107,90 @@ def test_of_a_chat_that_is_too_long_its_beginning_is_enough(tokenizer: ChatToken
     assert short == whole[1]
     assert 40 < len(long) < len(whole[0]) / 4
     assert long[:40] == whole[0][:40]
+
+
+def _edited(tokenizer: ChatTokenizer, folder: Path, **changes: object) -> Path:
+    """A copy of its folder with other settings."""
+    shutil.copytree(tokenizer.folder, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def _with_bos(tokenizer: ChatTokenizer, folder: Path, template: str) -> ChatTokenizer:
+    """One whose post-processor puts a token before every text, as Llama's does."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    _edited(tokenizer, folder, chat_template=template, bos_token="<|endoftext|>")
+    inner = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    inner.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder, chat_template="none" if template == "none" else "auto")
+
+
+WRITES = "{% for m in messages %}{{ m.role + ': ' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", ["none", WRITES, "{{ bos_token }}" + WRITES])
+def test_what_the_tokenizer_puts_before_a_text_is_there_once(
+    tokenizer: ChatTokenizer, tmp_path: Path, template: str
+) -> None:
+    loaded = _with_bos(tokenizer, tmp_path / "t", template)
+    assert loaded.prefix_ids == [0] and tokenizer.prefix_ids == []
+    messages = [{"role": "user", "content": "1 + 2"}]
+    (ids,) = loaded.encode_chats([messages])
+    assert ids[0] == 0 and ids.count(0) == 1
+    assert loaded.encode_text(loaded.render(messages)) == ids
+    assert 0 not in loaded.encode_more("1 + 2")
+    (line,) = tokenized(loaded, [marked_text(loaded.render(messages))])
+    # the template may write it: then it is a token of the text, and still not learned
+    assert list(line.token_ids)[: len(ids)] == ids
+    assert line.loss_mask[0] == 0 and all(line.loss_mask[1:])
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        (WRITES, "<|im_end|>"),
+        ("{% for m in messages %}{{ m.content + '<|endoftext|>' }}{% endfor %}", "<|endoftext|>"),
+        ("{% for m in messages %}{{ '<|im_start|>' + m.content }}{% endfor %}", "<|im_end|>"),
+        ("{{ raise_exception('more turns') }}", "<|im_end|>"),
+    ],
+)
+def test_a_response_ends_by_what_the_template_writes_behind_a_turn(
+    tokenizer: ChatTokenizer, tmp_path: Path, template: str, end: str
+) -> None:
+    loaded = load_tokenizer(_edited(tokenizer, tmp_path / "t", chat_template=template))
+    assert loaded.inner.convert_ids_to_tokens(loaded.eos_id) == end
+    assert loaded.encode_response("7")[-1] == loaded.eos_id
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ids"),
+    [
+        ({}, {}, set()),
+        ({"eos_token_id": 2}, {}, {2}),
+        ({"eos_token_id": [0, 2]}, {"eos_token_id": 5}, {0, 2, 5}),
+        ({"text_config": {"eos_token_id": 7}}, None, {7}),
+    ],
+)
+def test_engines_stop_where_both_configs_say(
+    tmp_path: Path, config: dict, generation: dict | None, ids: set[int]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert engine_stop_ids(tmp_path) == ids
+
+
+def test_a_token_without_an_embedding_is_refused_by_its_name(tokenizer: ChatTokenizer) -> None:
+    loaded = load_tokenizer(tokenizer.folder)
+    loaded.num_embeddings = loaded.vocab_size - 1
+    last = loaded.inner.convert_ids_to_tokens(loaded.vocab_size - 1)
+    with pytest.raises(DataError, match="the model has no embedding for") as refused:
+        loaded.require_embedded([loaded.vocab_size - 1])
+    assert last in refused.value.what and f"{loaded.vocab_size - 1} rows" in refused.value.why
+    assert loaded.require_embedded([1, 2]) == [1, 2]

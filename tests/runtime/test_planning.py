@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.backends.sglang.launch.servable import cpu_family, fault_of_record
-from milescli.core.errors import MachineError, RecipeError
+from milescli.core.errors import FitError, MachineError, RecipeError
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.templates import template_names
@@ -97,3 +97,37 @@ def test_recipes_replay_routing_of_families_whose_record_was_compared_and_of_no_
         "qwen3_moe",
         "qwen3_next",
     }
+
+
+@pytest.mark.parametrize(
+    ("sets", "fixes"),
+    [
+        (
+            ["rollout.max_response_tokens=100000"],
+            ["--set rollout.max_response_tokens=40704"],
+        ),
+        (
+            ["eval.max_response_tokens=40900"],
+            [
+                "--set eval.max_response_tokens=40704",
+                "--set data.max_prompt_tokens=60",
+            ],
+        ),
+    ],
+)
+def test_a_length_that_the_model_has_no_positions_for_is_refused_by_the_plan(
+    tmp_path: Path, sets: list[str], fixes: list[str]
+) -> None:
+    loaded = load(
+        "qwen3-0.6b",
+        sets=["data.max_prompt_tokens=256", *sets],
+        environ={},
+        cwd=tmp_path,
+        home=tmp_path,
+    )
+    with pytest.raises(FitError, match="do not fit into the model's positions") as refused:
+        plan_only(loaded, parse_machine("8xH200"))
+    assert refused.value.fixes == fixes
+    mended = ["data.max_prompt_tokens=256", fixes[0].removeprefix("--set ")]
+    fixed = load("qwen3-0.6b", sets=mended, environ={}, cwd=tmp_path, home=tmp_path)
+    assert plan_only(fixed, parse_machine("8xH200")).engines.num

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from milescli.core.types import StopReason
-from milescli.data.chat_masks import STAND_IN
-from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.tokenizer import STAND_IN, ChatTokenizer
 from milescli.rollout.base import Parsed, Turn
 
 Message = Mapping[str, Any]
@@ -63,9 +62,12 @@ class Conversations:
         whole = [*before.messages, *known[len(before.messages) :]] if before else known
         text = self.tokenizer.render(_for_template(whole), tools=tools)
         added = self._added(before, whole, tools, text=text) if before else text
-        kept = before.token_ids if before and added is not None else []
+        if before is None or added is None:
+            token_ids = self.tokenizer.encode_text(text)
+        else:
+            token_ids = [*before.token_ids, *self.tokenizer.encode_more(added)]
         return Asked(
-            token_ids=[*kept, *self._encode(text if added is None else added)],
+            token_ids=token_ids,
             text=text,
             messages=whole,
             tools=tools,
@@ -130,9 +132,6 @@ class Conversations:
         if _without_spaces(shown) != _without_spaces(before.response):
             return None
         return after[len(before.ending) :]
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.inner(text, add_special_tokens=False)["input_ids"])
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(

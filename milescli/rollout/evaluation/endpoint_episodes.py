@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from milescli.core.errors import EndpointError, RecipeError
 from milescli.core.types import Prompt, Sample, StopReason
 from milescli.recipe.evaluation import EndpointSettings
 from milescli.recipe.schema import Recipe
-from milescli.rollout.endpoint import CHAT_PATH, Endpoint
+from milescli.rollout.endpoint import CHAT_PATH, Endpoint, text_outside_content
 from milescli.rollout.episode.episode import score_alone, score_together
 from milescli.rollout.rewards.scoring import Scoring
 
 SECTION = "eval.endpoint"
 _MODELS = "/models"
 Reply = dict[str, Any]
-"""`text`, `stop_reason`, `num_tokens`."""
+"""`text`, `stop_reason`, `num_tokens`; `elsewhere` where it has no content: the field that has its
+text."""
 
 
 class KeptReplies:
@@ -82,6 +84,9 @@ class EndpointEpisodes:
             self._settings["stop"] = list(rollout.stop)
         self._extra = extra_fields(evaluation.endpoint)
         self._free = asyncio.Semaphore(evaluation.endpoint.concurrency)
+        self.num_replies = 0
+        self.without_content = Counter[str]()
+        """Replies without content, by the field that has their text; "": none has."""
 
     async def play(
         self, prompt: Prompt, *, sample_index: int, seed: int, greedy: bool = False
@@ -100,6 +105,9 @@ class EndpointEpisodes:
             async with self._free:
                 reply = self._read(await self._endpoint.post(body, CHAT_PATH))
             self._kept.add(request, reply)
+        self.num_replies += 1
+        if not reply["text"]:
+            self.without_content[reply.get("elsewhere") or ""] += 1
         sample = Sample(
             sample_index=sample_index,
             seed=seed,
@@ -114,10 +122,32 @@ class EndpointEpisodes:
         """Score the samples as Episodes does."""
         return await score_together(self._scorer, prompt, samples)
 
+    def doubt(self) -> str | None:
+        """Return what a reader of the scores should know: how many replies have no content, and
+        where their text went; None: all have."""
+        if not self.without_content:
+            return None
+        fields = [
+            f"{number} have their text in `{name}`" if name else f"{number} say nothing at all"
+            for name, number in self.without_content.most_common()
+        ]
+        advice = ""
+        if {"reasoning_content", "reasoning"} & set(self.without_content):
+            advice = (
+                "; the server's reasoning parser took it: give it more tokens to end its thinking "
+                "(--set eval.max_response_tokens=N), or serve the model without that parser"
+            )
+        return (
+            f"{self.without_content.total()} of {self.num_replies} replies have no content, and "
+            f"were scored as empty responses: {', '.join(fields)}{advice}"
+        )
+
     def _read(self, reply: Any) -> Reply:
         try:
             choice = reply["choices"][0]
-            said = choice["message"].get("content") or ""
+            message = choice["message"]
+            said = message.get("content") or ""
+            elsewhere = None if said else text_outside_content(message)
             ended = choice.get("finish_reason")
             usage = reply.get("usage") or {}
             assert isinstance(said, str), "its content is no text"
@@ -125,6 +155,7 @@ class EndpointEpisodes:
                 "text": said,
                 "stop_reason": (StopReason.LENGTH if ended == "length" else StopReason.STOP).value,
                 "num_tokens": int(usage.get("completion_tokens") or 0),
+                **({"elsewhere": elsewhere} if elsewhere else {}),
             }
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, AssertionError):
             raise self._endpoint.failure(

@@ -11,9 +11,13 @@ from typing import Any
 
 from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING, last_boxed, part_of
+from milescli.rollout.rewards.extraction import (
+    after_thinking,
+    last_boxed,
+    marked_answers,
+    tagged_answer,
+)
 
-_MARK = "####"
 _EXAMPLE = '{"dataset": "leg_counting", "entry": {"answer": "4", "metadata": {}}}'
 _FORM = '{"dataset": "leg_counting", "entry": {"question": ..., "answer": ..., "metadata": ...}}'
 
@@ -63,12 +67,11 @@ class ReasoningGym:
 
 
 def _answer(response: str) -> str:
-    text = response.rpartition(ENDS_THINKING)[2].strip()
-    if (found := part_of(text, "tags")) is not None:
-        return found
-    if (found := last_boxed(text)) is not None:
-        return found
-    return text.rpartition(_MARK)[2].strip().partition("\n")[0] if _MARK in text else text
+    text = after_thinking(response).strip()
+    for found in (tagged_answer(text), last_boxed(text), next(marked_answers(text), None)):
+        if found is not None:
+            return found
+    return text
 
 
 @lru_cache(maxsize=1024)

@@ -146,6 +146,8 @@ def _evaluate(
             except BaseException:
                 output.note(f"{len(kept)} replies are kept: the same command asks for the others")
                 raise
+            if doubt := episodes.doubt():
+                output.warn(doubt)
             kept.remove()
 
     async def main() -> None:

@@ -462,7 +462,7 @@ def rendered(
     elif roles:
         first = next(iter(roles))
         text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))
-        ids = list(tokenizer.inner(text, add_special_tokens=False)["input_ids"])
+        ids = tokenizer.encode_text(text)
         lines = {first: unsampled(ids, bytes(len(ids)))}
     return [
         Rendered(

@@ -25,7 +25,7 @@ from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
 from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
-from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, load_tokenizer
+from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, engine_stop_ids, load_tokenizer
 from milescli.models import ModelFacts, load_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.data import Data
@@ -58,6 +58,7 @@ from milescli.runtime.inputs.given_models import (
     reward_model_folder,
     teacher_folders,
 )
+from milescli.runtime.inputs.token_checks import NUM_LOOKED_AT, doubts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,12 @@ class RunInputs:
         return self.policy_dirs[place] if place >= 0 else self.model_dir
 
     @property
+    def own_stop_ids(self) -> list[int]:
+        """Return the token that ends a turn of the chat template, where config.json and
+        generation_config.json do not have it: the run teaches it, so engines must stop at it."""
+        return sorted({self.tokenizer.eos_id} - engine_stop_ids(self.model_dir))
+
+    @property
     def data_sha256(self) -> str:
         """SHA-256 of the file that the run learns from."""
         return self.reports["train" if self.rows is not None else "prompts"].sha256
@@ -137,6 +144,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
     facts = require_adapter(recipe, load_facts(model_dir))
+    tokenizer.num_embeddings = facts.vocab_size
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
     reports: dict[str, SourceReport | ExampleReport] = {}
     rows, validation = _rows(recipe, run, data, tokenizer, reports, output=output)
@@ -183,7 +191,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         heldout = source.first(recipe.eval.num_prompts)
         if rows is not None:
             refuse_learned(heldout, rows.items)
-    return RunInputs(
+    inputs = RunInputs(
         model_dir=model_dir,
         facts=facts,
         tokenizer=tokenizer,
@@ -200,6 +208,11 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
         policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
     )
+    asked = [prompt for part, _ in trained for prompt in part.first(NUM_LOOKED_AT)]
+    for doubt in doubts(tokenizer, own_stop_ids=inputs.own_stop_ids, prompts=asked):
+        if output is not None:
+            output.warn(doubt)
+    return inputs
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:

@@ -39,7 +39,7 @@ def _file(folder: Path, **more: object) -> Path:
 
 
 def _measure(
-    url: str, file: Path, *sets: str, folder: Path | None = None
+    url: str, file: Path, *sets: str, folder: Path | None = None, told: io.StringIO | None = None
 ) -> tuple[Path, list[SetResult]]:
     return evaluate_endpoint(
         url,
@@ -47,7 +47,7 @@ def _measure(
         runs=file.parent / "evaluations",
         wish=EvalWish(data=[str(file)], sets=["rollout.reward=gsm8k", *sets]),
         environ={},
-        output=Output(stderr=io.StringIO()),
+        output=Output(stderr=told or io.StringIO()),
     )
 
 
@@ -169,3 +169,36 @@ def test_prompts_that_are_no_messages_are_refused(tmp_path: Path, prompt: object
     with serving(_adds) as server, pytest.raises(MilesError):
         _measure(server.url, tmp_path / "a.jsonl")
     assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (
+            {"content": None, "reasoning_content": "#### 4"},
+            "6 have their text in `reasoning_content`",
+        ),
+        ({"content": "", "refusal": "no"}, "6 have their text in `refusal`"),
+        ({"content": None}, "6 say nothing at all"),
+    ],
+)
+def test_replies_without_content_are_counted_and_it_is_said_where_their_text_went(
+    tmp_path: Path, message: dict[str, object], says: str
+) -> None:
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": "stop"}
+    told = io.StringIO()
+    with serving(lambda *_: Reply({"choices": [choice]})) as server:
+        _, (result,) = _measure(server.url, _file(tmp_path), told=told)
+    said = " ".join(told.getvalue().split())
+    assert result.accuracy == 0.0 and "6 of 6 replies have no content" in said and says in said
+
+
+def test_an_endpoint_is_asked_through_the_proxy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with serving(_adds) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        _measure("http://model.invalid/v1", _file(tmp_path))
+    assert {asked.path for asked in proxy.asked} == {"http://model.invalid/v1/chat/completions"}

@@ -49,6 +49,7 @@ class SglangFleet:
         adapter: str | None = None,
         shares_engines: bool = False,
         on_update: OnUpdate = "continue",
+        stop_ids: Sequence[int] = (),
     ) -> None:
         """Create a client of `engines`.
 
@@ -57,7 +58,8 @@ class SglangFleet:
         `routing_shape` is the model's (layers, topk) if routed experts are recorded. `adapter` is
         the adapter of every request; None means the model itself. `shares_engines` says that other
         fleets use the same engines for other adapters, and continue when this one is replaced.
-        `on_update` says what happens to running requests at a pause.
+        `on_update` says what happens to running requests at a pause. `stop_ids` are tokens that end
+        a response, besides those that the engines know.
         """
         self.http = EngineHttp(engines, caller="the rollout", router_url=router_url)
         self.on_death: Callable[[EngineDied], None] | None = None
@@ -71,6 +73,7 @@ class SglangFleet:
         self._order_timeout_s = order_timeout_s
         self._routing_shape = routing_shape
         self._adapter, self._shares_engines = adapter, shares_engines
+        self._stop_ids = list(stop_ids)
         self.version = WeightVersion(0)
         """That the engines hold."""
         self._loaded: Path | None = None
@@ -130,13 +133,13 @@ class SglangFleet:
     async def generate(self, request: GenerateRequest) -> Completion:
         """Return one response. Raises WaitTimeout after `response_timeout_s` (pauses count),
         EngineDied if an engine is dead and not replaced."""
-        response = PartialResponse(request=request)
+        response = PartialResponse(request=request, stop_ids=self._stop_ids)
         deadline = time.monotonic() + self._response_timeout_s
         try:
             while (reason := await self._go_on(response, deadline)) is None:
                 if self._on_update == "abort":
                     self._num_discarded += len(response.token_ids)
-                    response = PartialResponse(request=request)
+                    response = PartialResponse(request=request, stop_ids=self._stop_ids)
         except asyncio.CancelledError:
             self._num_discarded += len(response.token_ids)
             raise

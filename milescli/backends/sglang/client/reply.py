@@ -93,6 +93,8 @@ class PartialResponse:
     """Accumulates one response, one Reply at a time."""
 
     request: GenerateRequest
+    stop_ids: list[int] = field(default_factory=list)
+    """Tokens that end it, beside those that the engine knows by itself."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: array[float] = field(default_factory=lambda: array("f"))
     spans: list[VersionSpan] = field(default_factory=list)
@@ -123,6 +125,8 @@ class PartialResponse:
         }
         if wanted.stop:
             sampling["stop"] = wanted.stop
+        if self.stop_ids:
+            sampling["stop_token_ids"] = self.stop_ids
         if wanted.seed is not None:
             sampling["sampling_seed"] = wanted.seed & 0x7FFF_FFFF_FFFF_FFFF
         named = {"rid": request_id(self.routed_rows)} if wanted.want_routed_experts else {}

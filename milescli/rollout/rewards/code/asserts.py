@@ -91,15 +91,15 @@ class _Parting:
         if isinstance(statement, ast.Import | ast.ImportFrom):
             self._import(statement)
             return
-        text, loaded, stored = ast.unparse(statement), _loaded(statement), _stored(statement)
-        self.bound |= stored
-        if loaded <= self.known | stored:
-            self.own.append((frozenset(loaded | stored), text))
+        text, reads, writes = ast.unparse(statement), loaded(statement), stored(statement)
+        self.bound |= writes
+        if reads <= self.known | writes:
+            self.own.append((frozenset(reads | writes), text))
             self.made.judged.append({"do": text})
-            self.known |= stored
+            self.known |= writes
         else:
-            self._send(loaded | stored)
-            self.known -= stored
+            self._send(reads | writes)
+            self.known -= writes
             self.made.asked.append({"do": text})
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
@@ -109,12 +109,12 @@ class _Parting:
             return
         if module.split(".")[0] in _NOT_THERE:
             raise Ungradable(f"it imports {module}, which is not in the sandbox")
-        stored = {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+        writes = {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
         step = {"do": ast.unparse(statement)}
         self.made.asked.append(step)
         self.made.judged.append(step)
-        self.known |= stored
-        self.bound |= stored
+        self.known |= writes
+        self.bound |= writes
 
     def _send(self, names: set[str]) -> None:
         """What a question needs of the tests' own values; from then on they may have changed."""
@@ -125,7 +125,7 @@ class _Parting:
                 needed |= mentioned - set(dir(builtins)) if mentioned & needed else set()
         self.made.asked += [{"do": text} for mentioned, text in self.own if mentioned & needed]
         for mentioned, text in self.own:
-            self.known -= _stored(ast.parse(text)) if mentioned & needed else set()
+            self.known -= stored(ast.parse(text)) if mentioned & needed else set()
         self.own = [one for one in self.own if not one[0] & needed]
 
     def _assert(self, test: ast.expr) -> None:
@@ -140,17 +140,15 @@ class _Parting:
         self, node: ast.AST, values: dict[str, int], *, within: frozenset[str]
     ) -> ast.expr | Any:
         """`node` with its questions replaced by names. `within`: names of comprehensions around."""
-        if not isinstance(node, ast.AST) or _loaded(node) <= self.known | within:
+        if not isinstance(node, ast.AST) or loaded(node) <= self.known | within:
             return node
         if isinstance(node, _SCOPES):
-            within |= _stored(node) | {
-                one.arg for one in ast.walk(node) if isinstance(one, ast.arg)
-            }
+            within |= stored(node) | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
         operands = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if self._is_foreign(node) or (operands and all(map(self._is_foreign, operands))):
             if isinstance(node, ast.Name) and node.id not in self.bound:
                 raise _Bare  # a function or class of the response as such
-            if inner := _loaded(node) & within - self.bound:
+            if inner := loaded(node) & within - self.bound:
                 raise Ungradable(
                     f"`{ast.unparse(node)}` is called inside of a loop, over {', '.join(inner)}"
                 )
@@ -164,7 +162,7 @@ class _Parting:
                 else:
                     setattr(node, name, self._parted(child, values, within=within))
         except _Bare:
-            if not isinstance(node, ast.Call) or _loaded(node) & within:
+            if not isinstance(node, ast.Call) or loaded(node) & within:
                 raise
             del self.made.asked[count[0] :]
             values.clear()
@@ -179,7 +177,7 @@ class _Parting:
         return isinstance(node, ast.Name) and node.id not in self.known
 
     def _question(self, node: ast.expr, values: dict[str, int]) -> ast.expr:
-        self._send(_loaded(node))
+        self._send(loaded(node))
         name = f"_v{len(self.made.asked)}"
         values[name] = len(self.made.asked)
         self.made.asked.append({"value": ast.unparse(node)})
@@ -190,7 +188,8 @@ class _Bare(Exception):
     """A function of the response stands there without being called: the call around it is asked."""
 
 
-def _loaded(node: ast.AST) -> set[str]:
+def loaded(node: ast.AST) -> set[str]:
+    """Return the names that a piece of Python reads, parameters of functions in it aside."""
     return {
         one.id
         for one in ast.walk(node)
@@ -198,7 +197,8 @@ def _loaded(node: ast.AST) -> set[str]:
     } - {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
 
 
-def _stored(node: ast.AST) -> set[str]:
+def stored(node: ast.AST) -> set[str]:
+    """Return the names that a piece of Python assigns or defines."""
     made = {
         one.id
         for one in ast.walk(node)

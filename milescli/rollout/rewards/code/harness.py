@@ -9,6 +9,7 @@ mark, number of the step, JSON as `encode` makes it.
 """
 
 import collections.abc
+import contextlib
 import itertools
 import json
 import os
@@ -16,6 +17,24 @@ import signal
 import sys
 
 MAX_ITEMS = 100_000
+PRELUDE = """
+import bisect, collections, copy, datetime, functools, heapq, itertools, math, operator, random
+import re, string, sys, typing
+from typing import *
+from collections import *
+from itertools import *
+from functools import *
+from heapq import *
+from bisect import *
+from math import *
+from operator import *
+from string import *
+from copy import copy, deepcopy
+from builtins import *
+"""
+"""What LeetCode and LiveCodeBench import before a solution; the built-in functions win."""
+PROVIDED = {}
+"""Names that the prelude defines: a response that lacks a function does not pass by them."""
 
 
 def encode(value):
@@ -73,7 +92,11 @@ def main():
         with open("solution.py", encoding="utf-8") as file:
             text = file.read()
         signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
-        exec(compile(text, "solution.py", "exec", dont_inherit=True), scope)
+        if "class Solution" in text or any("call" in step for step in asked["steps"]):
+            exec(PRELUDE, scope)
+            PROVIDED.update(scope)
+        with contextlib.suppress(SystemExit, EOFError):  # of a main program below the functions
+            exec(compile(text, "solution.py", "exec", dont_inherit=True), scope)
     for number, step in enumerate(asked["steps"]):
         signal.setitimer(signal.ITIMER_REAL, asked["limit_s"])
         try:
@@ -95,7 +118,9 @@ def _done(step, scope):
         return None
     if "call" in step:
         owner = scope.get("Solution")
-        function = scope.get(step["call"]) or getattr(owner(), step["call"])
+        function = scope.get(step["call"])
+        if function is None or function is PROVIDED.get(step["call"]):
+            function = getattr(owner(), step["call"])
         return function(*step["args"])
     if "judge" in step:
         for name, value in step["values"].items():

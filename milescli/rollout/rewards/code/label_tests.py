@@ -3,19 +3,19 @@ or asserts. Pure; used by the reward."""
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from milescli.rollout.rewards.code.asserts import Parted, Ungradable, part
+from milescli.rollout.rewards.code.asserts import Parted, Ungradable, loaded, part, stored
 
 TOLERANCE = 1e-6
 """Relative and absolute, of numbers with decimals."""
 MAX_DEPTH = 64
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,9 @@ class Calls:
     inputs: list[list[Any]]
     """The arguments of each call."""
     outputs: list[Any]
+    texts: list[str | None]
+    """The outputs that the label writes as text: that text is right too (TACO), not only the JSON
+    in it (LiveCodeBench)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,24 @@ def read_label(label: str | None) -> Tests:
     if not isinstance(read["fn_name"], str) or not read["fn_name"].isidentifier():
         raise Ungradable(f"`fn_name` is no name: {read['fn_name']!r}")
     calls = [_arguments(one) for one in inputs]
-    return Calls(name=read["fn_name"], inputs=calls, outputs=[_value(one) for one in outputs])
+    return Calls(
+        name=read["fn_name"],
+        inputs=calls,
+        outputs=[_value(one) for one in outputs],
+        texts=[one if isinstance(one, str) else None for one in outputs],
+    )
+
+
+def names_of(tests: Tests) -> set[str]:
+    """Return the names that the code of a response must define for these tests."""
+    if isinstance(tests, Calls):
+        return {tests.name}
+    if isinstance(tests, Programs):
+        return set()
+    asked = tests.parted.asked
+    own = set().union(*(stored(ast.parse(step["do"])) for step in asked if "do" in step))
+    values = [ast.parse(step["value"], mode="eval") for step in asked if "value" in step]
+    return set().union(*map(loaded, values)) - own - set(dir(builtins))
 
 
 def _listed(value: object, name: str) -> list[Any]:
@@ -106,23 +126,6 @@ def _value(given: object) -> object:
         except ValueError:
             return given
     return given
-
-
-def code_of(response: str) -> str:
-    """The last fenced block, also one that is not closed; the whole response where it has none."""
-    fences = list(_FENCE.finditer(response))
-    if not fences:
-        return response
-    opening = None
-    last = (0, 0)
-    for fence in fences:
-        if opening is None or fence[1]:
-            opening = fence
-            last = (fence.end(), len(response))
-        else:
-            last = (opening.end(), fence.start())
-            opening = None
-    return response[slice(*last)].lstrip("\n")
 
 
 def same_output(printed: str, expected: str) -> bool:

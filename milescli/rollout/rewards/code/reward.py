@@ -19,13 +19,13 @@ from milescli.rollout.rewards.code.label_tests import (
     Calls,
     Programs,
     Tests,
-    code_of,
+    names_of,
     read_label,
     same_output,
     same_value,
 )
 from milescli.rollout.rewards.code.remote_sandbox import RemoteSandbox
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
+from milescli.rollout.rewards.extraction import code_of
 from milescli.sandbox.base import Limits, Sandbox
 from milescli.sandbox.choose import choose
 
@@ -39,10 +39,12 @@ class Code:
     """1.0 where the code of the response passes all tests of the label, else 0.0; with
     `rollout.code.score: share` the share that it passes. It runs in a sandbox (docs/sandbox.md).
 
-    Code: the last fenced block, or the whole response; what stands before `</think>` does not
-    count. Label, JSON: `{"inputs": [...], "outputs": [...]}`, what whole programs read and print
-    (compared by lines; numbers with decimals may differ by 1e-6); with `"fn_name": "f"` the
-    arguments and results of a function, or of a method of `Solution`; or `{"asserts": [...]}`,
+    Code: of the fenced Python blocks the last that defines the function (or class) that is tested,
+    for programs the last that reads input or is a program; or the whole response. Thinking does not
+    count, nor what stands behind the solution: its use, its output. `class Solution` may use what
+    LeetCode imports. Label, JSON: `{"inputs": [...], "outputs": [...]}`, what whole programs read
+    and print (compared by lines; numbers with decimals may differ by 1e-6); with `"fn_name": "f"`
+    the arguments and results of a function, or of a method of `Solution`; or `{"asserts": [...]}`,
     statements and test functions. The values that a test expects are compared outside of the
     sandbox, or in another one. A test that the code does not come to, because it exits, takes too
     long (`rollout.code.limit_s` for a test, `total_s` for all) or too much memory, is not passed.
@@ -69,7 +71,7 @@ class Code:
         """See the class. Raises ValueError where the label cannot be graded, MachineError where
         there is no sandbox."""
         tests = read_label(label)
-        code = code_of(response.rpartition(ENDS_THINKING)[2])
+        code = code_of(response, names=names_of(tests))
         if not code.strip():
             return 0.0
         sandbox = await asyncio.to_thread(self._sandbox)
@@ -108,7 +110,11 @@ class Code:
             steps = [{"call": tests.name, "args": arguments} for arguments in tests.inputs]
             values = await self._values(steps, code, sandbox)
             wanted = enumerate(tests.outputs)
-            return [place in values and same_value(values[place], one) for place, one in wanted]
+            return [
+                place in values
+                and (same_value(values[place], one) or values[place] == tests.texts[place])
+                for place, one in wanted
+            ]
         return await self._of_asserts(tests, code, sandbox)
 
     async def _of_programs(self, tests: Programs, code: str, sandbox: Sandbox) -> list[bool]:

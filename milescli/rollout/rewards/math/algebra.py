@@ -1,5 +1,5 @@
-r"""Equality of expressions by SymPy, of what math-verify's parser makes of their text. Exact where
-SymPy can tell; numbers to 30 digits. Unbounded in time: who calls it bounds the process."""
+r"""Compares expressions by SymPy, as math-verify's parser reads their text: rationals exactly,
+other numbers to 200 digits. Its time is not bounded; the caller bounds the process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 _DIGITS = 30
-_TOLERANCE = 1e-15
+_MAX_DIGITS = 200
 _POINTS = 4
 _OF_NONSENSE = (
     ArithmeticError,
@@ -37,26 +37,27 @@ def equal_expressions(one: str, other: str, *, num_decimals: int | None = None) 
 
 
 def _equal(left: Any, right: Any, num_decimals: int | None) -> bool:
+    from sympy import nan, zoo
+
+    if not _is_scalar(left) or not _is_scalar(right):
+        return left == right or _verified(left, right)
+    if left.has(zoo, nan) or right.has(zoo, nan):
+        return False  # 1/0 is no number, and so not the same as another one
     if left == right:
         return True
-    if not _is_scalar(left) or not _is_scalar(right):
-        return _verified(left, right)
     if left.is_infinite or right.is_infinite:
         return False
     difference = left - right
-    if not difference.free_symbols:
-        tolerance = _TOLERANCE
-        if num_decimals is not None and num_decimals >= MIN_DECIMALS:
-            tolerance = 0.5 * 10.0**-num_decimals
-        return _is_small(difference, left, tolerance)
-    if not _is_zero_at_points(difference):
-        return False
-    return bool(difference.equals(0)) or _verified(left, right)
+    if difference.free_symbols:
+        return _is_zero_everywhere(difference)
+    if num_decimals is not None and num_decimals >= MIN_DECIMALS:
+        return _is_within(difference, 0.5 * 10.0**-num_decimals)
+    return _is_zero(difference)
 
 
 def ratio(one: tuple[str, str], other: tuple[str, str]) -> float | None:
-    """c where (left - right) of one equation is c times that of the other; None where it is no
-    constant."""
+    """Return c where (left - right) of one equation is c times that of the other; None where it is
+    no constant."""
     sides = [parsed(side) for side in (*one, *other)]
     if not all(side is not None and _is_scalar(side) for side in sides):
         return None
@@ -67,26 +68,29 @@ def ratio(one: tuple[str, str], other: tuple[str, str]) -> float | None:
 
 
 def _ratio(above: Any, below: Any) -> float | None:
-    values = list[float]()
     symbols = sorted(above.free_symbols | below.free_symbols, key=str)
     for seed in range(_POINTS):
         point = _point(symbols, seed)
-        bottom = complex(below.subs(point).evalf(_DIGITS))
-        if abs(bottom) < _TOLERANCE:
-            return None
-        top = complex(above.subs(point).evalf(_DIGITS)) / bottom
-        if abs(top.imag) > _TOLERANCE or abs(top) < _TOLERANCE:
-            return None
-        values.append(top.real)
-    return values[0] if max(values) - min(values) < 1e-9 * abs(values[0]) else None
+        bottom = below.subs(point)
+        if not _is_zero(bottom):
+            factor = above.subs(point) / bottom
+            break
+    else:
+        return None
+    if _is_zero(factor) or not _is_zero(factor.as_real_imag()[1]):
+        return None
+    return float(factor) if _is_zero_everywhere(above - factor * below) else None
 
 
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
     """A SymPy object, or None."""
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    config = LatexExtractionConfig(boxed_match_priority=0)
+    # `answer` has taken the units off: what is left of `x + c` is a variable, no cent
+    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
+    config = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
     found = parse(f"\\boxed{{{text}}}", [config], parsing_timeout=None)
     made = [item for item in found if not isinstance(item, str)]
     return _exact(made[0]) if made else None
@@ -118,25 +122,42 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Expr) and not isinstance(value, MatrixBase)
 
 
-def _is_small(difference: Any, scale: Any, tolerance: float) -> bool:
-    from sympy import nan, zoo
-
-    value = difference.evalf(_DIGITS)
-    if value in (nan, zoo) or not value.is_number:
-        return False
-    size = 1.0 if scale.free_symbols else abs(complex(scale.evalf(_DIGITS)))
-    bound = tolerance if tolerance > _TOLERANCE else tolerance * max(1e-300, min(size, 1e300))
-    return abs(complex(value)) <= bound
+def _is_zero(number: Any) -> bool:
+    """True if an expression without symbols is zero: a rational exactly, another one to
+    `_MAX_DIGITS` digits, which SymPy takes until 30 of the result are known."""
+    if number.is_Rational:
+        return bool(number == 0)
+    value = number.evalf(_DIGITS, maxn=_MAX_DIGITS)
+    return value.is_number and value.is_finite and all(map(_has_no_digits, value.as_real_imag()))
 
 
-def _is_zero_at_points(difference: Any) -> bool:
-    """At points where it can be told; a quick way to say no."""
+def _has_no_digits(part: Any) -> bool:
+    """True if nothing is known of a real number but that it is next to zero."""
+    return bool(part == 0) or (part.is_Float and part._prec == 1)
+
+
+def _is_within(number: Any, tolerance: float) -> bool:
+    value = number.evalf(_DIGITS)
+    return value.is_number and value.is_finite and abs(complex(value)) <= tolerance
+
+
+def _is_zero_everywhere(difference: Any) -> bool:
+    """True if it is zero whatever its symbols are; where it has roots or logarithms of them,
+    whatever positive numbers they are."""
+    from sympy import Abs, Symbol, expand_log, powdenest
+
     symbols = sorted(difference.free_symbols, key=str)
     for seed in range(_POINTS):
-        value = difference.subs(_point(symbols, seed)).evalf(_DIGITS)
-        if value.is_number and value.is_finite and abs(complex(value)) > 1e-9:
+        value = difference.subs(_point(symbols, seed))
+        if value.evalf(_DIGITS).is_finite and not _is_zero(value):
             return False
-    return True
+    is_zero = difference.equals(0)
+    if is_zero or difference.has(Abs):
+        return bool(is_zero)
+    positive = difference.xreplace({one: Symbol(str(one), positive=True) for one in symbols})
+    if positive == 0 or positive.equals(0):
+        return True
+    return bool(expand_log(powdenest(positive, force=True), force=True).equals(0))
 
 
 def _point(symbols: list[Any], seed: int) -> dict[Any, Any]:

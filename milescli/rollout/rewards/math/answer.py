@@ -87,6 +87,15 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """3:4, 1:2:3, or a time of day: 4:30 pm."""
+
+    parts: tuple[str, ...]
+    half: str | None = None
+    """Of the day: am or pm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """x = 3 + 4 = 7: sides that must all be equal."""
 
@@ -95,7 +104,7 @@ class Chain:
     equation: tuple[str, str] | None
 
 
-Answer = Value | Text | Several | Bracketed | Union | Matrix | Relation | Chain
+Answer = Value | Text | Several | Bracketed | Union | Matrix | Relation | Ratio | Chain
 
 _NAME = re.compile(
     rf"(?:{WORD}?[a-zA-Z]+|\\[a-zA-Z]+)(?:_(?:\w|\{{\w+\}}))?'*(?:\s*\(\s*\w+(?:\s*,\s*\w+)*\s*\))?"
@@ -112,6 +121,14 @@ _APART = re.compile(r"(?<![_^\d])\d+\s+\d")
 _ANGLE_OF = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\\circ")
 _BASED = re.compile(r"(\d[0-9A-Fa-f]*)\s*_\s*(?:\{\s*(\d+)\s*\}|(\d+))")
+_CONDITION = re.compile(
+    rf"(?<=\S)\s*(?<![a-zA-Z]){WORD}?(?:for\s+{WORD}?(?:any|all|some|every|each)|where)(?![a-zA-Z])"
+)
+_MODULO = re.compile(
+    rf"(.+?)\s*\(?\s*(?:\\[bp]?mod|(?<![a-zA-Z\\]){WORD}?mod(?:ulo)?)\s*\{{?\s*(\d+)\s*\}}?\s*\)?"
+)
+_PLUS_MINUS = re.compile(r"\\([pm])(?:(?<=p)m|(?<=m)p)(?![a-zA-Z])")
+_HALF = re.compile(r"(.*\d)\s*([ap])\.?\s*m\.?", re.IGNORECASE | re.DOTALL)
 _FUNCTION = re.compile(
     r"(?:arc)?(?:sin|cos|tan)h?|cot|sec|csc|log|ln|exp|lim|max|min|gcd|lcm|det|[bp]?mod"
 )
@@ -157,7 +174,7 @@ def _read(text: str, depth: int) -> Answer:
         return Matrix(rows=tuple(cells))
     if text[:1] in ("(", "[") and (matrix := _MATRIX.fullmatch(text[1:-1].strip())):
         return _read(matrix[0], depth + 1)
-    text = _SENTENCE.sub("", text)
+    text = _without_condition(_SENTENCE.sub("", text))
     if len(parts := _several(text)) > 1:
         return Several(items=tuple(_read(part, depth + 1) for part in parts))
     if len(parts := split(text, r"\\cup(?![a-zA-Z])")) > 1:
@@ -168,6 +185,12 @@ def _read(text: str, depth: int) -> Answer:
     if signs and len(parts := split(text, _SIGNS.pattern)) == len(signs) + 1:
         return _related(parts, signs, depth)
     return _bracketed(text, depth) or _value(text, depth)
+
+
+def _without_condition(text: str) -> str:
+    """A formula without what its constants may be: x + c for any constant c."""
+    head = _CONDITION.split(text, maxsplit=1)[0]
+    return text if _is_text(head) or not head.strip() else head.strip().rstrip(",;")
 
 
 def _several(text: str) -> list[str]:
@@ -284,13 +307,20 @@ def _end_of(text: str) -> int:
 
 
 def _value(text: str, depth: int) -> Answer:
-    if r"\pm" in text or r"\mp" in text:
-        signs = re.compile(r"\\([pm])m(?![a-zA-Z])")
+    if _PLUS_MINUS.search(text):
         both = [
-            signs.sub(lambda m, s=s: f" {s[m[1]]}", text)
+            _PLUS_MINUS.sub(lambda m, s=s: f" {s[m[1]]}", text)
             for s in ({"p": "+", "m": "-"}, {"p": "-", "m": "+"})
         ]
         return Several(items=tuple(_value(trimmed(one).lstrip("+ "), depth) for one in both))
+    if match := _MODULO.fullmatch(text):
+        number, modulus = number_of(match[1]), int(match[2])
+        if number is None or number.value.denominator != 1 or modulus == 0:
+            return Value(text=match[1], unit=f"mod {modulus}")
+        rest = number.value % modulus
+        return Value(text=str(rest), number=Fraction(rest), unit=f"mod {modulus}")
+    if (parted := _ratio(text)) is not None:
+        return parted
     if match := _BASED.fullmatch(text):
         return Text(text=f"{match[1].lower().lstrip('0')} in base {match[2] or match[3]}")
     if _ANGLE_OF.search(text):
@@ -302,6 +332,16 @@ def _value(text: str, depth: int) -> Answer:
     if _is_text(amount) or _APART.search(amount):
         return Text(text=bare(text))
     return Value(text=amount, unit=unit)
+
+
+def _ratio(text: str) -> Ratio | None:
+    if ":" not in text or "|" in text or r"\to" in text:
+        return None
+    half = _HALF.fullmatch(text.replace(WORD, ""))
+    parts = [part.strip() for part in split(half[1] if half else text, ":")]
+    if len(parts) < 2 or not all(parts) or any(map(_is_text, parts)):
+        return None
+    return Ratio(parts=tuple(parts), half=half[2].lower() + "m" if half else None)
 
 
 def _is_text(text: str) -> bool:

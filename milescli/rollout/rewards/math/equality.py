@@ -3,6 +3,7 @@ r"""Compares two answers: structures part by part, plain numbers exactly, everyt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from milescli.rollout.rewards.math.answer import (
     Chain,
     Contradiction,
     Matrix,
+    Ratio,
     Relation,
     Several,
     Text,
@@ -22,6 +24,9 @@ from milescli.rollout.rewards.math.answer import (
     read,
 )
 
+_POINTS = re.compile(
+    r"(?:\\(?:triangle|angle|overline|vec|overrightarrow)\s*)?\{?\s*[A-Z]{2,}\s*\}?"
+)
 _TURNED = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
@@ -67,6 +72,8 @@ def equal(one: Answer, other: Answer) -> bool:
     one, other = _single(one), _single(other)
     if isinstance(one, Value) and isinstance(other, Value):
         return _equal_values(one, other)
+    if isinstance(one, Ratio) or isinstance(other, Ratio):
+        return _equal_ratios(one, other)
     if isinstance(one, Several) and isinstance(other, Several):
         is_set = one.is_set or other.is_set
         return _same_in_any_order(_items(one, is_set), _items(other, is_set))
@@ -75,6 +82,10 @@ def equal(one: Answer, other: Answer) -> bool:
         return (alike or len(one.items) > 2) and _same_in_order(one.items, other.items)
     if isinstance(one, Union) and isinstance(other, Union):
         return _same_in_any_order(one.parts, other.parts)
+    if isinstance(one, Several) and isinstance(other, Bracketed):
+        return _are_coordinates(one, other)
+    if isinstance(one, Bracketed) and isinstance(other, Several):
+        return _are_coordinates(other, one)
     if isinstance(one, Several) and isinstance(other, Union):
         one, other = other, one
     if isinstance(one, Union) and isinstance(other, Several):
@@ -91,6 +102,55 @@ def equal(one: Answer, other: Answer) -> bool:
         letters = _letters(one.text)
         return letters.isalpha() and letters == _letters(other.text)
     return _equal_relations(one, other)
+
+
+def _are_coordinates(named: Several, tuple_: Bracketed) -> bool:
+    """x = 2, y = 3 and (2, 3): by the names in their alphabetical order."""
+    names = [item.name for item in named.items if isinstance(item, Value) and item.name]
+    if (tuple_.opens, tuple_.closes) != ("(", ")") or len(set(names)) != len(named.items):
+        return False
+    ordered = [item for _, item in sorted(zip(names, named.items, strict=True), key=_first)]
+    return _same_in_order(ordered, tuple_.items)
+
+
+def _first(pair: tuple[str, Answer]) -> str:
+    return pair[0]
+
+
+def _equal_ratios(one: Answer, other: Answer) -> bool:
+    """Times of day by hour and minute, other ratios up to a factor; 2:1 is 2."""
+    if isinstance(other, Value):
+        one, other = other, one
+    if isinstance(one, Value) and isinstance(other, Ratio):
+        is_ratio = len(other.parts) == 2 and not other.half and not one.unit
+        return is_ratio and equal_expressions(
+            _spelt(one), rf"\frac{{{other.parts[0]}}}{{{other.parts[1]}}}"
+        )
+    if not isinstance(one, Ratio) or not isinstance(other, Ratio):
+        return False
+    if len(one.parts) != len(other.parts):
+        return False
+    if one.parts == other.parts:
+        return not (one.half and other.half) or one.half == other.half
+    if (clock := _clock(one)) and (other_clock := _clock(other)):
+        return bool(clock & other_clock)
+    return all(
+        equal_expressions(rf"\frac{{{a}}}{{{one.parts[0]}}}", rf"\frac{{{b}}}{{{other.parts[0]}}}")
+        for a, b in zip(one.parts[1:], other.parts[1:], strict=True)
+    )
+
+
+def _clock(ratio_: Ratio) -> set[tuple[int, int]]:
+    """The times of day that it may be, by 24 hours; none where it is no time."""
+    hour, minute = (*ratio_.parts, "")[:2]
+    if len(ratio_.parts) != 2 or not (hour.isdecimal() and minute.isdecimal()):
+        return set()
+    if len(hour) > 2 or len(minute) != 2 or int(hour) > 24 or int(minute) > 59:
+        return set()
+    morning = int(hour) % 12
+    if ratio_.half:
+        return {(morning + (12 if ratio_.half == "pm" else 0), int(minute))}
+    return {(int(hour), int(minute))}
 
 
 def _single(answer: Answer) -> Answer:
@@ -153,6 +213,8 @@ def _equal_texts(one: Value, other: Value) -> bool:
         return one.number == other.number or _rounds_to(one, other) or _rounds_to(other, one)
     if "".join(one.text.split()) == "".join(other.text.split()):
         return True
+    if _POINTS.fullmatch(one.text.strip()) and _POINTS.fullmatch(other.text.strip()):
+        return False  # AB and BA are names, no products
     places = {one.num_decimals, other.num_decimals} - {None}
     return equal_expressions(_spelt(one), _spelt(other), num_decimals=min(places, default=None))
 

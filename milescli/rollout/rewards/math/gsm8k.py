@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-MARK = "####"
+from milescli.rollout.rewards.extraction import MARK, after_thinking, last_boxed, marked_answers
 
 _NUMBER = re.compile(
     r"""[ \t]*
@@ -23,35 +23,43 @@ class Gsm8k:
     """1.0 where the response states the label's number, else 0.0.
 
     Label: the number after its last `####`, or the whole label where it has none. Response: only
-    what stands on the same line directly after its *last* `####` counts; a number elsewhere never
-    does, so a response without `####` scores 0.0. There the first number is read and the rest of
-    the line ignored (`#### 72 clips`, `#### 72.`, `#### 50%`). Numbers may have a sign, a `$`,
-    commas between groups of three digits and decimals, and are compared by value: `$1,234.00`
-    equals `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the
-    label holds no number: the data is at fault, not the response.
+    what directly follows its *last* `####` counts, thinking and headings (`#### Step 2` with text
+    below) aside; a number elsewhere never does, so a response without `####` scores 0.0. There the
+    first number is read, also in bold, in a box or behind `Answer:`, and the rest of the line is
+    ignored (`#### 72 clips`, `#### **72**`, `#### 50%`). Numbers may have a sign, a `$`, commas
+    between groups of three digits and decimals, and are compared by value: `$1,234.00` equals
+    `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the label
+    holds no number: the data is at fault, not the response.
     """
 
     needs_label = True
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
-        wanted = None if label is None else _number(label.rpartition(MARK)[2])
+        wanted = None if label is None else _of_label(label)
         if wanted is None:
             raise ValueError(f"the label holds no number: {label!r}")
-        _, mark, stated = response.rpartition(MARK)
-        return float(bool(mark) and _number(stated) == wanted)
+        return float(_stated(response) == wanted)
 
     def answer(self, response: str) -> str | None:
         """The number that is compared, in one spelling; None where none is stated."""
-        _, mark, stated = response.rpartition(MARK)
-        number = _number(stated) if mark else None
+        number = _stated(response)
         return None if number is None else f"{number.normalize():f}"
 
     def check_label(self, label: str | None) -> str | None:
         """Why no response can be right; None: one can."""
         if label is None:
             return "`gsm8k` needs a label"
-        return "it holds no number" if _number(label.rpartition(MARK)[2]) is None else None
+        return "it holds no number" if _of_label(label) is None else None
+
+
+def _of_label(label: str) -> Decimal | None:
+    return _number(MARK.split(label)[-1])
+
+
+def _stated(response: str) -> Decimal | None:
+    line = next(marked_answers(after_thinking(response)), "")
+    return _number(last_boxed(line) or line.lstrip("$("))
 
 
 def _number(text: str) -> Decimal | None:

@@ -60,7 +60,7 @@ _UNITS = {
     "€": "euro eur",
     "£": "gbp",
     "¥": "yen",
-    "%": "percent",
+    "%": "percent pct percentage",
     "°": "degree deg",
 }
 _SYNONYMS = {word: unit for unit, words in _UNITS.items() for word in (unit, *words.split())}
@@ -170,6 +170,7 @@ def _is_plain(match: re.Match[str]) -> bool:
 
 def _canonical(text: str) -> str:
     text = re.sub(r"\^\\circ\s*", "°", text.replace(WORD, " ")).replace("\\%", "%").lower()
+    text = re.sub(r"\bper\s*cents?\b|\bpercentage\s+points?\b", "percent", text)
     text = re.sub(r"\b(?:square|sq\.?)\s+(\w+)", r"\1^2", text)
     text = re.sub(r"\b(?:cubic|cu\.?)\s+(\w+)", r"\1^3", text)
     text = re.sub(r"(\w+)\s+squared\b", r"\1^2", re.sub(r"(\w+)\s+cubed\b", r"\1^3", text))

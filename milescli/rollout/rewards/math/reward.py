@@ -15,7 +15,7 @@ import re
 import threading
 
 from milescli.core.errors import RewardError
-from milescli.rollout.rewards.math.stated_answer import stated
+from milescli.rollout.rewards.extraction import stated
 from milescli.rollout.rewards.math.worker import MEMORY_BOUND_BYTES, result_of
 from milescli.workers.worker import CallFailed, UserWorker
 
@@ -33,17 +33,21 @@ class MathReward:
     many threads.
 
     Label: what follows its last `####`, of that the last `\boxed{}`, where it has them; else the
-    whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response: the last `\boxed{}` or
-    `\fbox{}` that is complete and not empty counts, and nothing else does; without one, what
-    follows `####`, what is called the answer, or the last formula or number.
+    whole, plain text or LaTeX (`\frac{1}{2}`, `(1,2]`, `\$36`). Response, thinking and Markdown
+    aside, the first of these that it has: its last `\boxed{}` or `\fbox{}` that is complete and not
+    empty (with those that `and` or a comma joins to it), its last `<answer>`, the `answer` of its
+    JSON, what follows its last `####` that is no heading, what it calls the answer, its last
+    formula, its last number.
 
     Numbers are compared exactly, whatever their form (`3e8`, `2 1/2`, `0.\overline{3}`, `1,234`);
-    expressions by algebra; `7 or 8`, sets and `\pm` as several values that must all be there;
-    tuples, intervals and matrices by their parts; text without case. A unit counts where both have
-    one, and `50\%` is 50 or 1/2. A number in decimals is not the fraction or root that it is near
-    to, unless six places agree. A contradiction (`8=7`) equals nothing. A response that cannot be
-    decided within `limit_s` scores 0.0 and is logged: models write such responses. Raises
-    ValueError where the label cannot be graded.
+    expressions by algebra, roots and logarithms for positive variables; `7 or 8`, sets and `\pm` as
+    several values that must all be there; tuples, intervals and matrices by their parts, and
+    `x=2, y=3` as `(2, 3)`; `3:4` up to a factor, `4:30 pm` as a time; `7 \pmod{10}` by its
+    remainder; text without case. A unit counts where both have one, and `50\%` is 50 or 1/2. A
+    number in decimals is not the fraction or root that it is near to, unless six places agree. A
+    contradiction (`8=7`) equals nothing. A response that cannot be decided within `limit_s` scores
+    0.0 and is logged: models write such responses. Raises ValueError where the label cannot be
+    graded.
     """
 
     needs_label = True

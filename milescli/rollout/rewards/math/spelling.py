@@ -52,6 +52,7 @@ _SIGNS = {
     "φ": r"\phi ",
 }
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|ln|log|exp"
 _SAME = (
     (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?", ""),
@@ -76,6 +77,13 @@ _SAME = (
     (r"(?<![a-zA-Z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"\\sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
     (r"(?<![a-zA-Z\\])pi(?![a-zA-Z])", r"\\pi "),
+    # sin(x), ln 2; but 5 sec
+    (
+        rf"(?<![a-zA-Z\\])({FUNCTIONS})(?=\s*[({{^\\_]|\s+[a-zA-Z0-9])",
+        r"\\\1 ",
+    ),
+    (r"(?<![a-zA-Z\\])C\s*\(\s*(\w+)\s*,\s*(\w+)\s*\)", r"\\binom{\1}{\2}"),
+    (r"(?<=\d)\s*\\equiv(?![a-zA-Z])|\\(?:equiv|cong)(?![a-zA-Z])", " = "),
     (r"(?<![a-zA-Z\\])(?:infinity|inf|oo)(?![a-zA-Z])", r"\\infty "),
 )
 _RULES = tuple((re.compile(pattern), by) for pattern, by in _SAME)
@@ -141,12 +149,19 @@ def _words(match: re.Match[str]) -> str:
     """Single letters are words behind a number (7 m), and variables or choices elsewhere."""
     is_unit = match.string[: match.start()].rstrip()[-1:].isdigit()
     word = r"[^\W\d_]+" if is_unit else r"[^\W\d_]{2,}"
-    return " " + re.sub(word, lambda found: f"{WORD}{found[0]}", match[1]) + " "
+    return " " + re.sub(rf"(?<!\\)\b{word}", _word, match[1]) + " "
+
+
+def _word(match: re.Match[str]) -> str:
+    """A word, marked as one; functions and the constants e and i stay mathematics."""
+    if re.fullmatch(FUNCTIONS, match[0]):
+        return f"\\{match[0]}"
+    return match[0] if match[0] in ("e", "i") else f"{WORD}{match[0]}"
 
 
 def _joined_groups(text: str) -> str:
     """1,234 and 1 234 as 1234, where they stand by themselves: (1,234) is a pair."""
-    if re.search(r"[\[({]\s*-?\d{1,3}(?:,\d{3})+\s*[,\])}]", text):
+    if re.search(r"(?:[\[(]|\\\{)\s*-?\d{1,3}(?:,\d{3})+\s*(?:[,\])]|\\\})", text):
         return text
     text = _GROUPS.sub(lambda m: m[0].replace(",", ""), text)
     return _SPACED.sub(lambda m: m[0].replace(" ", ""), text)

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import logging
 
+from milescli.rollout.rewards.extraction import MARK, last_boxed, stated
 from milescli.rollout.rewards.math.answer import Answer, Contradiction
 from milescli.rollout.rewards.math.equality import equal, state
-from milescli.rollout.rewards.math.stated_answer import stated
-from milescli.rollout.rewards.text.response_parts import last_boxed
 
-MARK = "####"
-"""What stands before it in a label is its derivation, as in GSM8K."""
 MEMORY_BOUND_BYTES = 4 * 1024**3
 """A response can ask for numbers of any size."""
 
 
 def result_of(label: str) -> str:
     """What a label states: what follows its last `####`, of that the last box where it has any."""
-    text = label.rpartition(MARK)[2].strip()
+    text = MARK.split(label)[-1].strip()
     boxed = last_boxed(text)
     return text if boxed is None else boxed
 

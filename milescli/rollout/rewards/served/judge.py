@@ -10,7 +10,7 @@ from milescli.core.errors import RecipeError
 from milescli.recipe.rewards import JudgeSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.endpoint import Endpoint, base_url
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
+from milescli.rollout.rewards.extraction import after_thinking
 
 SECTION = "rollout.judge"
 TEMPLATE = """\
@@ -113,7 +113,7 @@ class Judge:
         return _PLACE.sub(lambda match: filled[match[1]], template)
 
     def _score_in(self, said: str) -> float | None:
-        found = [match[1] for match in self._pattern.finditer(said.rpartition(ENDS_THINKING)[2])]
+        found = [match[1] for match in self._pattern.finditer(after_thinking(said))]
         try:
             score = float(found[-1])
         except (IndexError, TypeError, ValueError):
@@ -125,6 +125,8 @@ class Judge:
         told = (
             f"no score from {-self._settings.scale:g} to {self._settings.scale:g} in {said!r:.200}"
         )
+        if not said and (elsewhere := self._endpoint.without_content):
+            told += f": its text is in `{max(elsewhere)}`, and its content is empty"
         is_hopeless = self.num_scored == 0 and self.num_unparsed >= HOPELESS
         if self._settings.unparsed == "error" or is_hopeless:
             count = f"; so it is with all of {self.num_unparsed} replies" if is_hopeless else ""

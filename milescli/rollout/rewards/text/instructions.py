@@ -11,8 +11,8 @@ from typing import Any
 from milescli.core.errors import RecipeError, nearest
 from milescli.recipe.rewards import InstructionSettings
 from milescli.recipe.schema import Rollout
+from milescli.rollout.rewards.extraction import after_thinking
 from milescli.rollout.rewards.text.instruction_checks import CHECKS, DETECTING
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING
 
 _IDS, _KWARGS = "instruction_id_list", "kwargs"
 _EXAMPLE = f'{{"{_IDS}": ["punctuation:no_comma"], "{_KWARGS}": [{{}}]}}'
@@ -26,8 +26,8 @@ class Instructions:
     parameters that are null are left out. `rollout.instructions.score`: all, 1.0 where every
     instruction is followed (prompt-level accuracy), else 0.0; share, the share that is
     (instruction-level). `rollout.instructions.mode`: strict; loose, an instruction is followed
-    where the response follows it without its first line, its last, both, or without `*`. What
-    stands before `</think>` does not count, and an empty response follows nothing.
+    where the response follows it without its first line, its last, both, or without `*`. Thinking
+    does not count, and an empty response follows nothing.
     """
 
     needs_label = True
@@ -43,7 +43,7 @@ class Instructions:
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
         checks = _checks_of(label)
-        text = response.rpartition(ENDS_THINKING)[2]
+        text = after_thinking(response)
         texts = _loosened(text) if self._settings.mode == "loose" else [text]
         followed = [any(one.strip() and check(one) for one in texts) for check in checks]
         if self._settings.score == "share":

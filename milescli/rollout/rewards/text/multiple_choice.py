@@ -3,68 +3,117 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from milescli.rollout.rewards.text.response_parts import ENDS_THINKING, last_boxed, part_of
+from milescli.rollout.rewards.extraction import (
+    after_thinking,
+    answer_in_json,
+    joined_boxes,
+    marked_answers,
+    sentences_that_answer,
+    tagged_answer,
+    without_markdown,
+)
 
-_WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[*_`$]")
+_WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|\\[()\[\]]|[*_`$]")
+_OPTION = r"(?:the\s+)?(?:options?|choices?|answers?|letters?)"
 _LETTER = r"\(?\[?([A-Za-z])\]?\)?"
-_ALONE = re.compile(rf"(?:option|choice|answer)?\s*{_LETTER}\s*[.:)]?", re.IGNORECASE)
+_ALONE = re.compile(rf"(?:{_OPTION})?\s*[:：]?\s*{_LETTER}\s*[.:)：]?", re.IGNORECASE)  # noqa: RUF001
 _WITH_TEXT = re.compile(
-    r"(?:option|choice)?\s*(?:\(([A-Za-z])\)|([A-Za-z])[.:)])\s+\S.*", re.I | re.S
+    rf"(?:{_OPTION})?\s*(?:\(([A-Za-z])\)\s*|([A-Za-z])\s*(?:[.:)：,]|[-–—](?=\s))\s*)(?=\S).*",  # noqa: RUF001
+    re.I | re.S,
+)
+_CHOOSES = re.compile(
+    rf"\b(?:{_OPTION}\s+)?\(?([A-Z])\)?(?:[.:)][^.\n]{{1,80}}?)?\s+"
+    r"(?:is|would be|must be)\s+(?:the\s+)?(?:only\s+)?(?:best|right|correct)\b(?![^.\n]*\?)"
+)
+_LEADS = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then|clearly|it(?:['’]s| is)|i(?:['’]d| would| will)?\s+"  # noqa: RUF001
+    r"(?:choose|pick|select|say|go with|go for))\b[\s,:]*)+",
+    re.IGNORECASE,
 )
 _LIST = re.compile(r"[A-Za-z](?:\s*(?:,\s*and\b|,|&|\band\b)\s*[A-Za-z])+")
 _JOINED = re.compile(r"[A-J]{2,}")
 _SAID = re.compile(
-    r"\b(?:answers?|choices?|options?)\s*(?:is|are|:|would be|must be)\s*:?\s*", re.IGNORECASE
+    r"\b(?:choices?|options?)\s*(?:is|are|[:：]|would be|must be)\s*[:：]?\s*",  # noqa: RUF001
+    re.IGNORECASE,
 )
-_ENDS = re.compile(r"(?<=\S)[.!?](?:\s|$)|\n|,?\s(?:because|since|as|so)\b")
+_ENDS = re.compile(r"(?<=\S)[.!?。](?:\s|$)|\n|,?\s(?:because|since|as|so)\b")
+_DENIES = re.compile(r"\b(?:not|neither|nor|isn't|wrong|incorrect|false)\b", re.IGNORECASE)
+_HEADING = re.compile(r"^[ \t]*#{1,6}[ \t]+(.+)$", re.MULTILINE)
 
 
 class MultipleChoice:
     r"""1.0 where the response chooses the label's letter, else 0.0.
 
     Label: a letter, also as `(B)`, `B.` or `B) Paris`; several, `A, C`, are all wanted. Response,
-    the first of these that it has: the last `\boxed{}`, the last `<answer>`, what follows its last
-    `####`, what follows its last "answer is" or "answer:", its last line. There a letter must
-    stand by itself or before its text (`B`, `(b)`, `**B**`, `B) Paris`, `option B`); an article is
-    none, and `A or B` chooses nothing. What stands before `</think>` does not count.
+    the first of these that it has: its last `\boxed{}`, its last `<answer>`, the `answer` of its
+    JSON, what follows its last `####`, what it calls the answer ("the answer is", "Answer:"), what
+    it calls correct ("option B is correct"), a heading that is a letter, its last line, its first
+    line. There a letter must stand by itself or before its text (`B`, `(b)`, `**B**`, `\(B\)`,
+    `B) Paris`, `B, Paris.`, `option B`); an article is none, and `A or B` chooses nothing. Thinking
+    does not count.
     """
 
     needs_label = True
     examples = (("Which?", "The answer is B.", "B"), ("Which?", "A or B", "B"), ("", "", "A, C"))
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
-        """See the class."""
+        """Return 1.0 or 0.0. Raises ValueError where the label is no letter."""
         wanted = None if label is None else _letters(label)
         if wanted is None:
             raise ValueError(f"the label is no letter: {label!r}")
-        return float(_letters(_statement(response)) == wanted)
+        return float(_chosen(response) == wanted)
 
     def answer(self, response: str) -> str | None:
-        """The letters that it chooses, in order; None where it chooses nothing."""
-        return "".join(sorted(_letters(_statement(response)) or "")) or None
+        """Return the letters that it chooses, in order; None where it chooses nothing."""
+        return "".join(sorted(_chosen(response) or "")) or None
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right; None: one can."""
+        """Return why no response can be right; None: one can."""
         if label is None:
             return "`multiple_choice` needs a label"
         return "it is no letter" if _letters(label) is None else None
 
 
-def _statement(response: str) -> str:
-    text = response.rpartition(ENDS_THINKING)[2].strip()
-    if (boxed := last_boxed(text)) is not None:
-        return boxed
-    if (tagged := part_of(text, "tags")) is not None:
-        return tagged
-    if "####" in text:
-        return text.rpartition("####")[2].strip().partition("\n")[0]
-    if said := list(_SAID.finditer(text)):
-        after = _WRAPPED.sub(_kept, text[said[-1].end() :]).strip()
+def _chosen(response: str) -> frozenset[str] | None:
+    """The letters that the response chooses; None where it chooses nothing."""
+    text = after_thinking(response).strip()
+    for stated in (joined_boxes(text), tagged_answer(text), answer_in_json(text)):
+        if stated is not None:
+            return _letters(stated) or _said(stated)
+    if (marked := next(marked_answers(text), None)) is not None:
+        return _letters(marked)
+    return next((found for found in _sentences(text) if found), None)
+
+
+def _sentences(text: str) -> Iterator[frozenset[str] | None]:
+    """What the sentences choose that may choose something, the one that counts first."""
+    headings = [_letters(heading[1]) for heading in _HEADING.finditer(text)]
+    plain = _HEADING.sub(r"\1", without_markdown(text)).strip()
+    yield _said(plain)
+    if chooses := list(_CHOOSES.finditer(plain)):
+        yield None if _DENIES.search(chooses[-1][0]) else frozenset(chooses[-1][1])
+    yield next((letters for letters in reversed(headings) if letters), None)
+    first, _, below = plain.partition("\n")
+    yield _letters(plain.rpartition("\n")[2])
+    yield _letters(first) if below else None
+
+
+def _said(text: str) -> frozenset[str] | None:
+    """What follows the last place that names the answer, the choice or the option."""
+    named = list(sentences_that_answer(text))
+    named += [text[match.end() :][:2000] for match in list(_SAID.finditer(text))[-20:][::-1]]
+    for after in named:
+        after = _WRAPPED.sub(_kept, after).strip()
+        if not after:
+            continue
         if _WITH_TEXT.match(after):
-            return after.partition("\n")[0]
-        return _ENDS.split(after, maxsplit=1)[0]
-    return part_of(text, "last_line") or ""
+            return _letters(after.partition("\n")[0])
+        sentence = _ENDS.split(after, maxsplit=1)[0]
+        if (letters := _letters(sentence)) is not None or len(sentence.split()) > 1:
+            return letters
+    return None
 
 
 def _kept(match: re.Match[str]) -> str:
@@ -73,7 +122,10 @@ def _kept(match: re.Match[str]) -> str:
 
 def _letters(text: str) -> frozenset[str] | None:
     """None where no letter is chosen, or it cannot be told which."""
-    text = _WRAPPED.sub(_kept, text).strip().rstrip(".").strip()
+    text = _WRAPPED.sub(_kept, text).strip()
+    if lead := _LEADS.match(text):
+        text = text[lead.end() :]
+    text = text.strip("\"'“”").rstrip(".。").strip()
     if match := _ALONE.fullmatch(text):
         return frozenset(match[1].upper())
     if _LIST.fullmatch(text):

@@ -9,7 +9,7 @@ from collections import Counter
 
 from milescli.recipe.rewards import MatchSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.text.response_parts import part_of, texts_of
+from milescli.rollout.rewards.extraction import part_of, texts_of
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")

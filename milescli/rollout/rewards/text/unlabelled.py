@@ -10,7 +10,7 @@ import re
 
 from milescli.recipe.rewards import FormatSettings
 from milescli.recipe.schema import Rollout
-from milescli.rollout.rewards.text.response_parts import after_thinking, last_boxed
+from milescli.rollout.rewards.extraction import answer_after_one_thinking, last_boxed
 
 _MARKED = re.compile(r"####[ \t]*\S")
 
@@ -35,7 +35,9 @@ class Format:
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
         """See the class."""
-        answer = after_thinking(response) if self._settings.think_tags else response.strip()
+        answer = (
+            answer_after_one_thinking(response) if self._settings.think_tags else response.strip()
+        )
         return float(bool(answer) and self._has_answer(answer))
 
     def _has_answer(self, text: str) -> bool:

@@ -1,5 +1,4 @@
-"""Tests of labels of the reward `code`, of the code in a response, and of what counts as equal; no
-sandbox is needed."""
+"""Tests of labels of the reward `code`, and of what counts as equal; no sandbox is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +8,12 @@ from typing import Any
 import pytest
 
 from milescli.rollout.rewards.code.asserts import Ungradable, part
-from milescli.rollout.rewards.code.label_tests import code_of, read_label, same_output, same_value
+from milescli.rollout.rewards.code.label_tests import (
+    names_of,
+    read_label,
+    same_output,
+    same_value,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +51,15 @@ def test_only_the_questions_go_to_the_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "code"),
+    ("label", "names"),
     [
-        ("a = 1", "a = 1"),
-        ("```python\na\n```\nor\n```py\nb\n```\nend", "b\n"),
-        ("```\na\n```", "a\n"),
-        ("text\n```python\nnot closed", "not closed"),
-        ("```python\n```", ""),
+        ({"inputs": ["1"], "outputs": ["1"]}, set()),
+        ({"fn_name": "add", "inputs": [[1]], "outputs": [1]}, {"add"}),
+        ({"asserts": ["x = [1]\nassert len(add(x)) == 1", "assert Box(2).area"]}, {"add", "Box"}),
     ],
 )
-def test_the_last_fenced_block_is_the_code(response: str, code: str) -> None:
-    assert code_of(response) == code
+def test_a_label_says_which_names_the_code_defines(label: dict[str, Any], names: set[str]) -> None:
+    assert names_of(read_label(json.dumps(label))) == names
 
 
 @pytest.mark.parametrize(

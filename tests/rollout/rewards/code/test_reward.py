@@ -50,6 +50,7 @@ def test_it_bears_the_contract() -> None:
         ("not python", 0.0, 0.0),
         ("```python\n```", 0.0, 0.0),
         ("<think>print(1)</think>a, b = map(int, input().split()); print(f'{a + b} ')", 1.0, 1.0),
+        ("a, b = map(int, input().split())\nprint(a + b)\nexit()", 1.0, 1.0),
     ],
 )
 def test_programs_are_held_to_what_they_print(response: str, whole: float, share: float) -> None:
@@ -65,6 +66,11 @@ def test_programs_are_held_to_what_they_print(response: str, whole: float, share
             "class Solution:\n    def f(self, x): return x * 1.5",
             {"inputs": ["2"], "outputs": ["3.0"]},
         ),
+        (
+            "class Solution:\n    def f(self, x: List[int]) -> int: return heappop(x) + pow(2, 3)",
+            {"inputs": [[[1]]], "outputs": [9]},
+        ),
+        ("def f(x): return x + x\nprint(f(1))\nquit()", {"inputs": [["1"]], "outputs": ["11"]}),
         ("def f(x): return {1: x}", {"inputs": [["a"]], "outputs": [{"1": "a"}]}),
         ("def f(): print('noise'); return None", {"inputs": [[]], "outputs": [None]}),
         ("def f(x): return x / 3", {"inputs": [[1]], "outputs": [0.333333333]}),

@@ -248,5 +248,31 @@ $7$ or $8$ ~ 7, 8
 -2 1/2 ~ -2.5
 12\% ~ 12 percent
 \infty ~ ∞
+1-\frac{1}{\mathrm{e}} ~ \frac{e-1}{e}
+3+4i ~ 3+4\mathrm{i}
+2\mathrm{e}^{3} ~ 2e^3
+\ln 2 ~ \operatorname{ln} 2
+\frac{\pi}{2} ~ \frac{\mathrm{\pi}}{2}
+\frac{1000}{3} ~ \frac{\mathrm{1,000}}{3}
+\sqrt{1/n} ~ \frac{1}{\sqrt n}
+\sqrt{ab} ~ \sqrt{a}\sqrt{b}
+\ln(ab) ~ \ln a+\ln b
+5 - 5c ~ 5-5*c
+\sin(\frac{\pi x}{5}) ~ sin(pi*x/5)
+10 ~ C(5,2)
+7 ~ 7 \pmod{10}
+7 \pmod{10} ~ 17 \bmod 10
+(2,3) ~ x=2, y=3
+3:4 ~ 6:8
+2:1 ~ 2
+3:4 ~ \frac34
+\sqrt{2}:1 ~ 2:\sqrt{2}
+9:30 am ~ 9:30 a.m.
+15:30 ~ 3:30 pm
+28\% ~ 28 percentage points
+28\% ~ 28\text{ per cent}
+x+c ~ x + c \text{ for any constant } c
+f(x)=c-x ~ f(x)=-x+c
+\sqrt{2}+\sqrt{3} ~ \sqrt{5+2\sqrt{6}}
 (1,2),(3,4) ~ (3,4),(1,2)
 """

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from milescli.rollout.rewards.extraction import stated
 from milescli.rollout.rewards.math.reward import math
-from milescli.rollout.rewards.math.stated_answer import stated
 from milescli.rollout.rewards.math.worker import grade
 from tests.rollout.rewards.math.other_pairs import CONTRADICTORY, UNEQUAL
 from tests.rollout.rewards.math.pairs import EQUAL
@@ -89,6 +89,21 @@ def test_a_contradiction_scores_nothing_and_is_no_label(answer: str) -> None:
         ("2 apples and then she has 12 of them in 3 baskets", "3"),
         (r"so \(x = 2\) and \[y = 3\]", "x = 2, y = 3"),
         ("nothing to say", ""),
+        ("The answer is **73**.", "73"),
+        ("**Answer: 73**", "73"),
+        ("### Final Answer\n**73**", "73"),
+        ("Answer: `73`", "73"),
+        ("Answer: __73__", "73"),
+        ("Final answer: 73 ✅", "73"),
+        ("The answer is **x+1**.", "x+1"),
+        ("The answer is 5*c and not 2**3", "5*c and not 2**3"),
+        ("<answer> 73 </answer>, in 5 steps", "73"),
+        ("#### Step 1\nAdd.\n#### Step 2: conclude\nThe answer is 72.", "72"),
+        ('{"answer": 73, "steps": 4}', "73"),
+        (r"\boxed{3} and \boxed{4}", "3, 4"),
+        (r"maybe \boxed{42}</think>The answer is 43.", "43"),
+        (r"<think> maybe \boxed{42}", ""),
+        (r"<think>\boxed{1}</think>so \boxed{2}<think>\boxed{3}</think>\boxed{4}", "4"),
     ],
 )
 def test_without_a_box_the_answer_is_what_is_called_so_or_comes_last(

@@ -36,6 +36,23 @@ def _grade(response: str, label: str = "B") -> float:
         "reasoning about A\nB",
         "<think>the answer is A</think>B",
         "The best choice is B since it fits",
+        "Option B is correct",
+        "A is wrong. B is the correct answer.",
+        "B, Paris.",
+        "### B",
+        r"\(B\)",
+        "答案：B",  # noqa: RUF001
+        "Answer：B",  # noqa: RUF001
+        '{"answer": "B"}',
+        '```json\n{"choice": "B"}\n```',
+        "**B. Paris**",
+        "The answer is\n\nB",
+        "B\n\nExplanation: it is the capital, so A is wrong.",
+        "Thus, option (B).",
+        "the answer is therefore B",
+        "I'd go with B.",
+        "<answer>\nB. Paris\n</answer>",
+        "[THINK]it is A[/THINK]B",
     ],
 )
 def test_the_chosen_letter_is_accepted(response: str) -> None:
@@ -60,6 +77,9 @@ def test_the_chosen_letter_is_accepted(response: str) -> None:
         "the answer is between A and B",
         "The answer is not B.",
         "<think>B</think>",
+        "Option B is incorrect.",
+        "B is not the correct answer",
+        "<think>the answer is B",
     ],
 )
 def test_anything_else_is_refused(response: str) -> None:
