@@ -30,7 +30,7 @@ from milescli.models import ModelFacts, load_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
-from milescli.recipe.schema import Recipe
+from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.environments import require_environment
 from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
@@ -178,10 +178,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
     )
     trained = sources_of(recipe, prompts) if prompts is not None else []
-    if recipe.rollout.plays_environment and trained:
-        try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
-    for part, rollout in trained:
-        check_labels_of(rollout, part, None, output=output)
+    _check_trained(recipe, trained, output=output)
     heldout = list[Prompt]()
     if data.eval:
         parts = [part for part, _ in trained]
@@ -208,11 +205,30 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
         policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
     )
-    asked = [prompt for part, _ in trained for prompt in part.first(NUM_LOOKED_AT)]
-    for doubt in doubts(tokenizer, own_stop_ids=inputs.own_stop_ids, prompts=asked):
+    _warn_of_tokens(inputs, trained, output=output)
+    return inputs
+
+
+def _check_trained(
+    recipe: Recipe, trained: Sequence[tuple[FilePrompts, Rollout]], *, output: Output | None
+) -> None:
+    """Try the environment on the first prompt, and the labels of all on their rewards."""
+    if recipe.rollout.plays_environment and trained:
+        try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
+    for part, rollout in trained:
+        check_labels_of(rollout, part, None, output=output)
+
+
+def _warn_of_tokens(
+    inputs: RunInputs,
+    trained: Sequence[tuple[FilePrompts, Rollout]],
+    *,
+    output: Output | None,
+) -> None:
+    prompts = [prompt for part, _ in trained for prompt in part.first(NUM_LOOKED_AT)]
+    for doubt in doubts(inputs.tokenizer, own_stop_ids=inputs.own_stop_ids, prompts=prompts):
         if output is not None:
             output.warn(doubt)
-    return inputs
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
