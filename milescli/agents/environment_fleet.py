@@ -28,7 +28,7 @@ MAX_IDLE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """A new episode, and what was done in it before its process had to be ended."""
+    """Starts a new episode, and repeats what was done in it before its process had to be ended."""
 
     name: str
     settings: dict[str, Any]
@@ -63,8 +63,8 @@ _THREADS: dict[int, int] = {}
 
 
 def act(episode: int, what: Asked) -> str | Step | None:
-    """Begin gives the first observation, Act a Step, Where text, End nothing. Raises ValueError
-    where the environment gives something else, and what it raises."""
+    """Run one call: Begin gives the first observation, Act a Step, Where text, End nothing. Raises
+    ValueError if the environment gives something else, and what it raises."""
     return _where(episode) if isinstance(what, Where) else _acted(episode, what)
 
 
@@ -128,7 +128,7 @@ _WHERE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherNode:
-    """A node of the run beside the driver's, where environments can live."""
+    """Describes another node of the run that can host environments."""
 
     name: str
     """For errors: `node 10.0.0.2 (gpu-2)`."""
@@ -138,7 +138,7 @@ class OtherNode:
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A process, or the one that took its place."""
+    """Holds a process, or the one that replaced it."""
 
     memory_bytes: int
     new_process: NewCallProcess = QuickCalls
@@ -180,10 +180,10 @@ class _Sent:
 
 
 class EnvironmentFleet:
-    """All environments of this driver. Belongs to one event loop."""
+    """Manages all environments of this driver. Belongs to one event loop."""
 
     def __init__(self, settings: EnvironmentSettings, *, num_processes: int) -> None:
-        """`num_processes`: on this computer."""
+        """Start with `num_processes` on this computer."""
         assert settings.name is not None, "the recipe's check asks for a name"
         self.name = settings.name
         self._settings = settings
@@ -194,7 +194,8 @@ class EnvironmentFleet:
         """Environments that were given up, as they did not answer."""
 
     def spread(self, nodes: Sequence[OtherNode]) -> None:
-        """Later episodes are dealt to these nodes too, as many processes on each as here."""
+        """Distribute later episodes over these nodes too, with as many processes on each as
+        here."""
         for node in nodes:
             self._places += [
                 _Place(self._memory_bytes, node.process, node.name)
@@ -202,7 +203,7 @@ class EnvironmentFleet:
             ]
 
     def leave_nodes(self) -> None:
-        """Later episodes are played here alone. Called when none is played."""
+        """Play later episodes here alone. Called when none is in progress."""
         for place in self._places:
             if place.node:
                 place.give_up(place.process)  # an episode that ends later finds its own gone
@@ -210,7 +211,7 @@ class EnvironmentFleet:
 
     @contextlib.asynccontextmanager
     async def episode(self, prompt: str, label: str | None, seed: int) -> AsyncIterator[Episode]:
-        """One, which ends with the context."""
+        """Provide an episode, which ends with the context."""
         begin = Begin(
             name=self.name,
             settings=dict(self._settings.settings),
@@ -341,7 +342,7 @@ class Episode:
         return step
 
     def end(self) -> None:
-        """Nobody waits for it: what it is still at is bounded all the same."""
+        """Abandon the episode; a call in progress is still bounded."""
         ending = asyncio.ensure_future(self._end())
         _ENDING.add(ending)
         ending.add_done_callback(_ENDING.discard)

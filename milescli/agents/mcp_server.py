@@ -38,7 +38,7 @@ _MIN_SECRET = 6
 
 
 class ServerLost(Exception):
-    """A server could not be reached, or ended while it was asked. Told to the model."""
+    """Reports to the model that a server was unreachable, or ended during a call."""
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class ServerLink:
         raise ServerLost(f"the server of {tool} was lost: {why}")
 
     async def close(self) -> None:
-        """It is not asked any more; a later call begins it anew."""
+        """Close the connection; a later call starts the server again."""
         self._connecting, living = None, self._living
         self._end.set()
         if living is not None:

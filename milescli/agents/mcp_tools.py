@@ -26,7 +26,7 @@ class McpTool:
     """Implements milescli.agents.tool_kit.Tool and OpenTool: a server knows no episodes."""
 
     def __init__(self, servers: McpServers, link: ServerLink, told: Any) -> None:
-        """`told`: of the server's list."""
+        """Take `told`, an entry of the server's list of tools."""
         self.name: str = told.name
         self.schema: Mapping[str, Any] = {
             "type": "function",
@@ -42,11 +42,11 @@ class McpTool:
         """The server says what is wrong with them."""
 
     async def open(self) -> McpTool:
-        """See Tool."""
+        """Open the tool for one episode."""
         return self
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """See OpenTool."""
+        """Call the tool, and return text or JSON values."""
         asked = self._servers.begin(self._link.call(self.name, arguments))
         told = await asyncio.wrap_future(asked)
         text = self._link.blotted(text_of(told))
@@ -70,19 +70,19 @@ class McpServers:
 
     @property
     def are_listed(self) -> bool:
-        """`tools` takes no time."""
+        """Return True if `tools` returns at once."""
         return self._tools is not None
 
     def tools(self) -> Sequence[McpTool]:
-        """All that may be called. The first caller starts the servers and asks them; raises
-        RecipeError or MachineError where one cannot be used."""
+        """Return all tools that may be called. The first caller starts and queries the servers;
+        raises RecipeError or MachineError if one is not usable."""
         with self._lock:
             if self._tools is None:
                 self._tools = self.begin(self._ask_all()).result()
             return self._tools
 
     def begin(self, asked: Coroutine[Any, Any, T]) -> Any:
-        """A concurrent future of what is asked, in the loop of the servers."""
+        """Run a coroutine in the loop of the servers; returns a concurrent future."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=self._loop.run_forever, name="miles-mcp", daemon=True).start()

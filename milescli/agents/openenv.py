@@ -68,7 +68,7 @@ class OpenEnvEnvironment:
         return start["observation"]
 
     def step(self, action: str) -> Step:
-        """A JSON object is the action itself, other text the field `action` of one."""
+        """Take a JSON object as the action itself, and other text as the field `action` of one."""
         step = self._ask("step", session=self._session, text=action)
         if "unclear" in step:
             self._num_unclear += 1

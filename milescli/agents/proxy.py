@@ -99,7 +99,7 @@ class SessionProxy:
         return sum(len(guest.open) for guest in self._guests.values())
 
     def open(self, session: Session) -> Door:
-        """See Doors."""
+        """Serve the session from now on."""
         if self._server is None:
             self._start()
         key = secrets.token_urlsafe(32)
@@ -107,7 +107,7 @@ class SessionProxy:
         return Door(base_url=f"http://{self.host}:{self._port}/v1", api_key=key)
 
     def close(self, door: Door) -> None:
-        """See Doors."""
+        """Stop serving the session."""
         guest = self._guests.pop(door.api_key, None)
         for waiting in guest.open if guest is not None else ():
             waiting.cancel()

@@ -63,7 +63,7 @@ class FunctionTool:
         self._parameters = {parameter.name: parameter for parameter in parameters_of(function)}
 
     def check(self, arguments: Mapping[str, Any]) -> None:
-        """See Tool."""
+        """Raise ValueError if the arguments are invalid."""
         known = self._parameters
         if unknown := arguments.keys() - known.keys():
             raise ValueError(f"{self.name} takes {', '.join(known)}, not {', '.join(unknown)}")
@@ -79,7 +79,7 @@ class FunctionTool:
                 raise ValueError(f"{name} of {self.name} must not be {json.dumps(value)}")
 
     async def open(self) -> OpenFunction:
-        """See Tool."""
+        """Open the tool for one episode."""
         if not inspect.isclass(self._function):
             return OpenFunction(self._function)
         made = self._function(self._settings)
@@ -96,7 +96,7 @@ class OpenFunction:
         self._function = function
 
     async def call(self, arguments: Mapping[str, Any]) -> object:
-        """See OpenTool."""
+        """Call the tool, and return text or JSON values."""
         function = self._function
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object's own `async def`
@@ -105,7 +105,7 @@ class OpenFunction:
         return await in_thread(lambda: function(**arguments))
 
     async def close(self) -> None:
-        """See OpenTool."""
+        """Release the tool at the end of the episode."""
         close = getattr(self._function, "close", None)
         ended = close() if close is not None else None
         if inspect.isawaitable(ended):

@@ -33,7 +33,7 @@ PIPE_WIDTH = 160
 
 
 class Mode(StrEnum):
-    """How we speak."""
+    """Names the output modes."""
 
     HUMAN = "human"
     JSON = "json"
@@ -109,14 +109,14 @@ class Output:
             self._show(Padding(grid, (0, 0, 0, 2)) if title else grid)
 
     def text(self, text: str) -> None:
-        """Data that is already text: a recipe, a help page. Nothing in JSON mode."""
+        """Print data that is already text: a recipe, a help page. Prints nothing in JSON mode."""
         if self.mode is not Mode.JSON:
             self._line(self.data, text.rstrip("\n"))
 
     def masked(self, pieces: Sequence[tuple[str, bool]]) -> None:
-        """Text in pieces, of which some are learned: those are coloured, and every other piece of
-        either kind is underlined, so that their borders are seen. Without colours what is learned
-        stands in double angle brackets."""
+        """Print text in pieces, some of which are learned: those are coloured, and every other
+        piece of either kind is underlined, so that the borders are visible. Without colours, double
+        angle brackets enclose what is learned."""
         if self.mode is Mode.JSON:
             return
         if self.data.is_terminal and not self.data.no_color:
@@ -131,26 +131,26 @@ class Output:
         self._line(self.data, "".join(f"«{text}»" if learned else text for learned, text in parts))
 
     def blank(self) -> None:
-        """An empty line between parts of the data; for people only."""
+        """Print an empty line between parts of the data; for people only."""
         if self.mode is Mode.HUMAN:
             self.data.print()
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Print a note."""
         self._narrate("note", text, Text(text, style=theme.QUIET))
 
     def success(self, text: str) -> None:
-        """Something was reached."""
+        """Print a success."""
         self._narrate("success", text, Text.assemble(("✓ ", theme.GOOD), text))
 
     def warn(self, text: str) -> None:
-        """Something that the user may not have meant. Said in quiet mode too."""
+        """Warn of something that the user may not have intended. Also printed in quiet mode."""
         self._narrate(
             "warning", text, Text.assemble(("warning: ", theme.WARN), text), is_important=True
         )
 
     def error(self, error: MilesError) -> None:
-        """What, why, fix. One JSON object on stderr in JSON mode."""
+        """Print what, why and fix; in JSON mode one JSON object on stderr."""
         if self.mode is Mode.JSON:
             fields = error.as_dict()
             self._line(self.narration, envelope("error", {"type": fields.pop("kind"), **fields}))
@@ -216,7 +216,7 @@ def envelope(kind: str, payload: Mapping[str, object]) -> str:
 
 
 def finite(value: object) -> object:
-    """A value of JSON without NaN and infinity, which JSON has not: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -264,8 +264,8 @@ def show_lines(lines: Sequence[Line], output: Output) -> None:
 
 @contextmanager
 def redrawn(output: Output) -> Iterator[Callable[[Sequence[Line]], None] | None]:
-    """What draws a screen in the place of the one before. None where there is no terminal, or
-    nobody who looks at it."""
+    """Provide a function that replaces the screen; None if there is no terminal, or nobody watches
+    it."""
     if output.mode is not Mode.HUMAN or not (output.is_interactive and output.data.is_terminal):
         yield None
         return

@@ -37,7 +37,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def sparkline(
     values: Sequence[float], width: int, *, low: float | None = None, high: float | None = None
 ) -> str:
-    """`width` characters at most: the mean of each part of `values`. A value that is no number
+    """Draw at most `width` characters: the mean of each part of `values`. A value that is no number
     leaves a gap."""
     if not values or width < 1:
         return ""
@@ -83,9 +83,8 @@ class Segment:
 
 
 def staircase(segments: Sequence[Segment], *, total: float, width: int) -> list[Text]:
-    """[segments] a line each of `width` characters for `total`. What is there at all is seen: a
-    part has one character at least. Parts beyond the total stand beyond the width, and are drawn in
-    red."""
+    """Draw [segments] lines of `width` characters for `total`. A part has one character at least.
+    Parts beyond the total exceed the width, and are red."""
     lines, before = [], 0.0
     for segment in segments:
         start = _place(before, total, width)

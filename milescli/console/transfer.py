@@ -36,8 +36,9 @@ class Transfer:
         unit: str = BYTES,
         tells_quick: bool = True,
     ) -> None:
-        """`unit`: BYTES, or a plural: samples. `done`: of an earlier attempt; they do not count for
-        the speed. `tells_quick`: a program hears of work that is done within EVENT_EVERY_S too."""
+        """Show a transfer. `unit` is BYTES, or a plural such as samples. `done` comes from an
+        earlier attempt and does not count for the speed. `tells_quick` also reports work that is
+        done within EVENT_EVERY_S."""
         self.output, self.label, self.unit = output, label, unit
         self.total, self.done = total, done
         self._before, self._began = done, time.monotonic()
@@ -82,12 +83,12 @@ class Transfer:
                 self.output.note(f"{self.label}: {self.said()}")
 
     def reached(self, num: int) -> None:
-        """So many are done altogether; less than were done before is nothing new."""
+        """Set the total that is done; less than before changes nothing."""
         if num > self.done:
             self(num - self.done)
 
     def said(self) -> str:
-        """50.0 MiB of 100.0 MiB, 1.0 MiB/s, 50.0 s left"""
+        """Format the progress: 50.0 MiB of 100.0 MiB, 1.0 MiB/s, 50.0 s left."""
         left = "" if self.eta_s is None else f", {format_duration(self.eta_s)} left"
         if self.unit == BYTES:
             return (
@@ -131,8 +132,9 @@ class Transfer:
 
 
 class _Line(ProgressColumn):
-    """What, a bar, and how far, how fast, how long still: as of now, while nothing comes too. On a
-    narrow terminal the bar goes first, then the end of the label; figures stay."""
+    """Shows the label, a bar, the amount, the speed and the remaining time, up to date even while
+    nothing arrives. On a narrow terminal the bar goes first, then the end of the label; figures
+    stay."""
 
     def __init__(self, said: Callable[[], str], *, width: int) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class _Line(ProgressColumn):
 
 
 def bar_line(label: str, said: str, *, share: float, width: int) -> Text:
-    """Of `width` characters at most, but for the figures, which are there always."""
+    """Draw at most `width` characters, plus the figures, which are always shown."""
     room = width - len(said) - 2
     if len(label) > room - _LEAST_BAR - 1:
         return Text.assemble(label[: max(0, room)], " ", (said, theme.QUIET), no_wrap=True)

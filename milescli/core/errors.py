@@ -45,13 +45,13 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
 
 
 class MilesError(Exception):
-    """An error that a user can act on. Crosses process borders (picklable)."""
+    """Reports an error that a user can act on. Crosses process borders (picklable)."""
 
     exit_code: ExitCode = ExitCode.FAILED
 
     def __init__(self, what: str, *, why: str, fix: str | list[str]) -> None:
-        """`what` failed, `why` with the numbers, `fix`: one or more commands or actions, the best
-        first."""
+        """State that `what` failed, `why` with the numbers, and `fix`: one or more commands or
+        actions, the best first."""
         super().__init__(what)
         self.what = what
         self.why = why
@@ -79,13 +79,13 @@ def _rebuild(kind: type[MilesError], what: str, why: str, fixes: list[str]) -> M
 
 
 class RecipeError(MilesError, ValueError):
-    """A recipe, an override or an environment setting that cannot be honoured."""
+    """Reports an invalid recipe, override or environment setting."""
 
     exit_code = ExitCode.INVALID
 
 
 class DataError(MilesError, ValueError):
-    """Prompts, labels, a tokenizer or a reward that cannot be used."""
+    """Reports unusable prompts, labels, tokenizers or rewards."""
 
     exit_code = ExitCode.INVALID
 
@@ -106,17 +106,17 @@ def unreadable(folder: Path, error: OSError, *, what: str) -> MachineError:
 
 
 class FitError(MilesError, ValueError):
-    """A layout that is illegal or does not fit on the machine."""
+    """Reports a layout that is illegal or does not fit on the machine."""
 
     exit_code = ExitCode.DOES_NOT_FIT
 
 
 class OutOfMemory(FitError):
-    """A process of the run asked for more memory than its device or its computer has."""
+    """Reports that a process of the run exceeded the memory of its device or its computer."""
 
 
 class CheckpointError(MilesError, OSError):
-    """A checkpoint or a model folder that is missing, incompatible or corrupt."""
+    """Reports a checkpoint or a model folder that is missing, incompatible or corrupt."""
 
     exit_code = ExitCode.CHECKPOINT
 
@@ -125,37 +125,38 @@ class CheckpointError(MilesError, OSError):
 
 
 class RewardError(MilesError, RuntimeError):
-    """A reward function raised; carries its traceback in `why`."""
+    """Reports that a reward function raised; carries its traceback in `why`."""
 
 
 class AgentError(MilesError, RuntimeError):
-    """An agent raised, or broke its contract; carries its traceback in `why`."""
+    """Reports that an agent raised, or broke its contract; carries its traceback in `why`."""
 
 
 class ContextFull(AgentError):
-    """A conversation has no room for another response; agents end their episode there."""
+    """Reports that a conversation has no room for another response; agents end their episode
+    there."""
 
 
 class EndpointError(MilesError, RuntimeError):
-    """A server that was asked by HTTP did not answer, or not with what was asked for."""
+    """Reports that a server did not answer over HTTP, or answered incorrectly."""
 
 
 class WorkerDied(MilesError, RuntimeError):
-    """A process of the run ended although nobody asked it to."""
+    """Reports that a process of the run ended unexpectedly."""
 
 
 class WorkerKilled(WorkerDied):
-    """It was ended from outside, or by a crash without a word, and did not say what is wrong:
-    another one may live."""
+    """Reports that a process was killed, or crashed silently, without saying what is wrong: another
+    one may survive."""
 
 
 class NodeDied(WorkerDied):
-    """A computer of the run is gone, with all that was there."""
+    """Reports that a computer of the run is lost, with everything on it."""
 
 
 class WaitTimeout(MilesError, TimeoutError):
-    """A wait reached its bound. Says who waited for whom, for what, how long, and when the other
-    last spoke."""
+    """Reports that a wait reached its bound: who waited for whom, for what, how long, and when the
+    other last responded."""
 
     def __str__(self) -> str:
         return MilesError.__str__(self)
@@ -166,7 +167,7 @@ class MismatchError(MilesError, ArithmeticError):
 
 
 class NotFiniteError(MilesError, ArithmeticError):
-    """A loss, a gradient or a weight is NaN or infinite."""
+    """Reports that a loss, a gradient or a weight is NaN or infinite."""
 
 
 class Stopped(MilesError):
@@ -176,7 +177,7 @@ class Stopped(MilesError):
 
 
 class NodesJoined(Stopped):
-    """A run that had lost nodes can have more than it uses: it was saved, and begins again with
+    """Reports that a run that had lost nodes can have more: it was saved, and starts again with
     them."""
 
 
@@ -187,7 +188,7 @@ class Interrupted(MilesError):
 
 
 class Terminated(MilesError):
-    """SIGTERM ended the run before anything could be saved."""
+    """Reports that SIGTERM ended the run before anything could be saved."""
 
     exit_code = ExitCode.TERMINATED
 

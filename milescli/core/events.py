@@ -21,7 +21,7 @@ class PhaseStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Something that the user should know; `level` is info or warning."""
+    """Reports something to the user; `level` is info or warning."""
 
     text: str
     level: str = "info"
@@ -109,7 +109,7 @@ class PublishStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowStats:
-    """How rollout and training met at one step; all since the step before."""
+    """Reports how rollout and training interleaved since the step before."""
 
     idle_s: float = 0.0
     """Seconds in which no sample was being made: rollout was held back."""
@@ -191,7 +191,7 @@ class EvalDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint became complete (its manifest was written)."""
+    """Reports that a checkpoint is complete (its manifest was written)."""
 
     step: int
     path: str
@@ -228,7 +228,7 @@ class EngineTrainerChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSilent:
-    """A process of the run has not spoken for a while; when `limit_s` are over, it counts as
+    """Reports that a process of the run has not responded for a while; after `limit_s` it counts as
     dead."""
 
     worker: str
@@ -243,7 +243,7 @@ class WorkerSilent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
-    """A process of the run died or hung, and another is being started in its place."""
+    """Reports that a process of the run died or hung, and is being replaced."""
 
     worker: str
     """As errors call it: engine 1."""
@@ -303,8 +303,8 @@ class WorkerMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySeen:
-    """What processes of a run held in a step: those of which this is news; the plan says what it
-    counted on."""
+    """Reports the memory of processes in a step, if it has changed; the plan says what it counted
+    on."""
 
     step: int
     workers: tuple[WorkerMemory, ...]
@@ -323,7 +323,7 @@ class RunEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfAdapter:
-    """What happens to one of several adapters, in the events of the run that trains them."""
+    """Wraps an event of one of several adapters, in the events of the run that trains them."""
 
     adapter: str
     event: Event
@@ -362,7 +362,7 @@ class EventBus:
 
 
 def stamped(event: Event) -> dict[str, object]:
-    """A line of events.jsonl: when it is written, 2026-11-25T22:00:01.234Z, and the event."""
+    """Return a line of events.jsonl: the event with its time, 2026-11-25T22:00:01.234Z."""
     return {"time": format_time(time.time()), **to_record(event)}
 
 

@@ -109,7 +109,7 @@ class Validation:
 
 @dataclass(slots=True, kw_only=True)
 class Healing:
-    """A process that was lost, and what came of it."""
+    """Records a lost process, and its replacement."""
 
     worker: str
     """engine 1"""

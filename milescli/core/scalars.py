@@ -22,8 +22,8 @@ _PARTS = {"reward_parts": "reward", "figures": "agent"}
 
 
 def scalars_of(event: Event) -> tuple[int, dict[str, float]] | None:
-    """(step, name -> value) of an event, or None where it carries none; those of an adapter's event
-    are its run's."""
+    """Return (step, name -> value) of an event, or None if it carries none; those of an adapter's
+    event belong to its run."""
     return None if isinstance(event, OfAdapter) else scalars_in(to_record(event))
 
 

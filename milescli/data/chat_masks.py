@@ -26,7 +26,7 @@ _TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedText:
-    """A text, and the parts of it that are learned."""
+    """Holds a text, and the parts of it that are learned."""
 
     text: str
     spans: list[tuple[int, int]]

@@ -40,7 +40,7 @@ class Examples(Generic[Item]):
     """Rows in an order that (seed, epoch) fixes. The position is the whole state."""
 
     def __init__(self, items: Sequence[Item], *, seed: int, shuffle: bool) -> None:
-        """`items` in file order, at least one."""
+        """Take `items` in file order, at least one."""
         assert items, "a source without rows"
         self.items = items
         self._order = EpochOrder(len(items), seed=seed, shuffle=shuffle)

@@ -45,7 +45,7 @@ class DataRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """A row that cannot be used."""
+    """Describes an unusable row."""
 
     line: int
     """Counted from 1."""

@@ -62,7 +62,7 @@ HELDOUT_EVERY = 8
 
 
 def rows(*, seed: int) -> Iterator[Mapping[str, str]]:
-    """Each topic to train on with each request and instruction, in an order of the seed's."""
+    """Yield each topic to train on with each request and instruction, in an order by the seed."""
     topics = [topic for number, topic in enumerate(TOPICS) if number % HELDOUT_EVERY]
     return iter(_shuffled(_rows(topics, REQUESTS), seed))
 

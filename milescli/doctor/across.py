@@ -87,7 +87,7 @@ def judge_interfaces(
 
 
 def judge_nodes(names: Sequence[str], reports: Sequence[Report], *, backend: str) -> list[Finding]:
-    """[rank] of all nodes: findings `reach`, `clocks` and `group`."""
+    """Return the findings `reach`, `clocks` and `group` of all nodes, [rank] each."""
     unreachable = sorted({pair for report in reports for pair in report.unreachable})
     if unreachable:
         findings: list[Finding] = []

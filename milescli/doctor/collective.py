@@ -126,7 +126,7 @@ def read_report(file: Path) -> Report:
 
 
 def pairs_of(count: int) -> list[tuple[int, int]]:
-    """All, or those of neighbours in a ring where they would be too many."""
+    """Return all pairs, or those of neighbours in a ring if there are too many."""
     every = list(itertools.combinations(range(count), 2))
     return (
         every

@@ -98,7 +98,7 @@ async def _converse(
 async def check_response(
     engine: RolloutEngine, *, start_s: float
 ) -> tuple[list[Finding], Completion]:
-    """It responds, and equally for equal seeds. Returns the response, too."""
+    """Check that the engine responds, and equally for equal seeds. Also returns the response."""
     first, second = await engine.generate(REQUEST), await engine.generate(REQUEST)
     if first.response_ids != second.response_ids:
         why = (

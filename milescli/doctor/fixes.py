@@ -87,7 +87,7 @@ def nearest_folder(path: Path) -> Path:
 
 
 def file_system_of(path: Path) -> int:
-    """Number of the file system that it is on, or will be."""
+    """Return the number of the file system on which the path is, or will be."""
     return nearest_folder(path).stat().st_dev
 
 

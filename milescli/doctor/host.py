@@ -53,8 +53,8 @@ def check_platform(machine: Machine) -> list[Finding]:
 
 
 def check_visibility(accelerators: Accelerators, *, environ: Mapping[str, str]) -> list[Finding]:
-    """CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices; before all, devices
-    that are there and cannot be used."""
+    """Check CUDA_, HIP_, ROCR_VISIBLE_DEVICES against each other and the devices, and first report
+    unusable devices."""
     if faults := fault_errors(accelerators, environ):
         return [
             Finding(
@@ -92,7 +92,7 @@ def check_visibility(accelerators: Accelerators, *, environ: Mapping[str, str]) 
 
 
 def check_shm(*, size_bytes: int, free_bytes: int) -> list[Finding]:
-    """/dev/shm: Ray's object store and weights on their way to the engines."""
+    """Check /dev/shm, which holds Ray's object store and weights in transit."""
     what = f"{format_bytes(free_bytes)} of {format_bytes(size_bytes)} free in /dev/shm"
     grown = format_size(size_bytes - free_bytes + SHM_GROWN)
     fixes = [
@@ -123,8 +123,8 @@ def shm_sizes() -> tuple[int, int]:
 
 
 def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -> list[Finding]:
-    """Loopback answers, and enough of the ports are free that engines, router and ranks are given.
-    Names who holds them."""
+    """Check that loopback works, and that enough ports for engines, router and ranks are free.
+    Names their holders."""
     free, taken = [], []
     for port in candidates:
         try:
@@ -179,8 +179,8 @@ def check_ports(*, candidates: Sequence[int] = RANGE, host: str = "127.0.0.1") -
 
 
 def port_holders(ports: Collection[int]) -> list[tuple[tuple[int, str], int]]:
-    """((pid, name), number of these ports that it listens on), most first; only processes that we
-    may look at."""
+    """Return ((pid, name), number of these ports that it listens on), most first; only of processes
+    that we may inspect."""
     import psutil
 
     owners: Counter[tuple[int, str]] = Counter()

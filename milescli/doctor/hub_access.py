@@ -25,7 +25,7 @@ NO_HUB = (407, 500, 502, 503, 504)
 
 
 def wanted_repos(recipe: Recipe | None) -> list[tuple[str, str, str]]:
-    """(kind, name, key) of what the recipe takes from the hub."""
+    """Return (kind, name, key) of what the recipe takes from the hub."""
     if recipe is None:
         return []
     path = recipe.model.path

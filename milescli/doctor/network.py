@@ -60,8 +60,8 @@ def list_interfaces() -> list[Interface]:
 def check_interfaces(
     interfaces: Sequence[Interface], *, environ: Mapping[str, str], kind: Kind
 ) -> list[Finding]:
-    """NCCL_ and GLOO_SOCKET_IFNAME name interfaces that are there and up. On a CPU NCCL is not
-    used: a warning."""
+    """Check that NCCL_ and GLOO_SOCKET_IFNAME name interfaces that exist and are up. On a CPU,
+    where NCCL is not used, a fault is a warning."""
     findings: list[Finding] = []
     usable = [interface.name for interface in interfaces if interface.is_up and interface.addresses]
     best = next((name for name in usable if not name.startswith(VIRTUAL)), "lo")
@@ -102,8 +102,8 @@ def check_interfaces(
 
 
 def nccl_choice(value: str, names: Sequence[str]) -> list[str]:
-    """NCCL's own rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact
-    names. Without them, lo and docker last."""
+    """Apply NCCL's rules (its manual, NCCL_SOCKET_IFNAME): prefixes; `^` all but these; `=` exact
+    names. Without them, lo and docker come last."""
     exclude, exact = value.startswith("^"), value.lstrip("^").startswith("=")
     words = [word for word in value.lstrip("^=").split(",") if word]
 

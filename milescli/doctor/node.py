@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 class Once(Generic[T]):
-    """A value that many threads ask for and one makes; an error is remembered too. The vendors'
-    tools take seconds."""
+    """Computes a value once for many threads, and remembers an error too. The vendors' tools take
+    seconds."""
 
     def __init__(self, make: Callable[[], T]) -> None:
-        """`make` is called by the first who asks."""
+        """Call `make` at the first request."""
         self._make, self._lock = make, threading.Lock()
         self._values: list[T] = []
         self._error: MilesError | None = None

@@ -161,7 +161,7 @@ def _large_data(recipe: Recipe) -> str:
 
 
 def check_material(recipe: Recipe) -> list[Finding]:
-    """Model folder, tokenizer, every row of the data."""
+    """Check model folder, tokenizer, and every row of the data."""
     from milescli.checkpoint.run_dir import RunDir
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport

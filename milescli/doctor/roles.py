@@ -51,7 +51,7 @@ def critic_facts(recipe: Recipe) -> ModelFacts | None:
 
 
 def repos_of_roles(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """(name on the hub, key) of those that are not on this disk."""
+    """Yield (name on the hub, key) of the models that are not on this disk."""
     from milescli.runtime.inputs.given_models import policy_paths, reward_path, teacher_paths
 
     models = [*teacher_paths(recipe), *filter(None, [reward_path(recipe)]), *policy_paths(recipe)]

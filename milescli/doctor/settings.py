@@ -159,7 +159,7 @@ more on more cores."""
 
 
 def check_memory(*, total_bytes: int, available_bytes: int) -> list[Finding]:
-    """Main memory, as far as this process may use it."""
+    """Check main memory, as far as this process may use it."""
     what = f"{format_bytes(available_bytes)} of {format_bytes(total_bytes)} free"
     look = "ps -eo pid,rss,comm --sort=-rss | head   # who holds it; end what you do not need"
     if available_bytes < MEMORY_NEEDED:

@@ -19,7 +19,7 @@ from milescli.insight.series import Trend
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Names the severity of a finding."""
 
     BAD = "bad"
     """What is learned is spoiled, or will be."""
@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is to be said of a run."""
+    """Holds the judgement of a run."""
 
     step: int
     """Steps done."""
@@ -72,7 +72,7 @@ class Verdict:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether no finding is worse than a hint."""
+        """Return True if no finding is worse than a hint."""
         return self.level in (None, Level.HINT)
 
 
@@ -118,23 +118,24 @@ class Case:
         return (known[-count], known[-1]) if known else (0, 0)
 
     def column(self, name: str) -> np.ndarray:
-        """[steps] NaN where a step has none."""
+        """Return [steps] values; NaN where a step has none."""
         return np.frombuffer(self.history.columns.get(name), dtype=np.float64)
 
     def early(self, name: str) -> float:
-        """Mean of the metric over the first steps."""
+        """Return the mean of the metric over the first steps."""
         return series.mean(series.early(self.column(name)))
 
     def recent(self, name: str) -> float:
-        """Mean of the metric over the last steps."""
+        """Return the mean of the metric over the last steps."""
         return series.mean(series.recent(self.column(name)))
 
     def has(self, name: str, *, least: int = FEW_STEPS) -> bool:
-        """Whether at least `least` steps recorded the metric."""
+        """Return True if at least `least` steps recorded the metric."""
         return int(np.isfinite(self.column(name)).sum()) >= least
 
     def is_early(self, *, least: int) -> bool:
-        """Too few steps are done to say of a figure that it does not rise; `least`: in any run."""
+        """Return True if too few steps are done to say that a figure does not rise; `least` applies
+        to any run."""
         planned = EARLY_SHARE * (self.history.num_steps or 0)
         return self.num_steps < max(least, min(planned, EARLY_MOST))
 
@@ -146,8 +147,8 @@ class Case:
 
     @cached_property
     def accuracy(self) -> Trend:
-        """Of held-out accuracy, from the first evaluation to the best; its error by the number of
-        prompts."""
+        """Return the trend of held-out accuracy, from the first evaluation to the best; its error
+        follows from the number of prompts."""
         found = self.history.evaluations
         if len(found) < 2:
             return Trend(change=math.nan, error=math.nan)
@@ -167,7 +168,7 @@ class Case:
 
     @property
     def is_rising(self) -> bool:
-        """Reward or held-out accuracy got better for more than noise."""
+        """Return True if reward or held-out accuracy improved by more than noise."""
         return self.progress.is_rising or self.accuracy.is_rising
 
     def finding(
@@ -203,7 +204,8 @@ def rise(values: Sequence[float]) -> Trend:
 
 
 def difference(first: float, last: float, *, num_prompts: int) -> Trend:
-    """Of two accuracies on the same number of prompts, as two independent shares."""
+    """Return the trend between two accuracies on the same number of prompts, as two independent
+    shares."""
     shares = [min(max(value, 0.0), 1.0) for value in (first, last)]
     # Laplace's rule: none of 0 is no certainty
     smoothed = [(share * num_prompts + 1) / (num_prompts + 2) for share in shares]
@@ -218,5 +220,5 @@ def _sureness(trend: Trend) -> float:
 
 
 def number(value: Any, form: str = ".3g") -> str:
-    """A figure of the evidence."""
+    """Format a figure of the evidence."""
     return format(float(value), form)

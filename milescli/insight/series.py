@@ -27,17 +27,17 @@ class Trend:
 
     @property
     def is_rising(self) -> bool:
-        """For more than noise."""
+        """Return True if it rises by more than noise."""
         return self.change > SURE * self.error
 
     @property
     def is_falling(self) -> bool:
-        """For more than noise."""
+        """Return True if it falls by more than noise."""
         return self.change < -SURE * self.error
 
 
 def finite(values: Sequence[float]) -> np.ndarray:
-    """[n] float64"""
+    """Return the finite values, [n] float64."""
     whole = np.asarray(values, dtype=np.float64)
     return whole[np.isfinite(whole)]
 
@@ -55,13 +55,13 @@ def recent(values: Sequence[float]) -> np.ndarray:
 
 
 def mean(values: Sequence[float]) -> float:
-    """NaN of none."""
+    """Return the mean; NaN without values."""
     whole = finite(values)
     return float(whole.mean()) if len(whole) else math.nan
 
 
 def median(values: Sequence[float]) -> float:
-    """NaN of none."""
+    """Return the median; NaN without values."""
     whole = finite(values)
     return float(np.median(whole)) if len(whole) else math.nan
 

@@ -45,7 +45,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What came back."""
+    """Holds an engine's response."""
 
     response_ids: list[int]
     """[num_response_tokens] including the end-of-sequence token where there is one."""
@@ -77,7 +77,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool that the policy wants called."""
+    """Describes a tool call of the policy."""
 
     name: str
     """As the policy wrote it; it may be of no tool that there is."""
@@ -87,7 +87,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parsed:
-    """A response, taken apart as its family writes it."""
+    """Holds a response that was parsed in its family's format."""
 
     content: str
     reasoning: str | None = None
@@ -241,9 +241,9 @@ class Doors(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """A fleet of engines behind one door. All methods are bounded in time and raise WaitTimeout or
-    WorkerDied with names. An engine that dies is removed, where somebody replaces it: what it was
-    asked is asked of the others, or of the new one."""
+    """Defines a fleet of engines behind one interface. All methods are bounded in time and raise
+    WaitTimeout or WorkerDied with names. A dead engine is removed if somebody replaces it: its
+    requests go to the others, or to the new one."""
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
@@ -311,7 +311,7 @@ class RewardFn(Protocol):
 
 
 class BoundedReward(Protocol):
-    """A reward that bounds its calls itself, in processes of its own."""
+    """Defines a reward that bounds its calls itself, in its own processes."""
 
     max_concurrency: int
     """Calls that make sense at once."""

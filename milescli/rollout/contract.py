@@ -220,7 +220,7 @@ class _RandomPolicy:
     """Says a few bytes, of a length and content that the seed fixes."""
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        """Never fails."""
+        """Return random tokens; never fails."""
         await asyncio.sleep(0)
         rng = random.Random(f"{request.seed}/{len(request.prompt_ids)}")
         length = rng.randint(1, min(request.max_new_tokens, 24))

@@ -33,7 +33,7 @@ MAX_KEPT_FILES, MAX_KEPT_THREADS = 8, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was seen."""
+    """Holds the observations of a check."""
 
     num_episodes: int
     num_steps: int

@@ -18,7 +18,7 @@ from milescli.recipe.agents import EnvironmentSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What came of one turn of the policy."""
+    """Holds the result of one turn of the policy."""
 
     observation: str = ""
     """What the policy is told; nothing where the episode has ended."""

@@ -88,7 +88,7 @@ class AdapterDevices(Devices):
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
-        """As in Devices; `publish` follows, or this raises."""
+        """Provide the devices for training, as in Devices; `publish` follows, or this raises."""
         await self.turn.acquire()
         self._is_ours = True
         try:
@@ -127,7 +127,7 @@ class AllFleets:
 
     @property
     def engines(self) -> list[EngineAddress]:
-        """That any of them asks."""
+        """Return the engines of all fleets."""
         return list({engine.url: engine for f in self._fleets for engine in f.engines}.values())
 
     def remove(self, error: EngineDied) -> None:

@@ -82,7 +82,7 @@ class Hooks:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run in memory: everything that the loop works with."""
+    """Holds a run in memory: everything that the loop works with."""
 
     plan: Plan
     bus: EventBus

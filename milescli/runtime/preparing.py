@@ -33,7 +33,7 @@ ITSELF = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipes:
-    """A run's recipe, and that of each adapter where it trains several."""
+    """Holds a run's recipe, and that of each of several adapters."""
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
@@ -45,7 +45,7 @@ class Recipes:
         return cls(loaded=loaded, each=each_of(loaded, steps=steps))
 
     def but(self, names: Collection[str]) -> Recipes:
-        """Without these adapters."""
+        """Return the recipes without these adapters."""
         left = {name: one for name, one in self.each.items() if name not in names}
         return Recipes(loaded=self.loaded, each=left)
 

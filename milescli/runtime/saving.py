@@ -28,14 +28,14 @@ LOOK_EVERY_S = 0.2
 
 
 def version_of(step: int) -> WeightVersion:
-    """Weight version of the weights after `step` RL steps. 0 is what the engines loaded at start; 1
-    is the state after the warm-up."""
+    """Return the weight version after `step` RL steps. 0 is what the engines loaded at start; 1 is
+    the state after the warm-up."""
     return WeightVersion(step + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is, beside its weights, as the manifest has it."""
+    """Holds a run's progress beside its weights, as in the manifest."""
 
     prompt_position: int = 0
     taken: list[int] = field(default_factory=list)

@@ -17,7 +17,7 @@ from milescli.runtime.inputs.run_inputs import RunInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything that is known before anything starts. Nothing in it changes while it runs."""
+    """Holds everything that is known before anything starts, and stays unchanged."""
 
     run: RunDir
     recipe: Recipe
@@ -43,5 +43,5 @@ class RunSpec:
 
     @property
     def first_step(self) -> int:
-        """RL steps that are done."""
+        """Return the number of RL steps that are done."""
         return self.checkpoint.step if self.checkpoint else 0

@@ -31,7 +31,7 @@ it."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruthCheck:
-    """Everything that the question needs."""
+    """Holds everything that the check needs."""
 
     recipe: Recipe
     plan: Plan

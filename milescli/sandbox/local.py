@@ -60,7 +60,7 @@ class LocalSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Ran:
-        """See Sandbox."""
+        """Run the code as a Python program."""
         asked = {"code": code, "stdin": stdin, "files": encoded(files), "limits": asdict(limits)}
         supervisor = await self._warm()
         return ran(await supervisor.ask({"op": "run", **asked}, bound_s=limits.wall_s + _SLACK_S))
@@ -71,7 +71,7 @@ class LocalSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> LocalSession:
-        """See Sandbox."""
+        """Open a session."""
         supervisor = await self._warm()
         asked = {"op": "open", "files": encoded(files), "limits": asdict(limits)}
         number, reply = supervisor.request(asked)
@@ -79,7 +79,7 @@ class LocalSandbox:
         return LocalSession(supervisor, number, limits)
 
     def close(self) -> None:
-        """See Sandbox."""
+        """End everything that runs in the sandbox. Idempotent."""
         with self._lock:
             if self._supervisor is not None:
                 self._supervisor.close()
@@ -111,7 +111,7 @@ class LocalSandbox:
 
 
 class LocalSession:
-    """See Session."""
+    """Runs cells in a local sandbox."""
 
     def __init__(self, supervisor: _Supervisor, number: int, limits: Limits) -> None:
         self._supervisor, self._number, self._limits = supervisor, number, limits
@@ -119,13 +119,13 @@ class LocalSession:
 
     @property
     def is_open(self) -> bool:
-        """See Session."""
+        """Return False after it was closed, or a limit ended it."""
         return self._is_open and self._supervisor.lives
 
     async def execute(
         self, cell: str, *, wall_s: float = 10.0, output_bytes: int | None = None
     ) -> Ran:
-        """See Session."""
+        """Run a cell like a REPL."""
         asked = {
             "op": "cell",
             "session": self._number,
@@ -152,7 +152,7 @@ class LocalSession:
         )
 
     async def close(self) -> None:
-        """See Session."""
+        """End the session with all its processes. Idempotent."""
         if self._is_open and self._supervisor.lives:
             self._is_open = False
             with contextlib.suppress(MilesError):

@@ -40,7 +40,7 @@ class BackgroundTracker:
         self._thread.start()
 
     def tell(self, record: Record) -> None:
-        """Hand on a record; never waits."""
+        """Pass on a record; never waits."""
         if self._is_closed:
             return
         if self._waiting.qsize() >= self._max_waiting:

@@ -16,7 +16,7 @@ _CALLS = ("log", "event", "close")
 
 
 def check_tracker(factory: Callable[..., Any]) -> None:
-    """Two attempts at a run, as a run would call it. Raises RecipeError."""
+    """Simulate two attempts at a run. Raises RecipeError."""
     with tempfile.TemporaryDirectory() as folder:
         for first_step in (0, 1):
             run = TrackedRun(

@@ -348,14 +348,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Who asked went away; it would be printed on the user's screen."""
+        """Ignore clients that disconnect, which would be printed on the user's screen."""
 
 
 class _Handler(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is said of requests."""
+        """Log nothing of requests."""
 
 
 def _app(text: Callable[[], str]) -> Callable[..., Iterable[bytes]]:

@@ -17,7 +17,8 @@ from milescli.web.responses import Forbidden, NotFound
 
 
 def below(folder: Path, name: str) -> Path:
-    """What `name`, as `a/b`, stands for below a folder. Raises Forbidden for one that climbs."""
+    """Return the path of `name`, such as `a/b`, below a folder. Raises Forbidden for one that
+    leaves it."""
     parts = name.split("/")
     if not name or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise _elsewhere(name)
@@ -25,8 +26,8 @@ def below(folder: Path, name: str) -> Path:
 
 
 def file_within(folder: Path, name: str) -> Path:
-    """A regular file below a folder, links resolved. Raises NotFound where there is none, Forbidden
-    where it is somewhere else or not ours to read."""
+    """Return a regular file below a folder, with links resolved. Raises NotFound if there is none,
+    Forbidden if it is elsewhere or not ours to read."""
     try:
         root, file = folder.resolve(), below(folder, name).resolve()
         if root not in file.parents:
@@ -193,7 +194,7 @@ TYPES = {
 
 
 def static_file(name: str) -> tuple[bytes, str]:
-    """(content, media type) of a URL below `/static/`. Raises NotFound."""
+    """Return (content, media type) of a URL below `/static/`. Raises NotFound."""
     folder = VENDORED if name.startswith("vendored/") else STATIC
     file = below(folder, name.removeprefix("vendored/"))  # a link, where a tool installs by links
     if file.suffix not in TYPES or not file.is_file():

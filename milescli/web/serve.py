@@ -69,7 +69,7 @@ class Door:
 
     @property
     def is_loopback(self) -> bool:
-        """Only processes of this computer can reach it."""
+        """Return True if only processes of this computer can reach it."""
         return is_loopback(self.gate.host)
 
 

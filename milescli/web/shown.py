@@ -19,7 +19,7 @@ LOOK_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRun:
-    """A run, or one of a run's several adapters."""
+    """Describes a run, or one of a run's several adapters."""
 
     id: str
     """In URLs: its name, made unique; of an adapter `run:adapter`."""

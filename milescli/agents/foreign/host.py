@@ -135,7 +135,7 @@ class ForeignHost:
         return worker
 
     def ask_now(self, method: str, params: Mapping[str, Any], *, timeout_s: float) -> Any:
-        """As `ask`, for threads."""
+        """Call the process like `ask`, from a thread."""
         worker = self.start_now()
         try:
             number, reply = worker.ask(method, params)

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installed:
-    """What `install` leaves behind."""
+    """Describes what `install` leaves behind."""
 
     package: Package
     python: str
@@ -41,8 +41,8 @@ class Installed:
 
 
 def install(package: Package, *, python: str | None, say: Say) -> Installed:
-    """`python`: an interpreter by its path or name; None: one that fits is looked for. `say` is
-    told of each step. Raises MachineError."""
+    """Install the package. `python` is an interpreter's path or name; None looks for one that fits.
+    `say` gets a line per step. Raises MachineError."""
     package.folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone(package):
         record = package.record
@@ -77,8 +77,8 @@ def install(package: Package, *, python: str | None, say: Say) -> Installed:
 
 
 def chosen(package: Package, python: str | None) -> tuple[str, str]:
-    """An interpreter that the package runs on, and its version. Raises MachineError where there is
-    none, or the one that is named is none."""
+    """Return an interpreter for the package, and its version. Raises MachineError if there is none,
+    or if the given one is invalid."""
     candidates = [python] if python is not None else interpreters(package)
     seen = []
     for candidate in candidates:
@@ -109,7 +109,7 @@ def interpreters(package: Package) -> list[str]:
 
 
 def version_of(interpreter: str) -> tuple[int, ...] | None:
-    """(3, 12, 1); None: it cannot be started, or is no Python."""
+    """Return the version, such as (3, 12, 1); None if it cannot be started, or is no Python."""
     asked = [interpreter, "-c", "import sys; print(*sys.version_info[:3])"]
     try:
         done = subprocess.run(

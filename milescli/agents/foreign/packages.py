@@ -37,7 +37,7 @@ class Package:
 
     @property
     def requirements(self) -> list[str]:
-        """What is installed, each pinned in docker/pins.env."""
+        """Return the packages to install, each pinned in docker/pins.env."""
         return [f"{self.name}=={pin(self.name)}"]
 
     @property
@@ -52,17 +52,17 @@ class Package:
 
     @property
     def program(self) -> Path:
-        """What runs there."""
+        """Return the path of its program."""
         return PROGRAMS / f"miles_{self.name}.py"
 
     @property
     def command(self) -> str:
-        """That installs it."""
+        """Return the command that installs it."""
         return f"miles env install {self.name}"
 
     @property
     def record(self) -> dict[str, Any] | None:
-        """What was installed; None: nothing, or not to the end."""
+        """Return the record of its installation; None if it is not installed completely."""
         try:
             record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -136,5 +136,5 @@ def environments_dir() -> Path:
 
 
 def listed(packages: Sequence[Package] = PACKAGES) -> list[tuple[Package, str | None]]:
-    """Each, and why it cannot be used here."""
+    """Return each package, and why it is not usable here."""
     return [(package, package.lack) for package in packages]

@@ -44,8 +44,8 @@ Check = Callable[[Repo, Path, "RepoFile"], None]
 def fetch_files(
     repo: Repo, choose: Choose, *, check: Check, output: Output | None
 ) -> dict[str, Path]:
-    """Path in the repository -> file on disk. Raises MachineError where the disk is too small, and
-    the repository's error where the hub does not give it."""
+    """Fetch files; returns path in the repository -> file on disk. Raises MachineError if the disk
+    is too small, and the repository's error if the hub refuses it."""
     from huggingface_hub import snapshot_download
 
     listing = list_files(repo)
@@ -154,7 +154,8 @@ def check_size(repo: Repo, file: Path, listed: RepoFile) -> None:
 
 
 def check_hash(repo: Repo, file: Path, listed: RepoFile) -> None:
-    """SHA-256 of large files, git's own hash of small ones: what the hub lists for either."""
+    """Compare a file with the hash that the hub lists: SHA-256 of large files, git's own hash of
+    small ones."""
     check_size(repo, file, listed)
     with file.open("rb") as opened:
         if listed.lfs is not None:

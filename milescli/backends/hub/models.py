@@ -104,7 +104,8 @@ def fetch_model(
 
 
 def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) -> Path:
-    """A folder with the model's config.json, a few kilobytes. Raises CheckpointError."""
+    """Fetch the model's config.json, a few kilobytes; returns its folder. Raises
+    CheckpointError."""
     repo = Repo(name=name, kind="model", revision=revision, instead=instead)
     try:
         newest_commit(repo)
@@ -115,7 +116,7 @@ def fetch_config(name: str, *, revision: str | None, instead: str = MODEL_COPY) 
 
 
 def fetch_tokenizer(name: str, *, revision: str | None) -> Path:
-    """A folder with what `fetch_model` gives but the weights: config and tokenizer. Raises
+    """Fetch config and tokenizer without the weights; returns their folder. Raises
     CheckpointError."""
     patterns = [pattern for pattern in MODEL_FILES if pattern != "*.safetensors"]
 

@@ -26,11 +26,9 @@ class Hub:
     closed door."""
 
     def __init__(self, repo: str, *, endpoint: str | None = None) -> None:
-        """`repo`: ORG/NAME. `endpoint`: another hub than HF_ENDPOINT's, for tests.
-
-        Raises RecipeError for a name that cannot be, MachineError without a token or with one that
-        is not accepted, MilesError where the hub cannot be reached.
-        """
+        """Connect to the repository ORG/NAME. `endpoint` replaces HF_ENDPOINT's hub in tests.
+        Raises RecipeError for an invalid name, MachineError without a valid token, MilesError if
+        the hub is unreachable."""
         from huggingface_hub import HfApi, get_token
 
         if not _REPO.match(repo) or ".." in repo or "--" in repo:

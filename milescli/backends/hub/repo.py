@@ -40,7 +40,7 @@ ASK_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repo:
-    """What is fetched from, and how its errors read."""
+    """Describes a repository to fetch from, and its errors."""
 
     name: str
     kind: Literal["model", "dataset"]
@@ -50,12 +50,12 @@ class Repo:
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Return the name for people."""
         return f"the {'model' if self.kind == 'model' else 'data set'} `{self.name}`"
 
     @property
     def error(self) -> type[MilesError]:
-        """Which error its absence is."""
+        """Return the error type for its absence."""
         return CheckpointError if self.kind == "model" else DataError
 
     @property
@@ -73,7 +73,7 @@ class Repo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Every file of a repository."""
+    """Lists every file of a repository."""
 
     commit: str
     """Or the name of the revision, where the hub cannot be asked."""
@@ -84,7 +84,7 @@ class Listing:
 
 
 def list_files(repo: Repo) -> Listing:
-    """Every file with size and hash; from the cache where the hub cannot be reached."""
+    """List every file with size and hash; from the cache if the hub is unreachable."""
     from huggingface_hub import HfApi, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
     from huggingface_hub.hf_api import RepoFile
@@ -209,7 +209,7 @@ def explained(repo: Repo, *, but_not: tuple[type[Exception], ...] = ()) -> Itera
 
 
 def unreachable(repo: Repo, why: str) -> MilesError:
-    """It cannot be fetched now."""
+    """Return the error for a repository that cannot be fetched now."""
     option = " --repo-type dataset" if repo.kind == "dataset" else ""
     return repo.error(
         f"{repo.what} cannot be had from the hub",

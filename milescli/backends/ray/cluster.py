@@ -136,9 +136,9 @@ class Cluster:
             ) from None
 
     async def devices(self, plan: Plan, *, timeout_s: float) -> list[list[str]]:
-        """[plan nodes][devices] what the visibility variable of an actor must say for each device
-        that Ray gave us: on a shared cluster these need not be the first. Called after `place`,
-        before anything is spawned."""
+        """Return [plan nodes][devices] the value of the visibility variable for each device that
+        Ray assigned: on a shared cluster these need not be the first. Called after `place`, before
+        any process starts."""
         import ray
 
         given = ray.remote(max_retries=0)(_given_devices)

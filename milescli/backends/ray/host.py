@@ -29,8 +29,7 @@ class Host:
     `status` answers meanwhile."""
 
     def __init__(self, *, name: str, target: str) -> None:
-        """`target` is an import path `module:Class`; the import begins at once, on the work
-        thread."""
+        """Start to import `target`, `module:Class`, on the work thread."""
         self.name = name
         self.phase = "starting"
         self.since = time.monotonic()
@@ -75,7 +74,7 @@ class Host:
         return getattr(self._object, method)(*args) if self._object is not None else None
 
     async def status(self) -> tuple[str, float]:
-        """(what the work thread does now, seconds since it began)."""
+        """Return (current activity of the work thread, seconds since it began)."""
         return self.phase, time.monotonic() - self.since
 
     async def _on_work_thread(self, phase: str, function: Any) -> Any:

@@ -142,9 +142,10 @@ def _connect(address: str, *, settings: dict[str, Any]) -> None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM take effect at the end, a second one at once: a Ray that is interrupted
-    while it connects waits for seconds, then brings this process down with SIGSEGV. Not in the
-    second in which Ray's C++ has a handler of its own for SIGTERM: it shows a stack and ends us."""
+    """Delay Ctrl-C and SIGTERM to the end of the block, and let a second one act at once: a Ray
+    that is interrupted while it connects waits for seconds, then kills this process with SIGSEGV.
+    Does not cover the second in which Ray's C++ has its own SIGTERM handler, which prints a stack
+    and ends us."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -83,7 +83,7 @@ class NodeProcesses:
         return actor
 
     async def spawned(self) -> ActorHandle:
-        """A further actor."""
+        """Start a further actor."""
         return await self._spawned(START_TIMEOUT_S)
 
     async def lost(self, actor: _Actor, cause: Exception) -> Exception:
@@ -173,7 +173,7 @@ class _Actor:
             call.settle(None, CallFailed("its process was ended"))
 
     def forget(self) -> None:
-        """Nothing of it is waited for any more."""
+        """Stop waiting for its replies."""
         self.failure = self.failure or CallFailed("the run has ended")
         for task in (self._starting, self._sending, self._reading):
             if task is not None:
@@ -233,7 +233,7 @@ class NodeCalls:
         self._actor: _Actor | None = None
 
     async def begin(self, *args: Any) -> QuickCall:
-        """See CallProcess."""
+        """Send a call without waiting for its reply."""
         if self._actor is None and self.lives:
             try:
                 actor = await self._owner.actor()
@@ -251,7 +251,7 @@ class NodeCalls:
         return self._actor.call(self, self._opened.process, args)
 
     def close(self) -> None:
-        """See CallProcess. Idempotent."""
+        """End the process. Idempotent."""
         actor, self._actor, self.lives = self._actor, None, False
         if actor is not None and actor.failure is None:
             actor.drop(self)

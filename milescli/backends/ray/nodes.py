@@ -13,7 +13,7 @@ from milescli.core.errors import NodeDied
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostNode:
-    """A computer that was part of the cluster, and has not come back under its address."""
+    """Describes a computer that was part of the cluster, and has not returned under its address."""
 
     address: str
     host_name: str
@@ -23,7 +23,7 @@ class LostNode:
 
 
 def lost_nodes() -> list[LostNode]:
-    """Each once, by address."""
+    """Return each lost node once, by address."""
     import ray
 
     nodes = ray.nodes()

@@ -22,7 +22,8 @@ POLL_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A further process; it is begun with its first call. The rest is as of QuickCalls."""
+    """Announces a further process, which starts with its first call. The rest is as in
+    QuickCalls."""
 
     process: int
     target: str
@@ -41,7 +42,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A process is ended; its calls have no reply."""
+    """Announces that a process was ended; its calls get no reply."""
 
     process: int
 
@@ -51,7 +52,7 @@ Order = Opened | Called | Closed
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What came of a call."""
+    """Holds the result of a call."""
 
     call: int
     value: Any
@@ -61,10 +62,11 @@ class Settled:
 
 
 class ProcessHost:
-    """All methods but the first two run in the actor's event loop; none waits for a call."""
+    """Hosts processes. All methods but the first two run in the actor's event loop; none waits for
+    a call."""
 
     def __init__(self, *, import_from: Sequence[str], folder: str) -> None:
-        """`import_from`: the driver's `sys.path`; `folder`: where it runs, which may not be
+        """Set the driver's `sys.path` as `import_from`, and its working folder, which may not exist
         here."""
         sys.path += [entry for entry in import_from if entry not in sys.path]
         with contextlib.suppress(OSError):
@@ -79,7 +81,7 @@ class ProcessHost:
         return len(os.sched_getaffinity(0))
 
     async def take(self, orders: Sequence[Order]) -> None:
-        """In their order."""
+        """Execute the orders in their sequence."""
         for order in orders:
             if isinstance(order, Opened):
                 self._processes[order.process] = QuickCalls(
@@ -93,7 +95,7 @@ class ProcessHost:
                 task.add_done_callback(self._running.discard)
 
     async def replies(self) -> list[Settled]:
-        """What was settled since the last time; empty where nothing is within `POLL_S`."""
+        """Return the results since the last call; empty if there is none within `POLL_S`."""
         if not self._settled:
             self._has_settled.clear()
             with contextlib.suppress(TimeoutError):

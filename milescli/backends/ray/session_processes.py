@@ -48,8 +48,8 @@ class SessionProcesses:
         """One that is stopped for so long is ended."""
 
     def watch(self, processes: Mapping[str, subprocess.Popen[bytes]], *, log_dir: Path) -> None:
-        """From now on. `processes`: children of this process, by Ray's names; `log_dir`: where they
-        log, which is gone with the session."""
+        """Watch `processes` from now on: children of this process, by Ray's names. `log_dir` holds
+        their logs, and vanishes with the session."""
         self._processes = dict(processes)
         if processes:
             arguments = (dict(processes), log_dir)
@@ -58,23 +58,23 @@ class SessionProcesses:
             ).start()
 
     def expect_end(self) -> None:
-        """They may end now. One that is stopped would never, and Ray would wait for it."""
+        """Allow the processes to end. Resumes a stopped one, for which Ray would wait forever."""
         self._expected.set()
         for process in self._processes.values():
             if process.returncode is None and is_stopped_process(process.pid):
                 os.kill(process.pid, signal.SIGKILL)
 
     def news(self, step: int) -> list[WorkerSilent]:
-        """Of those that do not speak; each once. `step`: steps done."""
+        """Return each newly silent process once. `step` is the number of steps done."""
         return [news for silence in self._silences.values() if (news := silence.news(step))]
 
     def close(self) -> None:
-        """They have ended, and Ray was left."""
+        """Stop watching, after the processes have ended and Ray was left."""
         self._expected.set()
         self._over.set()
 
     async def check(self) -> None:
-        """A probe: raises WorkerDied where one has died."""
+        """Raise WorkerDied if one of the processes has died."""
         await asyncio.sleep(0)
         if self._death is not None:
             raise WorkerDied(self._death.what, why=self._death.why, fix=list(self._death.fixes))
@@ -126,7 +126,7 @@ def _last_words(name: str, log_dir: Path) -> str:
 
 
 def of_this_session() -> dict[str, subprocess.Popen[bytes]]:
-    """Ray's processes that this process has started; none where a cluster was joined."""
+    """Return Ray's processes that this process has started; empty if it joined a cluster."""
     from ray._private import worker
 
     node = worker._global_node
@@ -157,7 +157,7 @@ def _as_reaped(code: int | None) -> str:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL`; a number where it has no name."""
+    """Return the name of a signal, such as `SIGKILL`, or its number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -40,7 +40,7 @@ _rotates_halves = None
 
 @torch.inference_mode()
 def logits(folder: Path, rows: list[list[int]], *, dtype: torch.dtype) -> list[torch.Tensor]:
-    """[tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
+    """Return [tokens, vocab] float32 per row of token ids. Runs no code of the folder's."""
     from transformers import AutoModelForCausalLM
 
     config, key_mapping = _read_config(folder)
@@ -86,8 +86,8 @@ def _read_config(folder: Path):
 
 
 def main() -> None:
-    """REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a safetensors
-    file of logits by number of the row."""
+    """Serve REQUEST: {"threads", "jobs": [{"folder", "rows", "dtype", "out"}]}; `out` is a
+    safetensors file of logits by number of the row."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(request.get("threads", 1))
     for job in request["jobs"]:

@@ -126,7 +126,7 @@ def workers_die(case: Case) -> Finding | None:
 
 
 def stalled(case: Case) -> Finding | None:
-    """It runs, and has written nothing for far longer than a step takes."""
+    """Detect a running run that has written nothing for far longer than a step takes."""
     if case.now_s is None or case.history.outcome is not None or not case.num_steps:
         return None
     silent_s = case.now_s - case.history.last_s

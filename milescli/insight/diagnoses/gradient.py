@@ -20,7 +20,7 @@ SPIKES = 2
 
 
 def not_finite(case: Case) -> Finding | None:
-    """A loss or a gradient that is NaN or infinite."""
+    """Detect a loss or a gradient that is NaN or infinite."""
     steps = np.asarray(case.history.columns.steps)
     bad = ~np.isfinite(case.column(LOSS)) | ~np.isfinite(case.column(NORM))
     error = case.history.error or {}
@@ -88,7 +88,7 @@ def _usual(norms: np.ndarray, place: int) -> float:
 
 
 def no_gradient(case: Case) -> Finding | None:
-    """Nothing is learned: all gradients are zero."""
+    """Detect that nothing is learned, because all gradients are zero."""
     norms = series.recent(case.column(NORM))
     if len(norms) < series.LEAST or norms.max() > NONE:
         return None

@@ -99,7 +99,8 @@ def kl_runaway(case: Case) -> Finding | None:
 
 
 def ratio_stuck(case: Case) -> Finding | None:
-    """Several updates a step, and yet the policy is always the one that sampled."""
+    """Detect that the policy always equals the one that sampled, in spite of several updates a
+    step."""
     updates = case.facts.updates_per_step
     if updates < 2 or not case.has(RATIO, least=series.LEAST):
         return None
@@ -125,7 +126,7 @@ def ratio_stuck(case: Case) -> Finding | None:
 
 
 def clip_fraction_high(case: Case) -> Finding | None:
-    """Much of a step's learning is cut off."""
+    """Detect that much of a step's learning is clipped."""
     bound = CLIPPED_MUCH.get(str(case.facts.key("train.ratio", "token")), math.inf)
     now = case.recent(CLIPPED) if case.has(CLIPPED, least=series.LEAST) else 0.0
     if now < bound:

@@ -52,7 +52,7 @@ def length_explosion(case: Case) -> Finding | None:
 
 
 def truncation(case: Case) -> Finding | None:
-    """Many responses are cut off before they end."""
+    """Detect that many responses are truncated."""
     if not case.has(TRUNCATED, least=series.LEAST) or (now := case.recent(TRUNCATED)) < CUT:
         return None
     bound = case.facts.key("rollout.max_response_tokens")

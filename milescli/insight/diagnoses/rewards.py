@@ -93,7 +93,8 @@ def reward_falling(case: Case) -> Finding | None:
 
 
 def reward_flat(case: Case) -> Finding | None:
-    """No rise for more than noise, and something left to gain."""
+    """Detect a reward that does not rise by more than noise, although there is something left to
+    gain."""
     if case.history.learns_from_rows or not case.has(REWARD, least=ENOUGH):
         return None
     trend = case.progress
@@ -118,7 +119,8 @@ def reward_flat(case: Case) -> Finding | None:
 
 
 def held_out_falls(case: Case) -> Finding | None:
-    """Training reward rises while held-out accuracy falls: over-optimisation of the reward."""
+    """Detect over-optimisation of the reward: training reward rises while held-out accuracy
+    falls."""
     found = case.history.evaluations
     if len(found) < 3 or not case.has(REWARD):
         return None

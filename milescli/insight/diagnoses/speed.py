@@ -20,7 +20,8 @@ def rollout_bound(case: Case) -> Finding | None:
 
 
 def train_bound(case: Case) -> Finding | None:
-    """Most of the time is training; how many devices would balance it with rollout."""
+    """Detect that training takes most of the time, and say how many devices would balance it with
+    rollout."""
     title = "Training takes most of the time"
     return _side(case, TRAIN, "train-bound", title, (*_balance(case), *_FASTER_TRAINING))
 

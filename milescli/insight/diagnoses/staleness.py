@@ -35,7 +35,7 @@ def staleness_over_bound(case: Case) -> Finding | None:
 
 
 def stale_groups_wasted(case: Case) -> Finding | None:
-    """Much of what is sampled is thrown away for its age."""
+    """Detect that many samples are discarded for their age."""
     if not case.has(WASTED, least=series.LEAST):
         return None
     wasted = series.recent(case.column(WASTED)).sum()
@@ -60,7 +60,7 @@ def stale_groups_wasted(case: Case) -> Finding | None:
 
 
 def mixed_versions(case: Case) -> Finding | None:
-    """Most samples are of several weight versions, and nothing corrects for it."""
+    """Detect that most samples mix several weight versions without a correction."""
     versions = [set(sample.record.get("versions", ())) for sample in case.samples]
     mixed = sum(len(told) > 1 for told in versions)
     is_corrected = (

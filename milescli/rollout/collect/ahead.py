@@ -27,7 +27,7 @@ from milescli.rollout.episode.episode import Episodes
 
 @dataclass(slots=True)
 class _PendingBatch:
-    """A batch on its way."""
+    """Holds a batch in progress."""
 
     step: int
     task: asyncio.Task[Batch] | None = None
@@ -36,8 +36,8 @@ class _PendingBatch:
 
 
 class AheadCollector:
-    """As `Collector`, but further batches are generated while the trainer works. Belongs to one
-    event loop."""
+    """Collects like `Collector`, and generates further batches while the trainer works. Belongs to
+    one event loop."""
 
     def __init__(
         self, collector: Collector, source: PromptSource, *, max_staleness: int, overlap: bool
@@ -69,23 +69,24 @@ class AheadCollector:
 
     @property
     def flow(self) -> FlowStats:
-        """Up to the last step taken."""
+        """Return the flow up to the last step taken."""
         return self._flow
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Empty: a curriculum needs what came of the step before."""
+        """Return nothing: a curriculum needs the results of the step before."""
         return self._collector.history
 
     @property
     def position(self) -> int:
-        """Position of the oldest prompt that no step has taken: where a resumed run goes on."""
+        """Return the position of the oldest prompt that no step has taken, from which a resumed run
+        continues."""
         begun = [batch.start_position for batch in self._pending]
         return min([self._source.position, *(start for start in begun if start is not None)])
 
     @property
     def taken(self) -> list[int]:
-        """None: steps take the prompts in their order."""
+        """Return nothing: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
@@ -106,8 +107,8 @@ class AheadCollector:
         self._fill()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
-        """As `Collector.take`; waits only for what is not yet there. Raises what the batch's own
-        collecting raised."""
+        """Return the groups of a step like `Collector.take`; waits only for what is missing. Raises
+        what collecting the batch raised."""
         assert step - version == self._lag, (
             f"step {step} at version {version}: {self._lag} steps ahead were agreed on"
         )

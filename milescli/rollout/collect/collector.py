@@ -57,8 +57,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Progress:
-    """What there is of the samples that were begun; for the error of a wait that reached its
-    bound."""
+    """Counts the samples in progress, for the error of a wait that reached its bound."""
 
     step: int
     num_samples: int = 0
@@ -112,23 +111,24 @@ class Collector:
 
     @property
     def position(self) -> int:
-        """Position of the source: where a resumed run goes on."""
+        """Return the position of the source, from which a resumed run continues."""
         return self._source.position
 
     @property
     def taken(self) -> list[int]:
-        """None: steps take the prompts in their order."""
+        """Return nothing: steps take the prompts in their order."""
         return []
 
     def start(self, *, version: WeightVersion, first_step: int, last_step: int) -> None:
-        """Nothing runs between steps of a strict collector; see `AheadCollector.start`."""
+        """Do nothing: a strict collector runs nothing between steps (see
+        `AheadCollector.start`)."""
         self._meter.read()
 
     def published(self, version: WeightVersion) -> None:
-        """Nothing waits for it; see `AheadCollector.published`."""
+        """Do nothing: nobody waits for the version (see `AheadCollector.published`)."""
 
     async def stop(self) -> None:
-        """Nothing runs; see `AheadCollector.stop`."""
+        """Do nothing: nothing runs (see `AheadCollector.stop`)."""
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Group]:
         """The groups of `step` (`rollout.prompts_per_step` of them, in the order of their prompts);
@@ -332,8 +332,8 @@ class Collector:
 
 
 def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
-    """31 bits, equal on every machine; `position` counts prompts over all epochs, so a prompt that
-    returns is sampled anew."""
+    """Return a seed of 31 bits, equal on every machine; `position` counts prompts over all epochs,
+    so a repeated prompt is sampled anew."""
     digest = hashlib.blake2b(
         f"{run_seed}/{position}/{sample_index}".encode(), digest_size=4
     ).digest()
@@ -341,7 +341,7 @@ def sampling_seed(run_seed: int, position: int, sample_index: int) -> int:
 
 
 def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) -> WaitTimeout:
-    """What is said where the groups of `step` are not there after `bound_s`."""
+    """Return the error for missing groups of `step` after `bound_s`."""
     begun = list(progress)
     silent_s = time.monotonic() - max(one.last_done for one in begun)
     num_done = sum(one.num_done for one in begun)
@@ -360,7 +360,7 @@ def waited_too_long(progress: Iterable[Progress], *, step: int, bound_s: float) 
 def too_few_kept(
     rollout: Rollout, kept: Sequence[Group], refused: Sequence[Group], *, step: int, rounds: int
 ) -> MilesError:
-    """What is said where the filter refuses more than `rollout.max_filter_rounds` lets it."""
+    """Return the error for a filter that refuses more than `rollout.max_filter_rounds` allows."""
     return MilesError(
         f"the filter `{rollout.filter}` left too few groups for step {step}",
         why=f"{len(kept)} of {rollout.prompts_per_step} after {rounds} "
@@ -384,7 +384,7 @@ class FlowMeter:
     Belongs to one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
+        """Measure with `clock`, in seconds."""
         self._clock = clock
         self._num_running = 0
         self._began = self._last = clock()

@@ -58,7 +58,7 @@ class _Slot:
 
     @property
     def oldest(self) -> int:
-        """Version of its oldest token; no newer than that, where it is being made."""
+        """Return the version of its oldest token, or an upper bound while it is generated."""
         if self.group is None:
             return self.began
         return min(sample.oldest_version for sample in self.group.samples)
@@ -72,8 +72,8 @@ class _Slot:
 
 
 class DoneFirstCollector:
-    """As `AheadCollector`, but a step takes the groups that are done. Belongs to one event loop;
-    one `take` at a time."""
+    """Collects like `AheadCollector`, but a step takes the groups that are done. Belongs to one
+    event loop; one `take` at a time."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class DoneFirstCollector:
         journal: Journal | None = None,
         taken: Collection[int] = (),
     ) -> None:
-        """`taken`: positions at or behind the source's that steps have settled already."""
+        """Skip the positions in `taken`, at or after the source's, which steps have settled."""
         self._collector, self._source = collector, source
         self._recipe, self._rollout = recipe, recipe.rollout
         self._journal = journal or NoJournal()
@@ -118,7 +118,7 @@ class DoneFirstCollector:
 
     @property
     def flow(self) -> FlowStats:
-        """Up to the last step taken."""
+        """Return the flow up to the last step taken."""
         return self._flow
 
     @property
@@ -128,12 +128,13 @@ class DoneFirstCollector:
 
     @property
     def history(self) -> dict[int, Tried]:
-        """Empty: a curriculum needs what came of the step before."""
+        """Return nothing: a curriculum needs the results of the step before."""
         return self._collector.history
 
     @property
     def position(self) -> int:
-        """Position of the oldest prompt that no step has settled: where a resumed run goes on."""
+        """Return the position of the oldest prompt that no step has settled, from which a resumed
+        run continues."""
         drawn = [slot.position for slot in self._backlog]
         return min([self._source.position, *self._slots, *self._refused, *self._dropped, *drawn])
 

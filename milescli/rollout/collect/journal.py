@@ -58,17 +58,17 @@ class NoJournal:
     """Implements Journal: nothing is kept, and nothing was."""
 
     def keep_group(self, position: int, group: Group) -> None:
-        """See Journal."""
+        """Record nothing."""
 
     def keep_batch(self, batch: BatchRecord) -> None:
-        """See Journal."""
+        """Record nothing."""
 
     def batch(self, step: int, *, start: int) -> BatchRecord | None:
-        """See Journal."""
+        """Return None: nothing is recorded."""
         return None
 
     async def group(self, step: int, position: int, prompt: Prompt) -> Group | None:
-        """See Journal."""
+        """Return None: nothing is recorded."""
         return None
 
 

@@ -11,7 +11,7 @@ from milescli.rollout.collect.selectors import has_zero_variance
 
 
 def staleness_of(group: Group, version: WeightVersion) -> int:
-    """Trainer version minus the version of the group's oldest token."""
+    """Return the trainer version minus the version of the group's oldest token."""
     return version - min(sample.oldest_version for sample in group.samples)
 
 
@@ -52,7 +52,7 @@ def summarise(
 
 
 def reward_histogram(groups: Sequence[Group]) -> tuple[int, ...]:
-    """[12] as `RolloutStats.reward_histogram` says."""
+    """Return [12] counts as in `RolloutStats.reward_histogram`."""
     if any(not 0 <= reward <= 1 for group in groups for reward in group.rewards):
         return ()
     counts = [0] * 12
@@ -65,13 +65,13 @@ def reward_histogram(groups: Sequence[Group]) -> tuple[int, ...]:
 
 
 def mean_parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean of each part of the reward, over the samples that were scored by parts."""
+    """Return the mean of each part of the reward, over the samples with parts."""
     return _means([sample.reward_parts for sample in samples])
 
 
 def mean_figures(samples: Sequence[Sample]) -> dict[str, float]:
-    """Mean of each metric that agents report of their episodes; and `failed_episodes`, failed
-    attempts per sample, if any failed."""
+    """Return the mean of each metric that agents report; and `failed_episodes`, failed attempts per
+    sample, if any failed."""
     failed = fmean(sample.num_failed for sample in samples) if samples else 0.0
     figures = _means([sample.figures for sample in samples])
     return {**figures, "failed_episodes": failed} if failed else figures

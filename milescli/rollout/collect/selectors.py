@@ -27,7 +27,7 @@ FIRST = "first"
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A prompt that the policy has answered."""
+    """Describes a prompt that the policy has answered."""
 
     reward: float
     """Mean of its samples' rewards, when it was sampled last."""
@@ -36,7 +36,7 @@ class Tried:
 
 
 class Curriculum(Protocol):
-    """A plug-in of `data.curriculum`."""
+    """Defines a plug-in of `data.curriculum`."""
 
     def __call__(
         self,
@@ -108,7 +108,7 @@ def learnable(
 
 
 class GroupFilter(Protocol):
-    """A plug-in of `rollout.filter`."""
+    """Defines a plug-in of `rollout.filter`."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> bool:
         """Return True to keep the group. Called once a group, when all of its samples are
@@ -157,7 +157,7 @@ def has_zero_variance(group: Group) -> bool:
 
 
 class SampleFilter(Protocol):
-    """A plug-in of `rollout.sample_filter`."""
+    """Defines a plug-in of `rollout.sample_filter`."""
 
     def __call__(self, *, sample: Sample, settings: Rollout) -> bool:
         """Return True to learn from the sample's tokens. Called once a sample, when its group is
@@ -189,7 +189,7 @@ def truncated(*, sample: Sample, settings: Rollout) -> bool:
 
 
 class Selection(Protocol):
-    """A plug-in of `rollout.selection`."""
+    """Defines a plug-in of `rollout.selection`."""
 
     def __call__(self, *, groups: Sequence[Group], count: int, settings: Rollout) -> Sequence[int]:
         """Places of the `count` groups to train on. `groups`: those that the filter kept, more than
@@ -237,7 +237,7 @@ def variance(*, groups: Sequence[Group], count: int, settings: Rollout) -> Seque
 
 
 class Shaping(Protocol):
-    """A plug-in of `rollout.shaping`."""
+    """Defines a plug-in of `rollout.shaping`."""
 
     def __call__(self, *, group: Group, settings: Rollout) -> Sequence[float]:
         """[samples] the rewards of a group's samples, in their order."""

@@ -61,7 +61,7 @@ class _SessionThere(Served):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """See Session."""
+        """Return the turns so far, in order."""
         return self._turns
 
     async def generate(
@@ -71,7 +71,7 @@ class _SessionThere(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """See Session."""
+        """Sample a response to the tokens, and record it."""
         try:
             sent: Any = array("i", token_ids)
         except (TypeError, OverflowError):
@@ -89,7 +89,7 @@ class _SessionThere(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Reply:
-        """See Session."""
+        """Sample a response to the messages, and record it."""
         reply = await self._side.ask((list(messages), list(tools), max_new_tokens, stop))
         self._turns.append(reply.turn)
         return reply

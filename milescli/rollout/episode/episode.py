@@ -68,7 +68,7 @@ def load_agent(rollout: Rollout) -> Agent:
 
 
 class Plays(Protocol):
-    """Who has prompts answered, and the answers scored."""
+    """Defines who samples and scores answers to prompts."""
 
     @property
     def agent_name(self) -> str:
@@ -80,7 +80,7 @@ class Plays(Protocol):
         """One attempt."""
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """All attempts at a prompt, with the rewards that could not be had of one alone."""
+        """Return all attempts at a prompt, with the rewards that need all of them."""
 
 
 class Teaching(Protocol):
@@ -183,7 +183,7 @@ class Episodes:
         return await score_alone(self.scorer, prompt, sample)
 
     async def scored(self, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-        """All samples of one prompt, in order, with the rewards that could not be had of one alone.
+        """Return all samples of one prompt, in order, with the rewards that need all of them.
         Raises RewardError."""
         samples = await score_roles_together(self.scorer, prompt, samples)
         return await score_together(self.scorer, prompt, samples)
@@ -231,7 +231,7 @@ class Episodes:
 
 
 def seed_again(seed: int, attempt: int) -> int:
-    """31 bits; the first attempt's is the sample's own."""
+    """Return a seed of 31 bits; the first attempt's is the sample's own."""
     return turn_seed(seed, -attempt)
 
 
@@ -259,7 +259,7 @@ async def score_alone(scorer: Scoring, prompt: Prompt, sample: Sample) -> Sample
 
 
 async def score_together(scorer: Scoring, prompt: Prompt, samples: list[Sample]) -> list[Sample]:
-    """All samples of one prompt, in order, each with its reward. Raises RewardError."""
+    """Return all samples of one prompt, in order, each with its reward. Raises RewardError."""
     lacking = [place for place, sample in enumerate(samples) if sample.reward is None]
     if not lacking:
         return samples

@@ -27,7 +27,7 @@ class Generate(Protocol):
 
 
 class Generation(Protocol):
-    """A plug-in of `rollout.generation`: an async function."""
+    """Defines a plug-in of `rollout.generation`: an async function."""
 
     async def __call__(
         self, *, token_ids: Sequence[int], generate: Generate, settings: Rollout
@@ -45,8 +45,7 @@ async def once(*, token_ids: Sequence[int], generate: Generate, settings: Rollou
 
 
 class Generating(Served):
-    """A session whose responses another way of generation makes. Implements
-    milescli.rollout.base.Session."""
+    """Implements milescli.rollout.base.Session with responses of another generation function."""
 
     def __init__(self, session: Session, generation: Generation, settings: Rollout) -> None:
         self._session, self._generation, self._settings = session, generation, settings
@@ -55,7 +54,7 @@ class Generating(Served):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """See Session: those that the agent was given."""
+        """Return the turns so far, in order. Those that the agent was given."""
         return self._turns
 
     async def generate(
@@ -65,7 +64,8 @@ class Generating(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """See Session. Raises AgentError where the response is none that was recorded."""
+        """Sample a response to the tokens, and record it. Raises AgentError where the response is
+        none that was recorded."""
         most, ends = max_new_tokens, stop
 
         async def generate(
@@ -102,7 +102,7 @@ class Generating(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Reply:
-        """Refused: how a turn of a chat is made of several calls, nobody has said."""
+        """Refuse: a chat's turn cannot be composed of several calls."""
         raise AgentError(
             f"the generation `{self._settings.generation}` makes no turns of a chat",
             why="its agent calls session.chat, and `rollout.generation` knows token ids alone",

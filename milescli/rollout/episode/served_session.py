@@ -15,16 +15,16 @@ class Served:
 
     @property
     def base_url(self) -> str:
-        """See Session."""
+        """Return the URL of the session."""
         return self._open_door.base_url
 
     @property
     def api_key(self) -> str:
-        """See Session."""
+        """Return the key of the session at its URL."""
         return self._open_door.api_key
 
     def played_by(self, role: str) -> Session:
-        """See Session."""
+        """Return the session of the model that plays `role`."""
         raise AgentError(
             f"no model of its own plays the role `{role}` here",
             why="`rollout.roles.NAME.policy` is served to the agent `multi_agent`, in a run",

@@ -164,7 +164,7 @@ class RecordingSession(Served):
 
     @property
     def turns(self) -> Sequence[Turn]:
-        """See Session."""
+        """Return the turns so far, in order."""
         return self._turns
 
     @property
@@ -174,7 +174,7 @@ class RecordingSession(Served):
         return self._engine_failure or next(filter(None, failures), None)
 
     def played_by(self, role: str) -> Session:
-        """See Session."""
+        """Return the session of the model that plays `role`."""
         if role not in self._others:
             return super().played_by(role)
         if role not in self._played_by:
@@ -197,7 +197,7 @@ class RecordingSession(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Turn:
-        """See Session."""
+        """Sample a response to the tokens, and record it."""
         stop = [stop] if isinstance(stop, str) else stop
         call = _Call(prompt_ids=self._checked(token_ids, max_new_tokens))
         known = self._known_routes(call.prompt_ids)
@@ -249,7 +249,7 @@ class RecordingSession(Served):
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Reply:
-        """See Session."""
+        """Sample a response to the messages, and record it."""
         form, conversations = self._chat_form, self._conversations
         assert form is not None and conversations is not None, "this session knows no chat"
         try:

@@ -30,7 +30,7 @@ class Play(Protocol):
 
 
 class EvaluationFn(Protocol):
-    """A plug-in of `eval.function`: an async function."""
+    """Defines a plug-in of `eval.function`: an async function."""
 
     async def __call__(
         self, *, prompts: Sequence[Prompt], play: Play, settings: Evaluation
@@ -79,10 +79,11 @@ async def played(
 
 
 class EvaluationProcess:
-    """An EvaluationFn of the user's in a process of its own. Belongs to one event loop."""
+    """Implements EvaluationFn by the user's function, in a process of its own. Belongs to one event
+    loop."""
 
     def __init__(self, path: str) -> None:
-        """`path`: import path, which was resolved already."""
+        """Take a resolved import path."""
         self.__name__ = path
         self._process = AsyncWorker(f"{__name__}:evaluate_there")
 

@@ -16,7 +16,7 @@ from milescli.rollout.rewards.scoring import finite_reward
 
 
 class Metrics(Protocol):
-    """A plug-in of `eval.metrics`."""
+    """Defines a plug-in of `eval.metrics`."""
 
     def __call__(self, *, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
         """Name -> number, of the samples of each held-out prompt."""
@@ -39,7 +39,7 @@ def measured(
 
 
 def nothing(*, groups: Sequence[Group], settings: Evaluation) -> Mapping[str, float]:
-    """Accuracy says it all."""
+    """Return no metrics beside accuracy."""
     return {}
 
 

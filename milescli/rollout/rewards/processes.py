@@ -17,8 +17,8 @@ MAX_WORKERS = 32
 
 
 class ProcessReward:
-    """A reward, called in worker processes that are started when they are needed. Belongs to one
-    event loop; the scorer keeps to `max_concurrency` calls."""
+    """Calls a reward in worker processes that are started on demand. Belongs to one event loop; the
+    scorer limits the calls to `max_concurrency`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ProcessReward:
 
     @property
     def scores_groups(self) -> bool:
-        """See BoundedReward."""
+        """Return True if it scores all responses to a prompt at once."""
         return self.form is Form.GROUP
 
     async def score(

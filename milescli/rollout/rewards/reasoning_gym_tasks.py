@@ -36,7 +36,8 @@ class ReasoningGym:
     runs_apart = True
 
     def made_for(self, rollout: Rollout) -> ReasoningGym:
-        """See REWARDS. Raises RecipeError where the library is not installed."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid.
+        Raises RecipeError where the library is not installed."""
         if find_spec("reasoning_gym") is None:
             raise RecipeError(
                 "the reward `reasoning_gym` cannot be had",
@@ -53,7 +54,8 @@ class ReasoningGym:
         return float(_scorer(name)(answer=_answer(response), entry=entry))
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right: the entry's own answer scores nothing. None: it does."""
+        """Return why no response can be correct (the entry's own answer scores nothing), or
+        None."""
         if label is None:
             return "`reasoning_gym` needs a label"
         try:

@@ -20,7 +20,7 @@ class ByRole:
         self._episodes, self.roles = episodes, roles
 
     def of(self, prompt: Prompt) -> Scoring:
-        """See Scoring: who scores the episode."""
+        """Return the scorer of this prompt. Who scores the episode."""
         return self._episodes.of(prompt)
 
     @property
@@ -29,11 +29,11 @@ class ByRole:
         return self._episodes.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """See Scoring: the episode's."""
+        """Score one response. The episode's."""
         return await self._episodes.scored(prompt, response)
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """See Scoring: the episode's."""
+        """Score all responses to a prompt. The episode's."""
         return await self._episodes.scored_group(prompt, responses)
 
 

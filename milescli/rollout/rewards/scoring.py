@@ -31,7 +31,7 @@ def is_async(reward: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What is scored."""
+    """Holds a response to score."""
 
     text: str
     num_tokens: int = 0
@@ -42,7 +42,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What came of it."""
+    """Holds the result of scoring."""
 
     reward: float
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Scoring(Protocol):
     """What an episode asks for its reward."""
 
     def of(self, prompt: Prompt) -> Scoring:
-        """Who scores this prompt."""
+        """Return the scorer of this prompt."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Scorer:
         ]
 
     def of(self, prompt: Prompt) -> Scoring:
-        """See Scoring."""
+        """Return the scorer of this prompt."""
         return self
 
     @property
@@ -116,7 +116,7 @@ class Scorer:
         return (await self.scored(prompt, Response(text=response))).reward
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """See Scoring. Raises RewardError after `retries` + 1 failures, of the last one."""
+        """Score one response. Raises RewardError after `retries` + 1 failures, of the last one."""
 
         async def call() -> float:
             return finite_reward(await self._call(prompt, response))
@@ -124,7 +124,7 @@ class Scorer:
         return Score(reward=await self._tried(prompt, response.text, call))
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """See Scoring."""
+        """Score all responses to a prompt."""
         if not self.scores_groups:
             return await all_or_first_error([self.scored(prompt, one) for one in responses])
         rewards = await self.score_group(prompt, [response.text for response in responses])
@@ -197,15 +197,15 @@ class Scorer:
 
 
 class WeightedScorer:
-    """Several rewards of the same responses, all asked at once; their weighted sum. One that fails
-    is named by its own scorer's error."""
+    """Scores the same responses by several rewards at once, and returns their weighted sum. A
+    failing reward is named by its own scorer's error."""
 
     def __init__(self, parts: Mapping[str, tuple[Scorer, float]]) -> None:
         """Name -> scorer and weight."""
         self._parts = dict(parts)
 
     def of(self, prompt: Prompt) -> Scoring:
-        """See Scoring."""
+        """Return the scorer of this prompt."""
         return self
 
     @property
@@ -214,12 +214,12 @@ class WeightedScorer:
         return any(scorer.scores_groups for scorer, _ in self._parts.values())
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """See Scoring."""
+        """Score one response."""
         scorers = [scorer for scorer, _ in self._parts.values()]
         return self._summed(await all_or_first_error([s.scored(prompt, response) for s in scorers]))
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """See Scoring."""
+        """Score all responses to a prompt."""
         scorers = [scorer for scorer, _ in self._parts.values()]
         rows = await all_or_first_error([s.scored_group(prompt, responses) for s in scorers])
         return [self._summed(scores) for scores in zip(*rows, strict=True)]
@@ -250,11 +250,11 @@ class BySource:
     """Prompts of some sources of a mix have a reward of their own."""
 
     def __init__(self, usual: Scoring, own: Mapping[str, Scoring]) -> None:
-        """`own`: by the name of the source."""
+        """Use `own` by the name of the source, and `usual` for the others."""
         self._usual, self._own = usual, own
 
     def of(self, prompt: Prompt) -> Scoring:
-        """See Scoring."""
+        """Return the scorer of this prompt."""
         return self._own.get(prompt.source or "", self._usual)
 
     @property
@@ -263,9 +263,9 @@ class BySource:
         return self._usual.scores_groups
 
     async def scored(self, prompt: Prompt, response: Response) -> Score:
-        """See Scoring."""
+        """Score one response."""
         return await self.of(prompt).scored(prompt, response)
 
     async def scored_group(self, prompt: Prompt, responses: Sequence[Response]) -> list[Score]:
-        """See Scoring."""
+        """Score all responses to a prompt."""
         return await self.of(prompt).scored_group(prompt, responses)

@@ -33,8 +33,8 @@ from milescli.runtime.inputs.episode_parts import scorer_of
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """How prompts of an endpoint are read: without a tokenizer, and without rows that were trained
-    on."""
+    """Says how prompts of an endpoint are read: without a tokenizer, and without rows that were
+    trained on."""
 
     tokenizer: NoTokens
     prompts: None = None

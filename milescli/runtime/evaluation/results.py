@@ -59,7 +59,7 @@ class SetResult:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits: equal where data and settings are."""
+        """Return 16 hex digits that are equal for equal data and settings."""
         told = json.dumps([self.data_sha256, self.settings], sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
@@ -165,7 +165,7 @@ def results_of(folder: Path, set_name: str) -> list[SetResult]:
 
 
 def sha256_of_prompts(prompts: Sequence[Prompt]) -> str:
-    """Equal where the same is asked, with the same labels, in the same order."""
+    """Return a digest that is equal for equal prompts with equal labels in the same order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         told = [prompt.text, prompt.label]
@@ -214,7 +214,7 @@ Settings = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """How two models differ on one set."""
+    """Describes how two models differ on one set."""
 
     set: str
     a: str
@@ -229,7 +229,7 @@ class Comparison:
 
 
 def comparisons(ones: Sequence[SetResult], others: Sequence[SetResult]) -> list[Comparison]:
-    """Each of `ones` with the one of `others` that is of the same set; both of the same prompts."""
+    """Compare each of `ones` with the one of `others` on the same set and prompts."""
     by_set = {other.set: other for other in others}
     return [_compared(one, by_set[one.set]) for one in ones]
 

@@ -86,7 +86,7 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedSet:
-    """A set with its prompts loaded."""
+    """Holds a set with its prompts loaded."""
 
     set: EvalSet
     prompts: list[Prompt]
@@ -216,11 +216,11 @@ class Readers(Protocol):
 
     @property
     def tokenizer(self) -> PromptEncoder:
-        """Tokenizer of the model that is evaluated."""
+        """Return the tokenizer of the evaluated model."""
 
     @property
     def prompts(self) -> FilePrompts | MixedPrompts | None:
-        """That were trained on."""
+        """Return the prompts that were trained on."""
 
 
 def load_set(one: EvalSet, run: RunDir, inputs: Readers, *, output: Output) -> LoadedSet:

@@ -108,7 +108,7 @@ class RunInputs:
 
     @property
     def data_sha256(self) -> str:
-        """SHA-256 of the file that the run learns from."""
+        """Return the SHA-256 of the file from which the run learns."""
         return self.reports["train" if self.rows is not None else "prompts"].sha256
 
     def as_manifest(self) -> dict[str, object]:

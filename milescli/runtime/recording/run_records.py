@@ -68,7 +68,7 @@ def described(machine: Machine) -> str:
 
 
 def read_record(run: RunDir) -> dict[str, object]:
-    """manifest.json as the last attempt left it; empty where it cannot be read."""
+    """Read manifest.json as the last attempt left it; empty if unreadable."""
     try:
         record = json.loads(run.manifest_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -47,8 +47,8 @@ _BAD_RECORD = (OSError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What decides whether a journal belongs to a run: the settings that decide what is sampled,
-    and those that decide the last bits of the weights."""
+    """Identifies the run of a journal: the settings that decide what is sampled, and those that
+    decide the last bits of the weights."""
 
     past: str
     """Hash of what decides what is sampled: another, and nothing of it can be taken."""
@@ -59,7 +59,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """How far the oldest checkpoint is that a run may be resumed from."""
+    """Describes the oldest checkpoint from which a run may be resumed."""
 
     step: int
     position: int

@@ -50,7 +50,7 @@ class WatchedFleet(Protocol):
 
     @property
     def engines(self) -> Sequence[EngineAddress]:
-        """That are asked."""
+        """Return the engines that the fleet uses."""
         ...
 
     def remove(self, error: EngineDied) -> None:
@@ -101,7 +101,7 @@ class EngineWatch:
             self.silence.look(self._unexplained(unheard, is_busy=is_busy), times=UNSURE)
 
     def close(self) -> None:
-        """Ask nothing more."""
+        """Stop the checks."""
         if self._question is not None:
             self._question.cancel()
 
@@ -347,7 +347,7 @@ class RouterKeeper:
         )
 
     async def close(self) -> None:
-        """Nothing runs between two probes."""
+        """Do nothing: nothing runs between two probes."""
 
 
 def warn_of_losses(warn: Callable[[str], None]) -> Callable[[Event], None]:

@@ -48,7 +48,7 @@ class EngineActors:
 
     @property
     def url(self) -> str:
-        """URL of its HTTP server."""
+        """Return the URL of its HTTP server."""
         return self.specs[0].url
 
     async def start(self, *, timeout_s: float) -> None:
@@ -103,7 +103,7 @@ class Keeper(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Engines:
-    """All engines of a run, with router and clients."""
+    """Manages all engines of a run, with router and clients."""
 
     actors: dict[int, EngineActors] = field(default_factory=dict)
     """By their place in the plan."""

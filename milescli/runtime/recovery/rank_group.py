@@ -35,7 +35,7 @@ DEATH_GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """What was seen of a rank that does not answer."""
+    """Describes a rank that does not answer."""
 
     why: str
     is_sure: bool

@@ -60,7 +60,7 @@ class StopSignals:
             loop.add_signal_handler(number, self._handle, number)
 
     def remove(self) -> None:
-        """Back to the default."""
+        """Restore the default signal handlers."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
@@ -157,11 +157,11 @@ class StopFlag:
         self._joined: NodesJoined | None = None
 
     def set(self) -> None:
-        """Ask for the end."""
+        """Request the end."""
         self._event.set()
 
     def set_joined(self, joined: NodesJoined) -> None:
-        """Ask for another beginning, between two steps."""
+        """Request a restart between two steps."""
         self._joined = joined
 
     def check(self) -> None:

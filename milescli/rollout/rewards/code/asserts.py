@@ -42,7 +42,7 @@ class Parted:
 
 
 def part(tests: Sequence[str]) -> Parted:
-    """All tests of a label. Raises Ungradable."""
+    """Split all tests of a label. Raises Ungradable."""
     parting = _Parting()
     for number, text in enumerate(tests):
         try:
@@ -185,7 +185,8 @@ class _Parting:
 
 
 class _Bare(Exception):
-    """A function of the response stands there without being called: the call around it is asked."""
+    """Reports that a function of the response is used without being called: the enclosing call is
+    tested."""
 
 
 def loaded(node: ast.AST) -> set[str]:

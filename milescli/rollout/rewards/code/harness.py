@@ -38,7 +38,7 @@ PROVIDED = {}
 
 
 def encode(value):
-    """Plain values as JSON that keeps their kinds. Raises TypeError for all others."""
+    """Encode plain values as JSON that preserves their types. Raises TypeError for all others."""
     if value is None or isinstance(value, bool | str):
         return value if type(value) in (bool, str, type(None)) else str(value)
     if isinstance(value, int):
@@ -64,7 +64,7 @@ def encode(value):
 
 
 def decode(value):
-    """What `encode` was given. Raises ValueError, TypeError where it made no such thing."""
+    """Invert `encode`. Raises ValueError, TypeError for other input."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

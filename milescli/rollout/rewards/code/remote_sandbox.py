@@ -19,8 +19,8 @@ _TIME_IS_UP = "TimeLimitExceeded"
 
 
 class RemoteSandbox:
-    """See Sandbox. Of the limits it sends wall time and memory, and cuts output; it has no
-    sessions."""
+    """Runs code on a server. Of the limits it sends wall time and memory, and cuts output; it has
+    no sessions."""
 
     kind = "remote"
 
@@ -36,7 +36,7 @@ class RemoteSandbox:
         files: Mapping[str, str | bytes] | None = None,
         limits: Limits = Limits(),
     ) -> Ran:
-        """See Sandbox. Raises EndpointError."""
+        """Run the code as a Python program. Raises EndpointError."""
         body = {
             "code": code,
             "language": "python",

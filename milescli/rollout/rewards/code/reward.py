@@ -64,7 +64,7 @@ class Code:
         self.max_concurrency = settings.concurrency or len(os.sched_getaffinity(0))
 
     def made_for(self, rollout: Rollout) -> Code:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Code(rollout.code)
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -85,12 +85,12 @@ class Code:
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
     ) -> float:
-        """As BoundedReward: its own settings bound it."""
+        """Score one response (BoundedReward); its own settings bound the call."""
         return await self(prompt=prompt, response=response, label=label)
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right; None: one can. Raises MachineError where there is no
-        sandbox, so that a run does not begin."""
+        """Return why no response can be correct, or None. Raises MachineError without a sandbox, so
+        that a run does not begin."""
         self._sandbox()
         try:
             read_label(label)

@@ -84,7 +84,7 @@ def _ratio(above: Any, below: Any) -> float | None:
 
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
-    """A SymPy object, or None."""
+    """Return a SymPy object, or None."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 

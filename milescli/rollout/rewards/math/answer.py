@@ -38,7 +38,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """Words."""
+    """Holds words."""
 
     text: str
 
@@ -54,7 +54,8 @@ class Several:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracketed:
-    """A tuple, a vector or an interval: the order counts, and the brackets where there are two."""
+    """Holds a tuple, a vector or an interval: the order counts, and the brackets if there are
+    two."""
 
     opens: str
     items: tuple[Answer, ...]
@@ -65,7 +66,7 @@ class Bracketed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Union:
-    """Of sets, in no order."""
+    """Holds sets in no order."""
 
     parts: tuple[Answer, ...]
 
@@ -79,7 +80,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """An equation, or an inequality that is no interval of one variable."""
+    """Holds an equation, or an inequality that is no interval of one variable."""
 
     left: str
     sign: str
@@ -97,7 +98,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """x = 3 + 4 = 7: sides that must all be equal."""
+    """Holds a chain x = 3 + 4 = 7, whose sides must all be equal."""
 
     sides: tuple[Answer, ...]
     name: str | None

@@ -68,7 +68,7 @@ def _named_alike(items: tuple[Answer, ...]) -> tuple[Answer, ...]:
 
 
 def equal(one: Answer, other: Answer) -> bool:
-    """Symmetric."""
+    """Return True if the answers are equal. Symmetric."""
     one, other = _single(one), _single(other)
     if isinstance(one, Value) and isinstance(other, Value):
         return _equal_values(one, other)

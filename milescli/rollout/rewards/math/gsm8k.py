@@ -47,7 +47,7 @@ class Gsm8k:
         return None if number is None else f"{number.normalize():f}"
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right; None: one can."""
+        """Return why no response can be correct, or None."""
         if label is None:
             return "`gsm8k` needs a label"
         return "it holds no number" if _of_label(label) is None else None

@@ -16,7 +16,7 @@ MAX_DIGITS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
-    """A rational number as it was written."""
+    """Holds a rational number as it was written."""
 
     value: Fraction
     num_decimals: int | None = None

@@ -77,7 +77,7 @@ class MathReward:
         return float(str(reply["reward"]))
 
     def answer(self, response: str) -> str | None:
-        """What is compared, white space aside; None where nothing is stated."""
+        """Return the stated answer without white space; None if nothing is stated."""
         return "".join(stated(response).split()) or None
 
     def check_label(self, label: str | None) -> str | None:
@@ -97,8 +97,7 @@ class MathReward:
 
 
 class Graders:
-    """A bounded set of math-verify processes, begun when they are needed and ended with this
-    one."""
+    """Manages a bounded set of math-verify processes, started on demand and ended with this one."""
 
     def __init__(self, size: int) -> None:
         self._idle: list[UserWorker] = []

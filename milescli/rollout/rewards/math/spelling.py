@@ -110,14 +110,14 @@ def plain(text: str) -> str:
 
 
 def without_delimiters(text: str) -> str:
-    r"""Without `$...$`, `\(...\)` and `\[...\]`; a single `$` is a currency, and escaped."""
+    r"""Remove `$...$`, `\(...\)` and `\[...\]`; a single `$` is a currency, and is escaped."""
     text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)
     count = len(_DOLLARS.findall(text))
     return _DOLLARS.sub(" ", text) if count % 2 == 0 else _DOLLARS.sub(r"\\$", text)
 
 
 def trimmed(text: str) -> str:
-    """Without blanks, a full stop and the like at its ends, and braces around the whole."""
+    """Remove blanks, a full stop and the like at the ends, and braces around the whole."""
     text = text.strip(" \t\r\n").rstrip(",;:")
     if not text.endswith("..."):
         text = text.rstrip(".").rstrip()

@@ -21,7 +21,7 @@ def result_of(label: str) -> str:
 
 
 def grade(label: str, response: str) -> float:
-    """1.0 or 0.0. Raises ValueError where the label cannot be graded."""
+    """Return 1.0 or 0.0. Raises ValueError if the label cannot be graded."""
     wanted = _wanted(label)
     try:
         return float(equal(wanted, state(stated(response))))
@@ -44,7 +44,7 @@ def _wanted(label: str) -> Answer:
 
 
 def answer(question: dict[str, str]) -> dict[str, object]:
-    """{label, response} -> {reward} or {error}."""
+    """Grade {label, response}; returns {reward} or {error}."""
     logging.disable(logging.WARNING)
     try:
         return _reply(question)

@@ -73,12 +73,12 @@ class Judge:
         )
 
     def made_for(self, rollout: Rollout) -> Judge:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Judge(rollout.judge)
 
     @property
     def num_requests(self) -> int:
-        """Sent so far."""
+        """Return the number of requests so far."""
         return self._endpoint.num_requests
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -100,7 +100,7 @@ class Judge:
     async def score(
         self, *, prompt: str, response: str, label: str | None, timeout_s: float
     ) -> float:
-        """As BoundedReward: its own settings bound it."""
+        """Score one response (BoundedReward); its own settings bound the call."""
         return await self(prompt=prompt, response=response, label=label)
 
     def _question(self, prompt: str, response: str, label: str | None) -> str:

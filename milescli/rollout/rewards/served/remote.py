@@ -36,7 +36,7 @@ class Remote:
         )
 
     def made_for(self, rollout: Rollout) -> Remote:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Remote(rollout.remote_reward)
 
     async def __call__(self, *, prompt: str, response: str, label: str | None) -> float:

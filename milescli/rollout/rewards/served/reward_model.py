@@ -37,11 +37,11 @@ class ModelReward:
     max_concurrency = AT_ONCE
 
     def made_for(self, rollout: Rollout) -> ModelReward:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ModelReward(rollout.reward_model)
 
     def served_by(self, server: ScoreServer | None) -> ModelReward:
-        """See REWARDS."""
+        """Return the reward with the server that scores."""
         return ModelReward(self.settings, server)
 
     async def __call__(

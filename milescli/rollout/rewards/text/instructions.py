@@ -37,7 +37,7 @@ class Instructions:
         self._settings = settings
 
     def made_for(self, rollout: Rollout) -> Instructions:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Instructions(rollout.instructions)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -51,8 +51,8 @@ class Instructions:
         return float(all(followed))
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right; None: one can. Raises RecipeError where a language is to be
-        told and langdetect is not installed."""
+        """Return why no response can be correct, or None. Raises RecipeError if a language must be
+        detected and langdetect is not installed."""
         if label is None:
             return "`instructions` needs a label"
         try:

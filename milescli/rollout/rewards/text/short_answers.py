@@ -16,13 +16,13 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalized(text: str) -> str:
-    """Small letters, without punctuation and articles, one blank between words."""
+    """Return lower case without punctuation and articles, with single blanks between words."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def f1_of(text: str, wanted: str) -> float:
-    """2PR / (P + R) of the words that both have, each as often as in both; 1.0 where both are empty
-    when normalised, 0.0 where one is."""
+    """Compute 2PR / (P + R) of the common words, each as often as in both; 1.0 if both are empty
+    when normalised, 0.0 if one is."""
     words, right = normalized(text).split(), normalized(wanted).split()
     if not words or not right:
         return float(words == right)
@@ -44,7 +44,7 @@ class F1:
         self._settings = settings
 
     def made_for(self, rollout: Rollout) -> F1:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return F1(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -55,7 +55,7 @@ class F1:
         return 0.0 if part is None else max(f1_of(part, text) for text in texts_of(label))
 
     def check_label(self, label: str | None) -> str | None:
-        """Why no response can be right; None: one can."""
+        """Return why no response can be correct, or None."""
         if label is None:
             return "`f1` needs a label"
         return None if any(map(normalized, texts_of(label))) else "it holds no word"
@@ -79,7 +79,7 @@ class ExactMatch:
         self._settings = settings
 
     def made_for(self, rollout: Rollout) -> ExactMatch:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return ExactMatch(rollout.match)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -101,7 +101,8 @@ class ExactMatch:
         return part or None
 
     def check_label(self, label: str | None) -> str | None:
-        """Any label will do; normalised, something must be left of it."""
+        """Return why no response can be correct: a normalised label must not be empty. None for any
+        other label."""
         if label is None:
             return "`exact_match` needs a label"
         is_empty = self._settings.normalize == "squad" and not any(map(normalized, texts_of(label)))

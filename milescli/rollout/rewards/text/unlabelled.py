@@ -30,7 +30,7 @@ class Format:
         self._settings = settings
 
     def made_for(self, rollout: Rollout) -> Format:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Format(rollout.format)
 
     def __call__(self, *, prompt: str, response: str, label: str | None) -> float:
@@ -63,7 +63,7 @@ class Length:
         self._target, self._limit = target, limit
 
     def made_for(self, rollout: Rollout) -> Length:
-        """See REWARDS."""
+        """Return the reward with the recipe's settings. Raises RecipeError if they are invalid."""
         return Length(*rollout.length_bounds)
 
     def __call__(
