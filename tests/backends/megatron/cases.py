@@ -79,7 +79,7 @@ def train_steps(
         made.step(
             policy_shard(made, step, updates=1 + (step == 2), routing=routing, objective=objective),
             1e-2,
-        )
+        ).report
         for step in range(3)
     ]
     made.close()
