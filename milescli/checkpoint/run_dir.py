@@ -300,6 +300,17 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
         while (base / f"{recipe_name}-{number}").exists():
             number += 1
         name = f"{recipe_name}-{number}"
+    refuse_taken(base, name)
+    path = base / name
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)  # samples and data may be private
+    except OSError as error:
+        raise _not_made(path, error) from error
+    return RunDir(path)
+
+
+def refuse_taken(base: Path, name: str) -> None:
+    """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
         raise RecipeError(
             f"`{name[:40]}{'...' * (len(name) > 40)}` cannot be the name of a run",
@@ -317,11 +328,6 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
                 f"mv {path} {path}.old",
             ],
         )
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)  # samples and data may be private
-    except OSError as error:
-        raise _not_made(path, error) from error
-    return RunDir(path)
 
 
 def _not_made(path: Path, error: OSError) -> MachineError:

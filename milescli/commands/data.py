@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,7 @@ import typer
 
 from milescli.commands.options import SetOption, here, verb
 from milescli.console.output import Output
+from milescli.core.errors import DataError
 
 EXAMPLES = [
     "miles data check train.jsonl",
@@ -78,13 +81,31 @@ def check(
     loaded = load(what, sets=sets or [], **here()) if is_recipe else None
     from milescli.runtime.inputs import data_check
 
-    checked = (
-        data_check.check_recipe(loaded.recipe, model=model, output=output)
-        if loaded
-        else data_check.check_file_alone(
-            what, prompt_key=prompt_key, label_key=label_key, model=model, output=output
+    try:
+        checked = (
+            data_check.check_recipe(loaded.recipe, model=model, output=output)
+            if loaded
+            else data_check.check_file_alone(
+                what, prompt_key=prompt_key, label_key=label_key, model=model, output=output
+            )
         )
-    )
-    show_data(checked, output=output)
-    if checked.problems:
-        raise checked.problems[0]
+        show_data(checked, output=output)
+        if checked.problems:
+            raise checked.problems[0]
+    except DataError as error:
+        if is_recipe:
+            raise
+        fixes = [_for_file(fix, what) for fix in error.fixes]
+        raise DataError(error.what, why=error.why, fix=fixes) from None
+
+
+_KEY = re.compile(r"--set data\.(prompt|label)_key=")
+_FILE = re.compile(r"--set data\.prompts=")
+
+
+def _for_file(fix: str, what: str) -> str:
+    """Return the fix of a recipe as one for the file alone, which has no recipe to set keys of."""
+    if _KEY.match(fix):
+        option = _KEY.sub(r"--\1-key ", fix)
+        return f"miles data check {shlex.quote(what)} {option}"
+    return _FILE.sub("miles data check ", fix) if _FILE.match(fix) else fix

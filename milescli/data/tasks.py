@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from milescli.core.errors import RecipeError, nearest
 from milescli.core.plug_points import ROWS
 from milescli.core.user_code import mend
+from milescli.recipe.data_files import TASK_PREFIX
 from milescli.workers.isolated import MAX_YIELDED, resolve_isolated
 
-TASK_PREFIX = "task:"
 Item = TypeVar("Item")
 MAX_ROWS = MAX_YIELDED - 1
 """Most rows that one function may yield."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 HUB_PREFIX = "hf:"
+TASK_PREFIX = "task:"
 _SPELLING = re.compile(
     r"hf:(?P<name>[\w-][\w.-]*(/[\w-][\w.-]*)?)(@(?P<revision>[\w./-]+))?"
     r"(:(?P<first>[\w.-]+))?(:(?P<second>[\w.-]+))?"
@@ -103,6 +104,15 @@ class DataFile:
 def names_in(value: str | list[str] | None) -> list[str]:
     """Return the names in a key of `data` that takes one or several."""
     return [] if value is None else [value] if isinstance(value, str) else value
+
+
+def names_files(data: Data) -> bool:
+    """Return True if any key of `data` names a file, and not only tasks and data sets of the
+    hub."""
+    values = [getattr(data, field) for field in FIELDS]
+    names = [name for value in values for name in names_in(value)]
+    names += [source.path for source in data.mix or []]
+    return not all(name.startswith((HUB_PREFIX, TASK_PREFIX)) for name in names)
 
 
 def files_of(data: Data, field: DataField) -> list[DataFile]:

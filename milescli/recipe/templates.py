@@ -62,12 +62,13 @@ def find_recipe(recipe: str, *, cwd: Path) -> Path:
         if recipe and (cwd / f"{recipe}{suffix}").is_file()
     ]
     guess = nearest(recipe, [*template_names(), *ALIASES])
+    near = f"and the nearest is `{guess}`" if guess else "and none is near"
     fixes = [f"miles launch --recipe {beside[0].name}"] if beside else []
     fixes += [f"miles launch --recipe {guess}"] if guess else []
     raise RecipeError(
         f"no recipe is called `{recipe}`",
-        why=f"these ship: {', '.join(template_names())}; a recipe of your own is named by its "
-        "path, ending in .yaml",
+        why=f"{len(template_names())} ship, {near}; "
+        "a recipe of your own is named by its path, ending in .yaml",
         fix=[*fixes, "miles recipes   # with what each is for"],
     )
 

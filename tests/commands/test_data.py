@@ -77,6 +77,14 @@ def test_what_cannot_be_looked_at_is_refused(
     assert said.code == code and says in said.err
 
 
+def test_the_fix_of_a_file_is_a_command_that_mends_it(miles: Miles, folder: Path) -> None:
+    (folder / "odd.jsonl").write_text('{"frage": "a"}\n')
+    said = miles("data", "check", "odd.jsonl", "--json")
+    (fix,) = json.loads(said.err.splitlines()[-1])["fix"]
+    assert fix == "miles data check odd.jsonl --prompt-key frage"
+    assert miles(*fix.split()[1:]).code == 0
+
+
 def test_a_model_folder_gives_tokens_and_the_prompts_as_it_sees_them(
     miles: Miles, folder: Path
 ) -> None:

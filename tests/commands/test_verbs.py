@@ -110,6 +110,30 @@ def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
     assert payload["recipe"]["train.steps"]["origin"].startswith("recipe quickstart.yaml:")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--set", "data.prompts=nothing.jsonl"], "there is no file"),
+        (["--name", "taken"], "is in use"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_launch_here_would(
+    miles: Miles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "recipe.yaml").write_text("")
+    command = ["launch", "-r", "quickstart", *arguments, "--dry-run"]
+    said = miles(*command)
+    assert said.code == 3 and said.err.startswith("error: ") and what in said.err
+    elsewhere = miles(*command, "--on", "8xH200")
+    assert (
+        elsewhere.code == 0
+        and f"warning: not on this computer: {said.err[7:].splitlines()[0]}"
+        in (" ".join(elsewhere.err.split()))
+    )
+
+
 def test_a_dry_run_plans_for_a_machine_that_is_not_there_and_shows_its_price(miles: Miles) -> None:
     command = [
         "launch",
