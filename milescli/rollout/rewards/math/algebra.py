@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -85,11 +86,10 @@ def _ratio(above: Any, below: Any) -> float | None:
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
     """Return a SymPy object, or None."""
-    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
     # `answer` has taken the units off: what is left of `x + c` is a variable, no cent
-    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="all")
+    spelling = replace(LatexExtractionConfig().normalization_config, units=False)
     config = LatexExtractionConfig(boxed_match_priority=0, normalization_config=spelling)
     found = parse(f"\\boxed{{{text}}}", [config], parsing_timeout=None)
     made = [item for item in found if not isinstance(item, str)]
