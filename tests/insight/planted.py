@@ -106,6 +106,7 @@ class Planted:
     """Single values."""
     eval_every: int = 10
     eval_prompts: int = 200
+    eval_truncated: float = 0.0
     recipe: dict[str, Any] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     samples: list[KeptSample] = field(default_factory=list)
@@ -185,7 +186,7 @@ class Planted:
             step=step,
             accuracy=course(step / self.steps),
             num_prompts=self.eval_prompts,
-            truncated_fraction=0.0,
+            truncated_fraction=self.eval_truncated,
             response_tokens_mean=200.0,
             seconds=2.0,
             path=f"eval/step_{step}.jsonl",

@@ -106,6 +106,7 @@ SICK = {
         courses={"length": (line(200.0, 900.0), 20.0), "reward": FLAT, "accuracy": FLAT}
     ),
     "truncation": Planted(courses={"truncated": (line(0.1, 0.7), 0.03)}),
+    "endless-evaluation": Planted(courses={"accuracy": (line(0.0, 0.0), 0.0)}, eval_truncated=1.0),
     "repetition": Planted(samples=[sample(80, index, "and again " * 60) for index in range(8)]),
     "gradient-spikes": Planted(
         at_steps={50: {"grad_norm": 40.0}, 61: {"grad_norm": 9.0}, 70: {"grad_norm": 90.0}}

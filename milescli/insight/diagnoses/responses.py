@@ -12,6 +12,8 @@ from milescli.insight.samples import KeptSample, by_group
 LENGTH, TRUNCATED = "rollout/response_tokens_mean", "rollout/truncated_fraction"
 GROWN = 1.8
 CUT = 0.3
+ENDLESS = 0.95
+"""Share of the responses of one evaluation."""
 PIECES = 4
 """Tokens of an n-gram that repeats."""
 LONG_ENOUGH = 48
@@ -70,6 +72,30 @@ def truncation(case: Case) -> Finding | None:
         ),
         source="Yu et al. (DAPO), arXiv 2503.14476, section 3.4: truncated samples are noise",
         columns=(TRUNCATED, LENGTH),
+    )
+
+
+def endless_evaluation(case: Case) -> Finding | None:
+    """Detect that nearly no held-out response ends before the bound."""
+    evaluations = case.history.evaluations
+    last = evaluations[-1] if evaluations else None
+    if last is None or last.step == 0 or last.figures.get("truncated_fraction", 0.0) < ENDLESS:
+        return None
+    key = "eval.max_response_tokens"
+    bound = case.facts.key(key) or case.facts.key("rollout.max_response_tokens")
+    return case.finding(
+        "endless-evaluation",
+        Level.WARNING,
+        "Held-out responses do not end",
+        evidence=f"{last.figures['truncated_fraction']:.0%} of the responses of the evaluation "
+        f"after step {last.step} reach the bound" + (f" of {bound} tokens" if bound else ""),
+        advice=(
+            "does the model stop where it was taught to end? Look at the end of a turn in the chat "
+            "template, and at eos_token_id in generation_config.json",
+            f"--set {key}=... twice as many, if they were on the way to an end",
+        ),
+        source="derived: a response that is cut off states no answer, whatever was learned",
+        columns=("eval/truncated_fraction", "eval/accuracy"),
     )
 
 
@@ -150,4 +176,4 @@ def _phrases(samples: Sequence[KeptSample]) -> Counter[str]:
     return counts
 
 
-ALL = (repetition, length_explosion, truncation, one_phrase)
+ALL = (repetition, length_explosion, truncation, endless_evaluation, one_phrase)
