@@ -5,6 +5,7 @@ small, and threads that wait for one another spin on cores that the engines besi
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from tests.chosen import left_out
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("beside", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("beside")
+
+# a shell that runs a set beside others lets it ignore Ctrl-C, and so would every process of a test
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTS = {
     "backends/ray": "ray",
