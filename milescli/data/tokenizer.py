@@ -153,7 +153,7 @@ class ChatTokenizer:
             number for number, token in self.inner.added_tokens_decoder.items() if token.special
         }
 
-    @property
+    @cached_property
     def special_texts(self) -> list[str]:
         """Return the special tokens, as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
@@ -261,7 +261,7 @@ class ChatTokenizer:
         """Return the special tokens that the contents of messages spell out: the model reads them
         as tokens, and a user's text could open a turn."""
         contents = [message.get("content") for message in messages]
-        texts = [text for text in contents if isinstance(text, str) and "<" in text]
+        texts = [text for text in contents if isinstance(text, str)]
         return {token for token in self.special_texts if any(token in text for text in texts)}
 
     def _end_of_turn(self) -> int:

@@ -24,7 +24,8 @@ _THINKING = {
 _CLOSES = set(_THINKING.values())
 _THINKING_TAG = re.compile("|".join(map(re.escape, [*_THINKING, *_CLOSES])))
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
-"""gpt-oss: the thinking stands in other channels."""
+_OTHER_CHANNEL = "<|channel|>analysis"
+"""gpt-oss thinks in one channel and answers in another."""
 
 MARK = re.compile(r"(?<!#)####(?!#)")
 """GSM8K: the answer follows it."""
@@ -56,7 +57,7 @@ _PICTURES = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 
 _IS = r"(?:\s+(?:is|are|should be|would be|will be|must be|equals)\b\s*:?|\s*[\"'”’]?\s*(?::|：|=))"  # noqa: RUF001
 _SAYS = re.compile(
-    rf"\banswers?(?:\s*\([^()\n]*\))?{_IS}|^[^\w\n]{0, 8}A\s*[:：]|答案\s*(?:是|为|[:：])",  # noqa: RUF001
+    rf"\banswers?(?:\s*\([^()\n]*\))?{_IS}|^[^\w\n]{{0,8}}A\s*[:：]|答案\s*(?:是|为|[:：])",  # noqa: RUF001
     re.IGNORECASE | re.MULTILINE,
 )
 _NAMES = re.compile(r"\banswers?\b\s*", re.IGNORECASE)
@@ -79,6 +80,8 @@ def after_thinking(response: str) -> str:
     start = response.rfind(_FINAL_CHANNEL)
     if start >= 0:
         return response[start + len(_FINAL_CHANNEL) :].partition("<|")[0]
+    if response.lstrip().startswith(_OTHER_CHANNEL):
+        return ""
     closing, start, is_open = "", 0, False
     for number, tag in enumerate(_THINKING_TAG.finditer(response)):
         text = tag[0]
@@ -182,7 +185,7 @@ def _opened(content: str) -> str:
 
 
 def without_markdown(text: str) -> str:
-    """Return the text without emphasis, inline code, heading signs and emoji. Signs that multiply
+    """Return the text without emphasis, inline code and emoji. Signs that multiply
     or index (`5*c`, `2**3`, `x_1`) stay."""
     text = _PICTURES.sub("", text)
     for pattern in _EMPHASIS:
@@ -346,7 +349,6 @@ def _content(match: re.Match[str]) -> str:
 class _Block:
     language: str
     text: str
-    is_closed: bool
 
 
 _FENCE = re.compile(r"^(?P<indent>[ \t>]*)(?P<fence>`{3,}|~{3,})(?P<info>[^\n`]*)$", re.MULTILINE)
@@ -405,13 +407,13 @@ def _blocks(text: str) -> list[_Block]:
         else:
             chosen = 0
         if ends:
-            blocks.append(_Block(language=language, text=codes[chosen], is_closed=True))
+            blocks.append(_Block(language=language, text=codes[chosen]))
             place = ends[chosen] + 1
         else:
             following = fences[place + 1 : place + 2]
             end = following[0].start() if following else len(text)
             code = _inner(text, opening, end)
-            blocks.append(_Block(language=language, text=code, is_closed=False))
+            blocks.append(_Block(language=language, text=code))
             place += 1
     return blocks
 

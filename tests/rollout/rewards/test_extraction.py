@@ -80,6 +80,7 @@ def test_a_long_response_of_boxes_that_never_close_is_read_in_one_pass() -> None
         ("<think>never closed", ""),
         ("<think>a</think>7\n<think>again", ""),
         ("[THINK]a[/THINK]7", "7"),
+        ("<|channel|>analysis<|message|>never at an end", ""),
         ("◁think▷a◁/think▷7", "7"),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>7",

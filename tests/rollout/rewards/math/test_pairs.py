@@ -89,6 +89,8 @@ def test_a_contradiction_scores_nothing_and_is_no_label(answer: str) -> None:
         ("2 apples and then she has 12 of them in 3 baskets", "3"),
         (r"so \(x = 2\) and \[y = 3\]", "x = 2, y = 3"),
         ("nothing to say", ""),
+        ("**A: 7**\nThat took 3 steps", "7"),
+        ("Q: 3 + 4?\nA: 7\nchecked 2 times", "7"),
         ("The answer is **73**.", "73"),
         ("**Answer: 73**", "73"),
         ("### Final Answer\n**73**", "73"),
