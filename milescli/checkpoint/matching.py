@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milescli.core.errors import CheckpointError
-from milescli.models import WeightTable
+from milescli.models import WeightTable, load_facts
+from milescli.models import table as table_of
 from milescli.models.base import Entry
+from milescli.models.mtp import require_mtp_weights, with_mtp
 
 if TYPE_CHECKING:
     import torch
@@ -157,3 +159,14 @@ def _some(names: Iterable[str]) -> str:
     listed = list(names)
     shown = ", ".join(f"`{name}`" for name in listed[:3])
     return shown + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def require_mtp_layer(folder: Path) -> None:
+    """Raise CheckpointError if the folder lacks an MTP layer, or has one that the trainer cannot
+    compute."""
+    from milescli.checkpoint.source import open_source  # imports torch
+
+    wanted = table_of(with_mtp(load_facts(folder)))
+    with open_source(folder) as source:
+        names = source.names()
+        require_mtp_weights(wanted.as_on_disk(names), names, folder=str(folder))

@@ -1,6 +1,6 @@
 """The weight files of a Hugging Face folder, without torch: their names and index, whether they are
-complete and include the MTP layer that a run trains, and a digest that tells base models apart.
-Called before a run is made, and by the reader of the folder."""
+complete, and a digest that tells base models apart. Called before a run is made, and by the reader
+of the folder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 
 from milescli.checkpoint.safetensors_file import FETCH_AGAIN, SafetensorsFile
 from milescli.core.errors import CheckpointError
-from milescli.models import load_facts, table
-from milescli.models.mtp import require_mtp_weights, with_mtp
 
 INDEX_NAME = "model.safetensors.index.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -32,17 +30,6 @@ def require_weights(folder: Path) -> None:
     finally:
         for file in files.values():
             file.close()
-
-
-def require_mtp_layer(folder: Path) -> None:
-    """Raise CheckpointError if the folder lacks an MTP layer, or has one that the trainer cannot
-    compute."""
-    from milescli.checkpoint.source import open_source  # imports torch
-
-    wanted = table(with_mtp(load_facts(folder)))
-    with open_source(folder) as source:
-        names = source.names()
-        require_mtp_weights(wanted.as_on_disk(names), names, folder=str(folder))
 
 
 def mark_of(folder: Path) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from milescli.checkpoint.weight_files import mark_of, require_base, require_mtp_layer
+from milescli.checkpoint.matching import require_mtp_layer
+from milescli.checkpoint.weight_files import mark_of, require_base
 from milescli.core.errors import CheckpointError
 from tests.backends.megatron.tiny_models import make_model
 

@@ -13,9 +13,9 @@ from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_model
+from milescli.checkpoint.matching import require_mtp_layer
 from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.score_model import score_model
-from milescli.checkpoint.weight_files import require_mtp_layer
 from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
