@@ -306,6 +306,7 @@ def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
                 job.choices,
                 job.scheme,
                 plain=lambda name, tensor: plain(tensor, job.dtypes[name]),
+                where="the weights that are exported",
             ),
             max_shard_bytes=max_shard_bytes,
         )

@@ -229,6 +229,8 @@ def _why_not_in_blocks(
         # transformers 5.12.1 takes rows / blocks for the block size where it dequantises, and is
         # silently wrong for a partial second block
         whole_blocks = block[0] == 1 or parts > 1 or fused or length > size
+        if parts > 1 and entry.rule.unpack is not None:
+            return "ranks that share it hold its rows in another order"
         if size > 1 and whole_blocks and length % (size * parts):
             over = f" over {parts} ranks" if parts > 1 else ""
             what = "rows" if dim == 0 else "columns"

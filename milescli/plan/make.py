@@ -24,6 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
+from milescli.plan.precision import choose_formats
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NO_QUERIED_MODELS,
@@ -277,6 +278,7 @@ def _assembled(
     )
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
+    formats = choose_formats(recipe, on_cpu=not num_devices, merges_adapter=merges, log=log)
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
@@ -296,6 +298,9 @@ def _assembled(
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
         engines_apart=recipe.engines_apart,
+        trainer_format=formats.trainer,
+        quantises_inputs=formats.quantises_inputs,
+        engine_format=formats.engines if recipe.has_engines else None,
         merges_adapter=merges,
         roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,

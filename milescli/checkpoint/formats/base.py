@@ -173,6 +173,16 @@ def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None)
     return parts | {role: tensor for role, tensor in pieces[0].items() if role not in parts}
 
 
+def rounded_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None) -> Tensor:
+    """Return [rows, columns] as `codec.rounded` does, in the weight's dtype, chunk by chunk."""
+    if codec.needs_largest and shared is None:
+        shared = weight.abs().max().float()
+    out = torch.empty_like(weight)
+    for first, end in row_chunks(codec, *weight.shape):
+        out[first:end] = codec.rounded(weight[first:end], shared)
+    return out
+
+
 def dequantise_by_rows(
     codec: Codec,
     parts: Mapping[str, Tensor],
