@@ -40,16 +40,17 @@ from milescli.models.precision import (
     FORMATS,
     Choice,
     Quantised,
-    choose,
     modules_left_plain,
     with_single_experts,
 )
+from milescli.models.precision import choose as choose_whole
 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
 """Maps a table to (name on disk, tensor) of its weights in order; those of MTP layers may be
 missing."""
+Choose = Callable[[WeightTable, Quantised], Mapping[str, Choice]]
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
@@ -159,10 +160,11 @@ def write_folder(
     card: Callable[[Folder], Mapping[str, str]],
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
+    choose: Choose = choose_whole,
 ) -> Folder:
     """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
     may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
-    write and read back, and then each tensor's.
+    write and read back, and then each tensor's. `choose` says which tensors a format quantises.
 
     Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
     reading back shows a difference; nothing is left then.
@@ -173,7 +175,9 @@ def write_folder(
     part.mkdir()
     try:
         with ExitStack() as open_files:
-            job, config, notes = _plan(table, read, base, format=format, open_files=open_files)
+            job, config, notes = _plan(
+                table, read, base, format=format, choose=choose, open_files=open_files
+            )
             _require_space(part, job)
             job.done = open_files.enter_context(watch(2 * job.num_bytes))
             size = _write(part, job, max_shard_bytes=max_shard_bytes)
@@ -218,7 +222,13 @@ def refuse_used(out: Path) -> None:
 
 
 def _plan(
-    table: WeightTable, read: ReadTensors, base: Path, *, format: str, open_files: ExitStack
+    table: WeightTable,
+    read: ReadTensors,
+    base: Path,
+    *,
+    format: str,
+    choose: Choose,
+    open_files: ExitStack,
 ) -> tuple[_Job, dict[str, object], list[str]]:
     """(what is written, config.json, notes)"""
     base_config = read_config(base)
