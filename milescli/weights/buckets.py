@@ -1,5 +1,4 @@
-"""Cuts a stream of named tensors into buckets of bounded size, and lays a bucket out as one flat
-run of bytes. Pure."""
+"""Lays a bucket of named tensors out as one flat run of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +23,12 @@ class Slice:
 
 
 def layout(bucket: Bucket) -> list[Slice]:
-    """Return the slices of the tensors, one after the other without gaps."""
+    """Return the slices of the tensors, one after the other without gaps: SGLang computes the
+    places by itself. Wide dtypes come first, so that each tensor begins at a multiple of its
+    element's bytes, without which its bytes cannot be viewed as numbers."""
     slices: list[Slice] = []
     start = 0
-    for name, tensor in bucket:
+    for name, tensor in _aligned(bucket):
         end = start + tensor.nbytes
         slices.append(
             Slice(name=name, shape=tensor.shape, dtype=tensor.dtype, start=start, end=end)
@@ -38,7 +39,18 @@ def layout(bucket: Bucket) -> list[Slice]:
 
 def write_flat(bucket: Bucket, flat: torch.Tensor) -> None:
     """Copy a bucket into `flat` ([bytes] uint8, at least as long), in the order of `layout`."""
-    for (_, tensor), place in zip(bucket, layout(bucket), strict=True):
+    for (_, tensor), place in zip(_aligned(bucket), layout(bucket), strict=True):
         flat[place.start : place.end].copy_(
             tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         )
+
+
+def _aligned(bucket: Bucket) -> Bucket:
+    return sorted(bucket, key=lambda pair: -pair[1].itemsize)
+
+
+def has_quantised(bucket: Bucket) -> bool:
+    """Return True if a tensor holds numbers that another one scales: float8, or packed integers."""
+    return any(
+        tensor.itemsize == 1 or not tensor.is_floating_point() for _, tensor in bucket
+    )

@@ -28,7 +28,7 @@ def register() -> None:
     device_kind = os.environ.get(ENGINE_VARIABLE)
     if device_kind is None:
         return
-    from milescli.backends.sglang.inside import adapter, corrections, routing, verify
+    from milescli.backends.sglang.inside import adapter, corrections, quantised, routing, verify
     from milescli.backends.sglang.launch import key
 
     try:
@@ -39,6 +39,7 @@ def register() -> None:
         _keep_load_file_with_the_process()
         _listen_on_given_address()
         _meet_at_reserved_ports()
+        quantised.install()  # before `verify`, whose orders begin no update
         verify.install()
         corrections.install()
         if os.environ.get(routing.ROUTING_VARIABLE) == "1":

@@ -1,9 +1,10 @@
 """Proof that an engine holds what was sent. Runs inside engine ranks, installed by the plug-in;
 asked by `channels.py`.
 
-begin: keep a copy of every parameter, then overwrite them all with NaN. The trainer sends all
-weights again, by its ordinary way. end: compare each parameter with its copy, bit for bit, and put
-the copies back. What was never sent is still NaN, and differs.
+begin: keep a copy of every parameter, then overwrite them all with NaN, integers with -1. The
+trainer sends all weights again, by its ordinary way. end: compare each parameter with its copy, bit
+for bit, and put the copies back. What was never sent is still overwritten, and differs. Of a
+quantised model, parameters are its numbers and scales, or what the engine makes of them.
 
 An engine that guesses by an MTP layer has two models, which are both asked: the layer, and the
 model, of which the layer has the embeddings and the output layer. The trainer may hold no MTP
@@ -93,7 +94,7 @@ def begin(weights: NamedTensors, *, is_mtp: bool = False) -> tuple[bool, str]:
     _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
     _copies[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
     for _, tensor in own:
-        tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+        tensor.fill_(_unsent(tensor))
     return True, f"{len(own)} parameters kept"
 
 
@@ -107,14 +108,28 @@ def end(weights: NamedTensors, *, is_mtp: bool = False) -> str | None:
         if (copy := copies.get(name)) is None:
             continue
         sent = tensor.detach().to("cpu")
-        is_missing = torch.isnan(sent)
-        # padding that SGLang adds, and any zero, needs no sending
-        sent.masked_fill_(is_missing & (copy == 0), 0)
+        is_missing = _is_missing(sent)
+        # padding that SGLang adds, and any zero, needs no sending; nor an activation scale of 1,
+        # which SGLang takes where there is none
+        needless = is_missing & (copy == (1 if name.endswith("input_scale") else 0))
+        if bool(needless.any()):
+            sent = torch.where(needless, copy, sent)
         is_ours = not (is_mtp and bool(is_missing.all()))
         if is_ours and finding is None and not torch.equal(_bytes(copy), _bytes(sent)):
             finding = _describe(name, expected=copy, sent=sent)
         tensor.copy_(copy)
     return finding
+
+
+def _unsent(tensor: torch.Tensor) -> float:
+    """What a parameter holds until it is sent: NaN; in integers all bits."""
+    return float("nan") if tensor.is_floating_point() else -1
+
+
+def _is_missing(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_floating_point():
+        return torch.isnan(tensor)
+    return tensor == torch.full((), _unsent(tensor)).to(tensor.dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,7 +142,7 @@ def _describe(name: str, *, expected: torch.Tensor, sent: torch.Tensor) -> str:
     if len(where) == 0:  # equal as numbers, not as bits: signed zeros
         return f"{name}: the sign of zeros"
     first = int(where[0])
-    if torch.isnan(sent.reshape(-1)[where]).all():
+    if _is_missing(sent.reshape(-1)[where]).all():
         return (
             f"{name}: {len(where)} of {expected.numel()} values were not sent, the first at flat "
             f"index {first}"

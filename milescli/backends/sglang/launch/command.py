@@ -31,6 +31,7 @@ from milescli.backends.sglang.launch.speculation import (
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
 from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
+from milescli.models.base import CONFIG_NAME, quantization_config
 from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import SPIN_COUNT
 
@@ -228,6 +229,9 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         pieces += cpu_pieces(family, drafted)
     if spec.adapter_dir is not None:
         pieces.append("adapter")
+    has_config = (spec.model_dir / CONFIG_NAME).is_file()
+    if has_config and quantization_config(read_config(spec.model_dir)) is not None:
+        pieces.append("quantised")
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
     env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))
     if spec.tp > 1:

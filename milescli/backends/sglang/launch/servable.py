@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from milescli.core.errors import MachineError
+from milescli.models.base import quantization_config
 from milescli.models.facts import ModelFacts
 
 
@@ -176,6 +177,26 @@ def fault_of_sglang(facts: ModelFacts) -> str | None:
     if scaling is not None and scaling.attention_factor is not None:
         return "its rotary embedding has an `attention_factor`, which SGLang 0.5.20 does not heed"
     return None
+
+
+def fault_of_quantised(config: Mapping[str, object]) -> str | None:
+    """Return why a CPU cannot serve the quantised weights of a model with this config.json; None if
+    it can, or if they are plain."""
+    quantised = quantization_config(config)
+    if quantised is None:
+        return None
+    method = str(quantised.get("quant_method") or "").lower()
+    algorithm = str(quantised.get("quant_algo") or "").upper()
+    if method == "mxfp8" or (method == "fp8" and quantised.get("weight_block_size") is not None):
+        return None
+    if method == "compressed-tensors" and quantised.get("format") == "pack-quantized":
+        return None
+    if algorithm.endswith("NVFP4"):
+        return None
+    return (
+        f"its weights are quantised as `{method or algorithm}`, and there only FP8 in blocks, "
+        "MXFP8, INT4 in groups (compressed-tensors) and NVFP4 (ModelOpt) are computed"
+    )
 
 
 _UNRECORDED = {

@@ -12,13 +12,14 @@ from milescli.backends.sglang.launch.servable import (
     CPU_FAMILIES,
     cpu_family,
     fault_of_adapter,
+    fault_of_quantised,
     fault_of_sglang,
 )
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
 from milescli.models import ModelFacts, parse_facts
 from milescli.models.adapter import SOLE_ADAPTER
-from milescli.models.base import CONFIG_NAME, quantization_config
+from milescli.models.base import CONFIG_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,11 +116,10 @@ def check_servable(spec: EngineSpec) -> str:
 
 def refuse_quantised(config: Mapping[str, object]) -> None:
     """Raise MachineError if a CPU cannot serve the weights of a model with this config.json."""
-    if quantization_config(config) is not None:
+    if fault := fault_of_quantised(config):
         raise MachineError(
             f"the quantised `{config['model_type']}` model cannot be served on a CPU",
-            why="its config.json has `quantization_config`, and SGLang's kernels for such weights "
-            "are for GPUs",
+            why=fault,
             fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
             "convert megatron-to-hf",
         )

@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from milescli.backends.sglang.client.http import EngineRefused, Orders, Reply
 from milescli.backends.sglang.inside.corrections import DRAFT_FORMAT
+from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
 from milescli.backends.sglang.inside.verify import BEGIN, DIFFERS, END, VERIFY_FORMAT
 from milescli.backends.sglang.weights.group import WeightGroup
 from milescli.backends.sglang.weights.shared_tensor import SharedBuffer, plain_payload
 from milescli.core.errors import MachineError, MilesError, MismatchError
 from milescli.core.types import EngineAddress
 from milescli.weights.base import Bucket
-from milescli.weights.buckets import Slice, layout, write_flat
+from milescli.weights.buckets import Slice, has_quantised, layout, write_flat
 
 DEFAULT_TIMEOUT_S = 600.0
 """For an engine to load one bucket; a run sets `request_timeout_s` of the recipe."""
@@ -68,7 +69,7 @@ class _Channel:
             self._free()
 
     def verify(self, buckets: Iterator[Bucket]) -> None:
-        """Overwrite the engines' weights with NaN, send everything once more in the same way, and
+        """Overwrite the engines' weights, send everything once more in the same way, and
         compare."""
         failure = _caught(self._tell_verifier, BEGIN) if _rank() == 0 else None
         try:
@@ -79,19 +80,23 @@ class _Channel:
         finally:
             self._free()
 
-    def _tell_verifier(self, order: str) -> None:
+    def _tell(self, load_format: str, order: str) -> None:
+        """Give every engine an order of ours, without tensors."""
         payload = plain_payload([(order, None)])
         bodies = [
             {
                 "serialized_named_tensors": [payload] * engine.tp,
-                "load_format": VERIFY_FORMAT,
+                "load_format": load_format,
                 "flush_cache": False,
                 "disable_draft_model": engine.has_own_draft,
             }
             for engine in self.orders.engines
         ]
+        self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+
+    def _tell_verifier(self, order: str) -> None:
         try:
-            self.orders.finish(self.orders.begin_all("/update_weights_from_tensor", bodies))
+            self._tell(VERIFY_FORMAT, order)
         except EngineRefused as error:
             _, is_difference, finding = error.why.partition(DIFFERS)
             if not is_difference:
@@ -107,16 +112,22 @@ class _Channel:
     def _send_all(self, buckets: Iterator[Bucket]) -> MilesError | None:
         """Engines load one bucket while the ranks make and flatten the next. Every rank goes
         through all buckets, also after a failure: making them is collective, and a rank that left
-        would hang the others."""
+        would hang the others. After the last bucket of quantised weights the engines prepare
+        them."""
         failure: MilesError | None = None
+        quantised = False
         for index, bucket in enumerate(buckets):
+            quantised = quantised or has_quantised(bucket)
             own = self._flatten(bucket, index)
             # on rank 0; before `_collect` lets the other ranks go on
             failure = _caught(self._finish_loading) or failure
             whole = self._collect(own)
             if _rank() == 0 and failure is None:
                 failure = _caught(self._begin_loading, whole)
-        return _caught(self._finish_loading) or failure
+        failure = _caught(self._finish_loading) or failure
+        if quantised and _rank() == 0 and failure is None:
+            failure = _caught(self._tell, LOADED_FORMAT, "all")
+        return failure
 
     def _flatten(self, bucket: Bucket, index: int) -> Any:
         """Prepare what this rank adds to the sending of a bucket. The engines may still read the

@@ -1,0 +1,137 @@
+"""Updates of a quantised model, in every engine: what SGLang derives of the weights is made again
+after the last bucket. Installed by the plug-in; `channels.py` says when the last one was sent.
+
+After it has read a folder, SGLang lets each quantised layer process what was loaded: repack it,
+swizzle or requantise scales, multiply them. Its orders that update weights load and do no more, so
+that a layer would go on with old scales, or has no parameter left that can be loaded. Here the
+first bucket of an update puts the parameters back that the folder's tensors were loaded into, and
+the order after the last one processes them again. What was captured in a graph keeps its place in
+memory. The order of the calls is tested; no accelerator has run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn import Module, Parameter
+
+LOADED_FORMAT = "miles_loaded"
+"""`load_format` of the order after the last bucket; its payload is [(order, None)]."""
+_UPDATES = ("update_weights_from_tensor", "update_weights_from_distributed")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Layer:
+    """Holds what one quantised layer is loaded into, and what was made of it."""
+
+    module: Module
+    loaded: dict[str, tuple[Parameter, torch.Size, torch.dtype]]
+    """name -> (parameter with its loader, shape, dtype), before anything was processed"""
+    processed: dict[str, torch.Tensor] = field(default_factory=dict)
+    """name -> memory of what stood in its place until the update began"""
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of what was processed last."""
+        return next(iter(self.module.parameters(recurse=False))).device
+
+
+_layers: WeakKeyDictionary[Module, list[_Layer]] = WeakKeyDictionary()
+_open: WeakKeyDictionary[Module, bool] = WeakKeyDictionary()
+"""Models of which an update has begun and not ended."""
+
+
+def install() -> None:
+    """Let updates of quantised models begin and end rightly. /update_weights_from_tensor
+    understands LOADED_FORMAT; on any other model it does nothing."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    process = DefaultModelLoader.postprocess_weights
+
+    def process_and_note(model: Module, target_device: torch.device) -> None:
+        layers = _layers.setdefault(model, [])
+        if not layers:
+            layers += quantised_layers(model)
+        process(model, target_device)
+        settle(model)
+
+    DefaultModelLoader.postprocess_weights = staticmethod(process_and_note)
+    for name in (*_UPDATES, "update_weights_from_disk"):
+        setattr(WeightUpdater, name, _after_begin(getattr(WeightUpdater, name)))
+    update = WeightUpdater.update_weights_from_tensor
+
+    def update_or_end(self, named_tensors, load_format=None):
+        if load_format != LOADED_FORMAT:
+            return update(self, named_tensors, load_format)
+        model = self.get_model()
+        if _open.get(model):
+            DefaultModelLoader.postprocess_weights(model, torch.device(self.device))
+        return True, "the weights are in use"
+
+    WeightUpdater.update_weights_from_tensor = update_or_end
+
+
+def _after_begin(ordinary):
+    def update(self, *arguments, **settings):
+        begin(self.get_model())
+        return ordinary(self, *arguments, **settings)
+
+    return update
+
+
+def quantised_layers(model: Module) -> Iterator[_Layer]:
+    """Yield the layers whose weights are quantised, with their parameters as they are now."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if method is None or type(method).__name__.startswith("Unquantized"):
+            continue
+        parameters = module.named_parameters(recurse=False)
+        loaded = {name: (each, each.shape, each.dtype) for name, each in parameters}
+        if loaded:
+            yield _Layer(module=module, loaded=loaded)
+
+
+def begin(model: Module) -> None:
+    """Put the parameters of the model's quantised layers back as they were loaded the first time,
+    their numbers undefined. Does nothing between the first and the last bucket of an update."""
+    if _open.get(model) or not _layers.get(model):
+        return
+    _open[model] = True
+    for layer in _layers[model]:
+        stood = {name: getattr(layer.module, name, None) for name in layer.loaded}
+        shapes = {name: each.shape for name, each in stood.items() if each is not None}
+        for owner in (layer.module.quant_method, getattr(layer.module, "scheme", None)):
+            if restore := getattr(owner, "restore_weights_before_loading", None):
+                restore(layer.module)
+        for name, (parameter, shape, dtype) in layer.loaded.items():
+            current = stood[name]
+            if current is parameter and shapes[name] == shape and current.dtype == dtype:
+                continue
+            if current is not parameter or current.shape != shape:
+                if current is not None:
+                    layer.processed[name] = current.data
+                parameter.data = torch.empty(shape, dtype=dtype, device=layer.device)
+                setattr(layer.module, name, parameter)
+            with torch.no_grad():  # until it is sent, and `verify` sees what is not
+                parameter.fill_(float("nan") if dtype.is_floating_point else -1)
+
+
+def settle(model: Module) -> None:
+    """End an update, after the layers were processed: move what they made to where the last one's
+    lay, and free the memory of parameters that were replaced."""
+    _open[model] = False
+    for layer in _layers.get(model, ()):
+        for name, (parameter, _, dtype) in layer.loaded.items():
+            current = getattr(layer.module, name, None)
+            place = layer.processed.pop(name, None)
+            if isinstance(current, torch.Tensor) and place is not None:
+                same = (current.shape, current.dtype) == (place.shape, place.dtype)
+                if same and current.data_ptr() != place.data_ptr():
+                    place.copy_(current.data)
+                    current.data = place
+            if current is not parameter:
+                parameter.data = torch.empty(0, dtype=dtype)
