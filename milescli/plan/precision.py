@@ -95,7 +95,7 @@ def quantised(
             with_single_experts(table),
             form,
             cuts=cuts(plan.trainer, plan.engines),
-            exempt=recipe.weights.exempt,
+            exempt=recipe.train.exempt,
         )
     except MilesError as error:
         raise FitError(error.what, why=error.why, fix="--set train.precision=auto") from error

@@ -40,9 +40,6 @@ class Weights(Section):
     format: str = "hf"
     """How a tensor of the model becomes what engines are sent: hf (as a Hugging Face folder has
     it), or an import path."""
-    exempt: list[str] = Field(default=[])
-    """Regular expressions of modules that are never quantised, beside those that `miles launch
-    --dry-run -v` lists: ["layers\\.0\\.", "shared_experts"]."""
     bucket_mib: Positive | None = None
     """Weights that are sent at once, in MiB. null: 512; on a CPU, whose caches are small, 64."""
     verify: bool = False

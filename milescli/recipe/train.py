@@ -177,6 +177,9 @@ class Train(Section):
     quantise_inputs: bool | None = None
     """Round the inputs of those matrices to the format too. null: on accelerators, for fp8_block,
     mxfp8 and nvfp4, as engines do there."""
+    exempt: list[str] = Field(default=[])
+    """Regular expressions of modules that neither trainer nor engines quantise, beside those that
+    releases keep plain: ["layers\\.0\\.", "shared_experts"]."""
     objective: str = "policy"
     """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
     preference, reward_model or distillation (on the rows of `data.train`); or an import path to a

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from milescli.checkpoint.source import open_source
@@ -16,8 +14,6 @@ from milescli.export.folder import write_folder
 from milescli.export.stored import read_folder
 from milescli.models import load_facts
 from milescli.models import table as table_of
-from milescli.models.base import WeightTable
-from milescli.models.precision import Choice, Quantised
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
@@ -47,7 +43,7 @@ def write_engine_folder(spec: RunSpec) -> None:
         "format": spec.plan.engine_format,
         "trainer": [spec.plan.trainer.tp, spec.plan.trainer.etp],
         "engines": [spec.plan.engines.tp, spec.plan.engines.ep],
-        "exempt": spec.recipe.weights.exempt,
+        "exempt": spec.recipe.train.exempt,
     }
     if mark.is_file() and json.loads(mark.read_text()) == made_of:
         return
@@ -70,12 +66,5 @@ def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> Non
             base=base,
             format=form,
             card=lambda _: {},
-            choose=partial(choices_of_plan, plan=plan, recipe=recipe),
+            choose=lambda weights, form: quantised(weights, form, plan, recipe),
         )
-
-
-def choices_of_plan(
-    table: WeightTable, form: Quantised, *, plan: Plan, recipe: Recipe
-) -> Mapping[str, Choice]:
-    """Return the choices of a run, for `write_folder`."""
-    return quantised(table, form, plan, recipe)

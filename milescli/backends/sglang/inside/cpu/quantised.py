@@ -9,7 +9,7 @@ and the plain copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -100,9 +100,7 @@ class _Method:
 _EXPERTS = ("w13_weight", "w2_weight")
 _METHODS = (
     _Method(module=f"{_QUANTISATION}.fp8", name="Fp8LinearMethod", dequantise=_fp8),
-    _Method(
-        module=f"{_QUANTISATION}.fp8", name="Fp8MoEMethod", dequantise=_fp8, weights=_EXPERTS
-    ),
+    _Method(module=f"{_QUANTISATION}.fp8", name="Fp8MoEMethod", dequantise=_fp8, weights=_EXPERTS),
     _Method(
         module=_SCHEMES, name="CompressedTensorsWNA16", dequantise=_int4, apply="apply_weights"
     ),
