@@ -129,10 +129,12 @@ def choose(
     *,
     cuts: Sequence[Cut] = (WHOLE,),
     exempt: Sequence[str] = (),
+    alike: bool = False,
 ) -> dict[str, Choice]:
     """Map the plain name of every tensor of the table to its choice. `cuts` are those of every side
     that holds the quantised tensors: blocks must not cross the cuts. `exempt` are regular
-    expressions of module names that stay plain too.
+    expressions of module names that stay plain too. With `alike`, the first expert of a layer
+    stands for all.
 
     Raises CheckpointError if the format applies to no tensor of this model.
     """
@@ -144,7 +146,8 @@ def choose(
             fix="--format bf16",
         )
     choices = {}
-    for entry in table.entries:
+    entries = [entry for entry, _ in table.counted] if alike else table.entries
+    for entry in entries:
         for name, shape in zip(entry.hf, entry.shapes, strict=True):
             whole = (table.facts.num_experts, *shape) if entry.rule.stacked else shape
             reason = _why_plain(entry, name, shape, form=form, cuts=cuts, exempt=exempt)
@@ -155,7 +158,7 @@ def choose(
                 reason=reason or "",
                 fused=entry.hf,
             )
-    for together in _units(choices, table):
+    for together in _units(choices, entries):
         plain = [name for name in together if choices[name].form is None]
         if plain and len(plain) < len(together):
             why = f"`{plain[0]}`, which engines hold in one tensor with it, is stored plain"
@@ -238,11 +241,11 @@ def _why_not_in_blocks(
     return None
 
 
-def _units(choices: Mapping[str, Choice], table: WeightTable) -> Iterator[Sequence[str]]:
+def _units(choices: Mapping[str, Choice], entries: Sequence[Entry]) -> Iterator[Sequence[str]]:
     """Names that are quantised all or not at all: fused modules, and the routed experts of a
     layer."""
     experts: dict[str, list[str]] = {}
-    for entry in table.entries:
+    for entry in entries:
         if entry.expert is not None:
             stem = entry.hf[0].partition(".experts.")[0]
             experts.setdefault(stem, []).extend(

@@ -24,7 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
-from milescli.plan.precision import choose_formats
+from milescli.plan.precision import formats_of, note_formats, quantises_inputs
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NO_QUERIED_MODELS,
@@ -278,7 +278,17 @@ def _assembled(
     )
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
-    formats = choose_formats(recipe, on_cpu=not num_devices, merges_adapter=merges, log=log)
+    formats = formats_of(recipe, merges_adapter=merges)
+    rounds_inputs = quantises_inputs(recipe, formats, on_cpu=not num_devices)
+    note_formats(
+        recipe,
+        inputs.facts,
+        formats,
+        (trainer, engines),
+        quantises_inputs=rounds_inputs,
+        on_cpu=not num_devices,
+        log=log,
+    )
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
@@ -299,8 +309,8 @@ def _assembled(
         warmup_steps=recipe.warmup.steps,
         engines_apart=recipe.engines_apart,
         trainer_format=formats.trainer,
-        quantises_inputs=formats.quantises_inputs,
-        engine_format=formats.engines if recipe.has_engines else None,
+        quantises_inputs=rounds_inputs,
+        engine_format=formats.engines,
         merges_adapter=merges,
         roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,

@@ -66,5 +66,7 @@ def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> Non
             base=base,
             format=form,
             card=lambda _: {},
-            choose=lambda weights, form: quantised(weights, form, plan, recipe),
+            choose=lambda weights, form: quantised(
+                weights, form, (plan.trainer, plan.engines), recipe.train.exempt
+            ),
         )

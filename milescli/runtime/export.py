@@ -220,7 +220,8 @@ def _choices_of(weights: _Weights) -> Choose:
     def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
         if form not in (plan.trainer_format, plan.engine_format):
             return choose(table, form)
-        return quantised(table, form, plan, story.recipe)
+        exempt = story.recipe.train.exempt
+        return quantised(table, form, (plan.trainer, plan.engines), exempt)
 
     return choose_as_trained
 

@@ -187,8 +187,9 @@ class PolicyFormats:
         self._plan = plan
         self._frozen = recipe.train.lora.is_on
         """The weights were rounded once and for all."""
-        self._of_trainer = quantised(table, plan.trainer_format, plan, recipe)
-        self._of_engines = quantised(table, plan.engine_format, plan, recipe)
+        layouts, exempt = (plan.trainer, plan.engines), recipe.train.exempt
+        self._of_trainer = quantised(table, plan.trainer_format, layouts, exempt)
+        self._of_engines = quantised(table, plan.engine_format, layouts, exempt)
 
     def round_layers(
         self, model: GPTModel, weights: Sequence[LocalWeight], *, mesh: Mesh
