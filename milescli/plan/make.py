@@ -24,7 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
-from milescli.plan.precision import formats_of, note_formats, quantises_inputs
+from milescli.plan.precision import formats_of, note_formats, quantises_inputs, require_kernels
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NO_QUERIED_MODELS,
@@ -60,6 +60,10 @@ def make_plan(
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts, queried)
 
+    if devices_per_node(recipe, machine, Log()):
+        merges = publishes_merged(recipe, on_cpu=False, size=SIZES["bf16"])
+        formats = formats_of(recipe, merges_adapter=merges)
+        require_kernels(formats, machine.nodes[0].devices[0])
     try:
         return plans(recipe)
     except FitError as error:

@@ -22,6 +22,7 @@ from milescli.models.precision import (
     with_single_experts,
 )
 from milescli.plan.types import EngineLayout, Log, TrainerLayout
+from milescli.platform.machine import Device
 from milescli.recipe.schema import Recipe
 
 OF_TRAINER: Mapping[str, Quantised] = {
@@ -38,6 +39,17 @@ OF_ENGINES: Mapping[str, Quantised] = {
     "nvfp4": "nvfp4",
 }
 """`rollout.precision` -> format of the weights that engines hold."""
+
+
+SERVED_FROM: Mapping[Quantised, tuple[int, tuple[str, ...]]] = {
+    "fp8": (89, ("gfx942", "gfx950")),
+    "mxfp8": (100, ("gfx942", "gfx950")),
+    "int4": (80, ()),
+    "nvfp4": (80, ()),
+}
+"""Format -> the least compute capability of NVIDIA's devices, and the architectures of AMD's, whose
+kernels in SGLang 0.5.20 multiply by such weights. INT4 and NVFP4 go through Marlin, which is
+CUDA's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,25 @@ def note_formats(
     for form in dict.fromkeys(filter(None, (trainer, formats.engines))):
         choices = quantised(models.table(facts), form, layouts, recipe.train.exempt)
         _note_choices(form, choices, log)
+
+
+def require_kernels(formats: Formats, device: Device) -> None:
+    """Raise FitError where engines on the device have no kernel for their format."""
+    if formats.engines is None:
+        return
+    least, of_amd = SERVED_FROM[formats.engines]
+    number = device.arch.removeprefix("sm_")
+    fits = int(number) >= least if number.isdigit() else device.arch in of_amd
+    if fits or not device.arch:
+        return
+    known = f"NVIDIA devices from compute capability {least / 10:.1f}" + "".join(
+        f", AMD's {arch}" for arch in of_amd
+    )
+    raise FitError(
+        f"engines on {device.name} cannot hold weights in {formats.engines.upper()}",
+        why=f"SGLang 0.5.20 has kernels for {known}; this is {device.arch}",
+        fix="--set rollout.precision=bf16   # the trainer's numbers, stored plain",
+    )
 
 
 def quantises_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> bool:
