@@ -88,6 +88,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/megatron/test_mtp.py": 3,
     "tests/backends/megatron/test_ppo.py": 1,
     "tests/backends/megatron/test_learning_from_rows.py": 5,
+    "tests/backends/megatron/test_quantised.py": 2,
     "tests/backends/megatron/test_rank_models.py": 1,
     "tests/backends/megatron/state/test_optimizer.py": 2,
     "tests/backends/megatron/test_planned_memory.py": 8,
