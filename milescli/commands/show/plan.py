@@ -181,7 +181,6 @@ def _layout(plan: Plan) -> dict[str, object]:
     sequence += (", recompute" * (trainer.recompute == "full")) + (
         ", optimizer on the host" * trainer.offload_optimizer
     )
-    rounded = f", {plan.trainer_format} weights" if plan.trainer_format else ""
     cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
         engines.attention_dp > 1
     )
@@ -198,140 +197,13 @@ def _layout(plan: Plan) -> dict[str, object]:
         "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
-        "weights": f"channel {plan.channel}"
-        + f", held by engines in {plan.engine_format}" * bool(plan.engine_format),
+        "weights": f"channel {plan.channel}",
         "staleness": f"at most {plan.max_staleness}",
     }
     return {
         "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
         "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
-        f"{sizes}{experts}{sequence}{rounded}",
-        **(rollout if plan.engines.num else {}),
-        "train": format_duration(forecast.train_s) + (f" ({parts})" if parts else ""),
-        **(sync if plan.engines.num else {}),
-        "step": f"{format_duration(forecast.step_s)}, {format_count(forecast.tokens_per_s)} "
-        "tokens/s",
-        "run": f"{plan.steps} steps: {format_duration(forecast.step_s * plan.steps)}, "
-        f"{forecast.gpu_hours:,.1f} GPU-hours",
-        "host": f"{format_bytes(forecast.host_bytes)} of "
-        f"{format_bytes(forecast.host_memory_bytes)} main memory of a node",
-    }
-    if forecast.publishing_bytes:
-        rows["publishing"] = (
-            f"{format_bytes(forecast.publishing_bytes)} while trainer and engine both hold weights"
-        )
-    if price is not None:
-        rows["cost"] = f"{cost(forecast, price):,.0f} at {price:g} a GPU-hour"
-    return rows
-
-
-def cost(forecast: Forecast, price: float) -> float:
-    """Return the cost to the end of the recipe, in the unit of the price."""
-    return round(forecast.gpu_hours * price, 2)
-
-
-SMALL = 8
-"""Slots up to which each has a line of its own."""
-ENVIRONMENT = (
-    "MILES_",
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "NCCL_",
-    "GLOO_",
-)
-"""Variables that change what runs; shown by -v."""
-
-
-def show_plan(
-    plan: Plan,
-    loaded: LoadedRecipe,
-    *,
-    output: Output,
-    with_origins: bool,
-    price_per_gpu_hour: float | None = None,
-) -> None:
-    """Show everything that would run, and why."""
-    payload: dict[str, object] = {
-        "plan": json.loads(plan.to_json()),
-        "fingerprint": plan.fingerprint,
-    }
-    if price_per_gpu_hour is not None and plan.forecast is not None:
-        payload["cost"] = cost(plan.forecast, price_per_gpu_hour)
-    if with_origins:
-        payload["recipe"] = {
-            name: {"value": plain(value_at(loaded.recipe, name)), "origin": str(by)}
-            for name, by in loaded.origins.items()
-        }
-        payload["environment"] = _environment()
-        payload["actor_environment"] = [
-            {"for": whom, "variable": name, "value": value, "reason": reason}
-            for whom, name, value, reason in environment_rows(plan)
-        ]
-    output.json("plan", payload)
-    output.kv(_layout(plan), title=f"plan {plan.fingerprint} for {loaded.recipe.name}")
-    output.blank()
-    output.kv(_batch(plan), title="one step")
-    output.blank()
-    if len(plan.slots) <= SMALL:
-        rows = [_slot_row(slot) for slot in plan.slots]
-        output.table(["node", "device", "trainer rank", "engine"], rows, title="placement")
-    else:
-        output.table(
-            ["nodes", "devices", "trainer ranks", "pipeline stages", "engines"],
-            _node_rows(plan),
-            title="placement",
-        )
-    output.blank()
-    if plan.forecast is not None:
-        show_forecast(plan, plan.forecast, price=price_per_gpu_hour, output=output)
-    if plan.decisions:
-        rows = [(choice.key, choice.value, choice.reason) for choice in plan.decisions]
-        output.table(["chosen", "value", "because"], rows, title="decisions")
-        output.blank()
-    if with_origins and output.mode is not Mode.JSON:
-        _show_origins(loaded, plan, output)
-    output.note("nothing was started")
-
-
-def _layout(plan: Plan) -> dict[str, object]:
-    trainer, engines = plan.trainer, plan.engines
-    sizes = " x ".join(f"{axis} {getattr(trainer, axis)}" for axis in ("tp", "pp", "cp", "dp"))
-    experts = f", ep {trainer.ep}, etp {trainer.etp}" if trainer.ep * trainer.etp > 1 else ""
-    sequence = ", sequence parallel" if trainer.sequence_parallel else ""
-    ends = [("first", trainer.first_stage_layers), ("last", trainer.last_stage_layers)]
-    sequence += "".join(f", {layers} layers in the {name} stage" for name, layers in ends if layers)
-    sequence += (", recompute" * (trainer.recompute == "full")) + (
-        ", optimizer on the host" * trainer.offload_optimizer
-    )
-    rounded = f", {plan.trainer_format} weights" if plan.trainer_format else ""
-    cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
-        engines.attention_dp > 1
-    )
-    where = (
-        "on the trainer's devices, taking turns" if plan.colocated else "on devices of their own"
-    )
-    apart = f"{plan.engines_apart} of them apart from rollout; " * bool(plan.engines_apart)
-    threads = ""
-    if plan.device_kind == "cpu":
-        count = engines.cpu_threads or plan.cpu_threads
-        threads = f", {plan.cpu_threads} threads for a trainer rank"
-        threads += f", {count} for an engine's" * bool(engines.num)
-    rollout = {
-        "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
-        f"{engines.max_running_requests} requests at once, "
-        f"context {engines.context_length}",
-        "weights": f"channel {plan.channel}"
-        + f", held by engines in {plan.engine_format}" * bool(plan.engine_format),
-        "staleness": f"at most {plan.max_staleness}",
-    }
-    return {
-        "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
-        "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
-        f"{sizes}{experts}{sequence}"
-        + f", {plan.trainer_format} weights"
-        * bool(plan.trainer_format),
+        f"{sizes}{experts}{sequence}",
         **(rollout if engines.num else {"engines": "none: nothing is sampled"}),
         "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
         + (f"{plan.steps}" if plan.batch.of_rows else f"{plan.steps} RL"),
