@@ -38,6 +38,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/end_to_end/test_reward_model.py": 0,
     "tests/end_to_end/test_multi_agent.py": 0,
     "tests/end_to_end/test_mtp.py": 0,
+    "tests/end_to_end/test_precision.py": 0,
     "tests/end_to_end/test_flight.py": 0,
     "tests/end_to_end/test_examples.py": 0,
     "tests/end_to_end/test_real_data.py": 0,
