@@ -51,6 +51,4 @@ def _aligned(bucket: Bucket) -> Bucket:
 
 def has_quantised(bucket: Bucket) -> bool:
     """Return True if a tensor holds numbers that another one scales: float8, or packed integers."""
-    return any(
-        tensor.itemsize == 1 or not tensor.is_floating_point() for _, tensor in bucket
-    )
+    return any(tensor.itemsize == 1 or not tensor.is_floating_point() for _, tensor in bucket)

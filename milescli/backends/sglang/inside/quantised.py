@@ -11,7 +11,7 @@ memory. The order of the calls is tested; no accelerator has run it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -20,6 +20,8 @@ from torch.nn import Module, Parameter
 
 LOADED_FORMAT = "miles_loaded"
 """`load_format` of the order after the last bucket; its payload is [(order, None)]."""
+ACTIVATION_SCALES = ("input_scale", ".k_scale", ".v_scale")
+"""Endings of the names of scales that SGLang sets itself where nobody sends them."""
 _UPDATES = ("update_weights_from_tensor", "update_weights_from_distributed")
 
 
@@ -50,16 +52,9 @@ def install() -> None:
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
     from sglang.srt.model_loader.loader import DefaultModelLoader
 
-    process = DefaultModelLoader.postprocess_weights
-
-    def process_and_note(model: Module, target_device: torch.device) -> None:
-        layers = _layers.setdefault(model, [])
-        if not layers:
-            layers += quantised_layers(model)
-        process(model, target_device)
-        settle(model)
-
-    DefaultModelLoader.postprocess_weights = staticmethod(process_and_note)
+    DefaultModelLoader.postprocess_weights = staticmethod(
+        noting(DefaultModelLoader.postprocess_weights)
+    )
     for name in (*_UPDATES, "update_weights_from_disk"):
         setattr(WeightUpdater, name, _after_begin(getattr(WeightUpdater, name)))
     update = WeightUpdater.update_weights_from_tensor
@@ -83,6 +78,24 @@ def _after_begin(ordinary):
     return update
 
 
+Process = Callable[[Module, torch.device], None]
+"""(model, its device): lets each layer process what was loaded."""
+
+
+def noting(process: Process) -> Process:
+    """Return SGLang's processing of loaded weights, which notes the first time what there is to be
+    loaded, and ends an update."""
+
+    def process_and_note(model: Module, target_device: torch.device) -> None:
+        layers = _layers.setdefault(model, [])
+        if not layers:
+            layers += quantised_layers(model)
+        process(model, target_device)
+        settle(model)
+
+    return process_and_note
+
+
 def quantised_layers(model: Module) -> Iterator[_Layer]:
     """Yield the layers whose weights are quantised, with their parameters as they are now."""
     for module in model.modules():
@@ -103,21 +116,24 @@ def begin(model: Module) -> None:
     _open[model] = True
     for layer in _layers[model]:
         stood = {name: getattr(layer.module, name, None) for name in layer.loaded}
-        shapes = {name: each.shape for name, each in stood.items() if each is not None}
+        kinds = {name: (id(each), _kind(each)) for name, each in stood.items()}
         for owner in (layer.module.quant_method, getattr(layer.module, "scheme", None)):
             if restore := getattr(owner, "restore_weights_before_loading", None):
                 restore(layer.module)
         for name, (parameter, shape, dtype) in layer.loaded.items():
-            current = stood[name]
-            if current is parameter and shapes[name] == shape and current.dtype == dtype:
-                continue
-            if current is not parameter or current.shape != shape:
-                if current is not None:
-                    layer.processed[name] = current.data
+            if kinds[name] == (id(parameter), (shape, dtype)):
+                continue  # it is loaded where it is computed with
+            if stood[name] is not parameter or _kind(parameter) != (shape, dtype):
+                if stood[name] is not None:
+                    layer.processed[name] = stood[name].data
                 parameter.data = torch.empty(shape, dtype=dtype, device=layer.device)
                 setattr(layer.module, name, parameter)
             with torch.no_grad():  # until it is sent, and `verify` sees what is not
                 parameter.fill_(float("nan") if dtype.is_floating_point else -1)
+
+
+def _kind(tensor: torch.Tensor | None) -> object:
+    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 def settle(model: Module) -> None:
@@ -128,10 +144,9 @@ def settle(model: Module) -> None:
         for name, (parameter, _, dtype) in layer.loaded.items():
             current = getattr(layer.module, name, None)
             place = layer.processed.pop(name, None)
-            if isinstance(current, torch.Tensor) and place is not None:
-                same = (current.shape, current.dtype) == (place.shape, place.dtype)
-                if same and current.data_ptr() != place.data_ptr():
-                    place.copy_(current.data)
-                    current.data = place
+            moved = place is not None and _kind(current) == _kind(place)
+            if moved and current.data_ptr() != place.data_ptr():
+                place.copy_(current.data)
+                current.data = place
             if current is not parameter:
                 parameter.data = torch.empty(0, dtype=dtype)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from milescli.backends.sglang.inside.adapter import adapter_tensors, before_replacing
+from milescli.backends.sglang.inside.quantised import ACTIVATION_SCALES
 from milescli.platform.allocation import give_back_freed_memory
 
 VERIFY_FORMAT = "miles_verify"
@@ -88,9 +89,14 @@ def _end_adapter(manager: Any) -> tuple[bool, str]:
 @torch.no_grad()
 def begin(weights: NamedTensors, *, is_mtp: bool = False) -> tuple[bool, str]:
     """Copy the weights to host memory, since the device may lack room for a second model, and
-    overwrite them. Skips weights that the other of two models has already saved."""
+    overwrite them. Skips weights that the other of two models has already saved, and scales of
+    activations, which need not be sent."""
     theirs = _pointers.get(not is_mtp, set())
-    own = [(name, tensor) for name, tensor in weights if tensor.data_ptr() not in theirs]
+    own = [
+        (name, tensor)
+        for name, tensor in weights
+        if tensor.data_ptr() not in theirs and not name.endswith(ACTIVATION_SCALES)
+    ]
     _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
     _copies[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
     for _, tensor in own:
@@ -109,11 +115,8 @@ def end(weights: NamedTensors, *, is_mtp: bool = False) -> str | None:
             continue
         sent = tensor.detach().to("cpu")
         is_missing = _is_missing(sent)
-        # padding that SGLang adds, and any zero, needs no sending; nor an activation scale of 1,
-        # which SGLang takes where there is none
-        needless = is_missing & (copy == (1 if name.endswith("input_scale") else 0))
-        if bool(needless.any()):
-            sent = torch.where(needless, copy, sent)
+        # padding that SGLang adds, and any zero, needs no sending
+        sent = torch.where(is_missing & (copy == 0), copy, sent)
         is_ours = not (is_mtp and bool(is_missing.all()))
         if is_ours and finding is None and not torch.equal(_bytes(copy), _bytes(sent)):
             finding = _describe(name, expected=copy, sent=sent)

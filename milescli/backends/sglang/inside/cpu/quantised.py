@@ -9,7 +9,8 @@ and the plain copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -100,9 +101,7 @@ class _Method:
 _EXPERTS = ("w13_weight", "w2_weight")
 _METHODS = (
     _Method(module=f"{_QUANTISATION}.fp8", name="Fp8LinearMethod", dequantise=_fp8),
-    _Method(
-        module=f"{_QUANTISATION}.fp8", name="Fp8MoEMethod", dequantise=_fp8, weights=_EXPERTS
-    ),
+    _Method(module=f"{_QUANTISATION}.fp8", name="Fp8MoEMethod", dequantise=_fp8, weights=_EXPERTS),
     _Method(
         module=_SCHEMES, name="CompressedTensorsWNA16", dequantise=_int4, apply="apply_weights"
     ),
@@ -130,6 +129,7 @@ def install() -> None:
     for method in _METHODS:
         _install_method(getattr(import_module(method.module), method.name), method)
     _install_experts()
+    _install_latent()
 
 
 def _accept_cpu() -> None:
@@ -199,3 +199,20 @@ def _install_experts() -> None:
                 parameter.zero_()
 
     CompressedTensorsWNA16MoE.create_weights = create_without_order
+
+
+def _install_latent() -> None:
+    """Split the plain form of a latent attention's `kv_b_proj`, which SGLang would quantise a
+    second time, by one scale."""
+    from sglang.srt.layers.quantization import fp8_utils
+
+    def dequantised(values: Tensor, scale: Tensor, block: list[int]) -> tuple[Tensor, None]:
+        codec = fp8_block.codec((block[0], block[1]))
+        parts, columns = {"values": values, "scale": scale}, (0, values.shape[1])
+        dtype = torch.get_default_dtype()
+        return dequantise_by_rows(codec, parts, dtype=dtype, columns=columns), None
+
+    # the piece of latent attention may have imported the reader that calls it
+    reader = sys.modules.get("sglang.srt.models.deepseek_common.deepseek_weight_loader")
+    for module in filter(None, (fp8_utils, reader)):
+        module.block_quant_to_tensor_quant = dequantised

@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from milescli.backends.sglang.client.batching import ONLY_WHEN_DONE
+from milescli.backends.sglang.inside.quantised import ACTIVATION_SCALES
 
 
 def install() -> None:
@@ -47,15 +48,13 @@ def _install_complete_weights() -> None:
 
 _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 """Which an MTP layer takes of the model, after its own are loaded."""
-_DEFAULTED = ("input_scale", ".k_scale", ".v_scale")
-"""Endings of the names of scales that a folder need not have."""
 
 
 @torch.no_grad()
 def mark(model: torch.nn.Module) -> None:
     """Set every weight to NaN until it is loaded; scales of activations keep SGLang's default."""
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not name.endswith(_DEFAULTED):
+        if parameter.is_floating_point() and not name.endswith(ACTIVATION_SCALES):
             parameter.fill_(float("nan"))
 
 
