@@ -42,6 +42,8 @@ LAYOUT = {
     "eval/": "the samples of each evaluation; of `miles eval` also as parquet, and its figures",
     "adapters/NAME/": "of a run of several adapters: each as a run of its own, for `miles export`, "
     "`miles eval` and `miles resume`",
+    "engine_start/": "the model in the number format of `rollout.precision`, which engines start "
+    "from",
     "reference/, teacher/": "what a reference or a teacher says of the rows, computed once",
     "model/, data/": "the model and the prompts that miles made itself, where the recipe asks for "
     "them",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from milescli import __version__
-from milescli.export.choose import FP8_BLOCK, Quantised
+from milescli.models.precision import FP8_BLOCK, Quantised
 
 _TIE = "tie_word_embeddings"
 _DTYPE_KEYS = ("dtype", "torch_dtype")

@@ -22,31 +22,35 @@ from typing import Literal, get_args
 import torch
 from safetensors import SafetensorError
 
+from milescli.checkpoint.formats.base import Scheme
+from milescli.checkpoint.formats.schemes import scheme_of
+from milescli.checkpoint.formats.stored import Named, stored
 from milescli.checkpoint.hf_folder import HfReader, write_tensors
 from milescli.checkpoint.matching import match
 from milescli.checkpoint.record import carry_over, read_record
 from milescli.checkpoint.source import QuantisedReader, Source, open_source
 from milescli.core.errors import CheckpointError, MilesError
 from milescli.core.units import format_bytes
-from milescli.export.choose import (
-    Choice,
-    Quantised,
-    choose,
-    modules_left_plain,
-    refused_by_sglang,
-    with_single_experts,
-)
 from milescli.export.config import exported_config, patterns_of_passed, with_untied_embeddings
-from milescli.export.stored import Measured, Named, compare, read_entries, stored
+from milescli.export.stored import Measured, compare, plain, read_entries
 from milescli.models import load_facts
 from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, read_config
 from milescli.models.layers import OUTPUT_LAYER
+from milescli.models.precision import (
+    FORMATS,
+    Choice,
+    Quantised,
+    modules_left_plain,
+    with_single_experts,
+)
+from milescli.models.precision import choose as choose_whole
 
 Plain = Literal["bf16", "fp16", "fp32"]
 PLAIN_DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ReadTensors = Callable[[WeightTable], Iterator[Named]]
 """Maps a table to (name on disk, tensor) of its weights in order; those of MTP layers may be
 missing."""
+Choose = Callable[[WeightTable, Quantised], Mapping[str, Choice]]
 Watch = Callable[[int], AbstractContextManager[Callable[[int], object]]]
 _NOT_CARRIED = ("README.md", "hf_quant_config.json")
 """The base model's card, which is not this one's, and what ModelOpt says of its quantisation."""
@@ -77,6 +81,8 @@ class _Job:
     base_table: WeightTable
     """In the form of the names of the base model's folder."""
     choices: Mapping[str, Choice]
+    scheme: Scheme | None
+    """Of the tensors that are quantised."""
     read: ReadTensors
     base: Source | None
     dtypes: dict[str, torch.dtype]
@@ -154,10 +160,11 @@ def write_folder(
     card: Callable[[Folder], Mapping[str, str]],
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
+    choose: Choose = choose_whole,
 ) -> Folder:
     """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
     may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
-    write and read back, and then each tensor's.
+    write and read back, and then each tensor's. `choose` says which tensors a format quantises.
 
     Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
     reading back shows a difference; nothing is left then.
@@ -168,7 +175,9 @@ def write_folder(
     part.mkdir()
     try:
         with ExitStack() as open_files:
-            job, config, notes = _plan(table, read, base, format=format, open_files=open_files)
+            job, config, notes = _plan(
+                table, read, base, format=format, choose=choose, open_files=open_files
+            )
             _require_space(part, job)
             job.done = open_files.enter_context(watch(2 * job.num_bytes))
             size = _write(part, job, max_shard_bytes=max_shard_bytes)
@@ -177,7 +186,7 @@ def write_folder(
                 (part / name).unlink(missing_ok=True)
             (part / CONFIG_NAME).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             with open_source(part) as source:
-                measured = compare(job.tensors(), source, job.choices, job.dtypes)
+                measured = compare(job.tensors(), source, job.choices, job.dtypes, job.scheme)
             if job.absent_mtp:
                 notes.append(
                     "config.json has multi-token-prediction layers whose weights are nowhere: "
@@ -213,7 +222,13 @@ def refuse_used(out: Path) -> None:
 
 
 def _plan(
-    table: WeightTable, read: ReadTensors, base: Path, *, format: str, open_files: ExitStack
+    table: WeightTable,
+    read: ReadTensors,
+    base: Path,
+    *,
+    format: str,
+    choose: Choose,
+    open_files: ExitStack,
 ) -> tuple[_Job, dict[str, object], list[str]]:
     """(what is written, config.json, notes)"""
     base_config = read_config(base)
@@ -229,7 +244,7 @@ def _plan(
     form: Quantised | None = format if format in get_args(Quantised) else None  # type: ignore[assignment]
     table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
     powers = (quantization_config(base_config) or {}).get("scale_fmt") == "ue8m0"
-    choices = choose(table, form, power_scales=powers) if form else {}
+    choices = choose(table, form) if form else {}
     dtype = PLAIN_DTYPES.get(format, "bfloat16")
     dtypes = {
         name: torch.float32 if entry.rule.float32 else getattr(torch, dtype)
@@ -248,6 +263,7 @@ def _plan(
         table=table,
         base_table=base_table,
         choices=choices,
+        scheme=scheme_of(form, power_scales=powers) if form else None,
         read=read,
         base=source,
         dtypes=dtypes,
@@ -275,12 +291,6 @@ def _open_base(
 
 def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
     notes = []
-    if refused := refused_by_sglang(choices):
-        notes.append(
-            f"SGLang 0.5.20 refuses to serve this folder: it fuses `{refused[0]}` "
-            f"({choices[refused[0]].shape[0]} rows) with others, and "
-            f"wants multiples of 128 there ({len(refused)} tensors)"
-        )
     uneven = [choice for choice in choices.values() if "multiple of" in choice.reason]
     if uneven:
         notes.append(
@@ -300,7 +310,15 @@ def _notes(source: Source | None, choices: Mapping[str, Choice]) -> list[str]:
 def _write(part: Path, job: _Job, *, max_shard_bytes: int) -> int:
     try:
         return write_tensors(
-            part, stored(job.tensors(), job.choices, job.dtypes), max_shard_bytes=max_shard_bytes
+            part,
+            stored(
+                job.tensors(),
+                job.choices,
+                job.scheme,
+                plain=lambda name, tensor: plain(tensor, job.dtypes[name]),
+                where="the weights that are exported",
+            ),
+            max_shard_bytes=max_shard_bytes,
         )
     except MilesError:
         raise
@@ -318,12 +336,10 @@ def _require_space(part: Path, job: _Job) -> None:
     needed = 0
     for name, shape in job.table.hf_shapes().items():
         choice = job.choices.get(name)
-        numbers = math.prod(shape)
-        codec = choice.scheme.codec if choice and choice.scheme else None
-        bits = (
-            8 if codec and codec.per_element == 1 else 4 if codec else 8 * job.dtypes[name].itemsize
+        form = choice.form if choice else None
+        needed += (
+            FORMATS[form].bytes_of(shape) if form else math.prod(shape) * job.dtypes[name].itemsize
         )
-        needed += numbers * bits // 8
     free = shutil.disk_usage(part).free
     if needed > free:
         raise CheckpointError(

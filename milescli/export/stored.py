@@ -1,5 +1,5 @@
-"""Converts plain tensors to those that a folder stores, and compares them with what was read back.
-Holds one tensor in memory at a time."""
+"""Reads plain tensors of a folder, and compares what was written with what was read back. Holds one
+tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from milescli.checkpoint.formats.base import Scheme, quantise_by_rows, row_chunks
-from milescli.checkpoint.source import QuantisedReader, Source, require_finite
+from milescli.checkpoint.formats.base import Scheme, row_chunks
+from milescli.checkpoint.formats.stored import Named, matrices
+from milescli.checkpoint.source import QuantisedReader, Source
 from milescli.core.errors import CheckpointError
-from milescli.export.choose import Choice
 from milescli.models.base import Entry, WeightTable
-
-ORIGINAL_DTYPE = torch.bfloat16
-"""Weights are rounded to it before they are quantised: it is what engines and releases hold."""
-Named = tuple[str, Tensor]
+from milescli.models.precision import Choice
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +27,7 @@ class Measured:
     """Tensors that are stored plain: equal to the bit."""
     num_quantised: int = 0
     worst_share_of_bound: float = 0.0
-    """Largest |difference| to the bfloat16 weight, as a part of what the format's rounding allows
+    """Largest |difference| to the weight, as a part of what the format's rounding allows
     at that number."""
     squared_difference: float = 0.0
     squared_weight: float = 0.0
@@ -43,67 +40,9 @@ class Measured:
         )
 
 
-def stored(
-    tensors: Iterable[Named], choices: Mapping[str, Choice], dtypes: Mapping[str, torch.dtype]
-) -> Iterator[Named]:
-    """Yield (name, tensor) as the folder stores them. Names without a choice are plain; `dtypes`
-    are those of plain tensors by name.
-
-    Tensors that share a global scale must be consecutive. Raises CheckpointError for a weight that
-    is not finite in its stored dtype.
-    """
-    waiting: list[Named] = []
-    for name, tensor in tensors:
-        choice = choices.get(name)
-        tensor = plain(tensor, ORIGINAL_DTYPE if choice and choice.scheme else dtypes[name])
-        require_finite(tensor, name=name, where="the weights that are exported")
-        if choice is None or choice.scheme is None:
-            yield name, tensor
-            continue
-        waiting.append((name, tensor))
-        together = {other for other in choice.fused if choices[other].scheme}
-        if not choice.scheme.codec.needs_largest or {module for module, _ in waiting} == together:
-            yield from _quantised(waiting, choices)
-            waiting = []
-    assert not waiting, [name for name, _ in waiting]
-
-
 def plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a tensor to its stored dtype; integers stay."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _quantised(waiting: Iterable[Named], choices: Mapping[str, Choice]) -> Iterator[Named]:
-    listed = list(waiting)
-    largest = torch.stack([tensor.abs().max() for _, tensor in listed]).max().float()
-    for name, tensor in listed:
-        scheme = choices[name].scheme
-        assert scheme is not None
-        names = scheme.names(name)
-        pieces = [
-            quantise_by_rows(scheme.codec, matrix, largest) for matrix in matrices(tensor, scheme)
-        ]
-        for role in pieces[0]:
-            whole = (
-                torch.stack([piece[role] for piece in pieces])
-                if scheme.transposed
-                else pieces[0][role]
-            )
-            grouped = role == "values" and scheme.grouped
-            size = scheme.codec.block[1] // scheme.codec.per_element
-            yield names[role], whole.unflatten(-1, (-1, size)) if grouped else whole
-        if "shape" in names:
-            yield names["shape"], torch.tensor(tensor.shape)
-
-
-def matrices(tensor: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """Yield [rows, columns] as they are quantised: the tensor itself, or each of stacked experts,
-    transposed."""
-    if not scheme.transposed:
-        yield tensor
-        return
-    for row in tensor:
-        yield row.transpose(-1, -2)
 
 
 def compare(
@@ -111,9 +50,10 @@ def compare(
     source: Source,
     choices: Mapping[str, Choice],
     dtypes: Mapping[str, torch.dtype],
+    scheme: Scheme | None,
 ) -> Measured:
     """Compare what is on disk with `tensors`, which are made again: plain ones bit for bit,
-    quantised ones with the bfloat16 weight, element by element within the format's bound. Raises
+    quantised ones with the weight, element by element within the format's bound. Raises
     CheckpointError that names the first tensor that fails or is superfluous."""
     measured = Measured()
     seen = set()
@@ -126,15 +66,15 @@ def compare(
             raise _wrong(
                 name, why=f"it is {list(source.shape(name))} on disk, and was {list(tensor.shape)}"
             )
-        if choice is None or choice.scheme is None:
+        if choice is None or choice.form is None:
             on_disk = source.read_region(name, *((0, length) for length in tensor.shape))
             expected = plain(tensor, dtypes[name])
             if on_disk.dtype != expected.dtype or not torch.equal(on_disk, expected):
                 raise _wrong(name, why="what was read back is not what was written")
             measured.num_plain += 1
             continue
-        assert isinstance(source, QuantisedReader)
-        _compare_quantised(name, tensor.to(ORIGINAL_DTYPE), source, choice.scheme, measured)
+        assert isinstance(source, QuantisedReader) and scheme is not None
+        _compare_quantised(name, tensor, source, scheme, measured)
         measured.num_quantised += 1
     if extra := sorted(set(source.names()) - seen):
         raise _wrong(extra[0], why="nothing was to be written under this name")

@@ -92,9 +92,10 @@ SIZES = {"bf16": 2, "fp32": 4}
 
 def choose_precision(recipe: Recipe, machine: Machine, log: Log) -> Literal["bf16", "fp32"]:
     """Return the precision that the recipe pins, or else the device's default."""
-    if recipe.train.precision != "auto":
-        log.note("precision", recipe.train.precision, "pinned by `train.precision`")
-        return recipe.train.precision
+    pinned = recipe.train.precision
+    if pinned == "bf16" or pinned == "fp32":
+        log.note("precision", pinned, "pinned by `train.precision`")
+        return pinned
     on_cpu = machine.kind == "cpu" or recipe.machine.gpus == 0
     log.note(
         "precision",

@@ -24,6 +24,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
+from milescli.plan.precision import formats_of, note_formats, quantises_inputs, require_kernels
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NO_QUERIED_MODELS,
@@ -59,6 +60,10 @@ def make_plan(
     def plans(other: Recipe) -> Plan:
         return _planned(other, machine, facts, queried)
 
+    if devices_per_node(recipe, machine, Log()):
+        merges = publishes_merged(recipe, on_cpu=False, size=SIZES["bf16"])
+        formats = formats_of(recipe, merges_adapter=merges)
+        require_kernels(formats, machine.nodes[0].devices[0])
     try:
         return plans(recipe)
     except FitError as error:
@@ -277,6 +282,17 @@ def _assembled(
     )
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
+    formats = formats_of(recipe, merges_adapter=merges)
+    rounds_inputs = quantises_inputs(recipe, formats, on_cpu=not num_devices)
+    note_formats(
+        recipe,
+        inputs.facts,
+        formats,
+        (trainer, engines),
+        quantises_inputs=rounds_inputs,
+        on_cpu=not num_devices,
+        log=log,
+    )
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(
         recipe, machine, slots, colocated=colocated, on_cpu=not num_devices, log=log
@@ -296,6 +312,9 @@ def _assembled(
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
         engines_apart=recipe.engines_apart,
+        trainer_format=formats.trainer,
+        quantises_inputs=rounds_inputs,
+        engine_format=formats.engines,
         merges_adapter=merges,
         roles=_roles(inputs, SIZES[precision], log),
         decisions=log.decisions,

@@ -16,6 +16,7 @@ from milescli.models.adapter import LoraShape, adapter_table, engine_slots
 from milescli.models.base import WeightTable
 from milescli.models.costs import CacheCost, cache_cost
 from milescli.models.facts import ModelFacts
+from milescli.models.precision import Cut
 from milescli.plan.activations import (
     LayerBytes,
     head_bytes,
@@ -24,6 +25,7 @@ from milescli.plan.activations import (
 )
 from milescli.plan.devices import Reached
 from milescli.plan.legal import microbatches_in_flight, stage_ends
+from milescli.plan.precision import PLAIN, Formats, engine_cut, formats_of, held_in_format
 from milescli.plan.static_memory import (
     Counter,
     TrainerLoad,
@@ -117,6 +119,9 @@ class MemoryModel:
     slots: int = 0
     """Adapters that an engine has room for; the trainer's device holds one. 0: engines are sent
     the model with the adapter merged in."""
+    formats: Formats = PLAIN
+    exempt: tuple[str, ...] = ()
+    """Modules that no format applies to."""
     counter: Counter = field(init=False)
     trained: Counter = field(init=False)
     """Counts of the trained weights."""
@@ -177,6 +182,10 @@ class MemoryModel:
             static = static_bytes(trained, layout, size=load.size)
             if self.adapter is not None:
                 static = (static[0] + frozen_bytes(counts[stage], size=load.size), *static[1:])
+            elif self.formats.trainer is not None:
+                # rounded weights lie beside the weights
+                rounded = self._rounded(layout, range(start, end)) * load.size
+                static = (static[0] + rounded, *static[1:])
             copies = load.takes_copies * copies_bytes(
                 static_bytes(trained, on_device, size=load.size),
                 has_critic=load.critic != "none",
@@ -297,12 +306,38 @@ class MemoryModel:
             self._engine[key] = self.counter.engine_total(**cut)
             if self.adapter is not None:
                 self._engine[key] += self.slots * self.trained.engine_total(**cut)
-        return self._engine[key] * size
+        return self._engine[key] * size - self._saved(layout, size=size)
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
-        return self.sent.engine_total(**cut) * size
+        saved = self._saved(layout, size=size) if self.sent is self.counter else 0
+        return self.sent.engine_total(**cut) * size - saved
+
+    def _rounded(self, layout: TrainerLayout, layers: range) -> int:
+        """Numbers of a rank that a trainer's format applies to."""
+        assert self.formats.trainer is not None
+        return held_in_format(
+            self.table.facts,
+            self.formats.trainer,
+            cut=Cut(dense=layout.tp, experts=layout.etp),
+            ep=layout.ep,
+            exempt=self.exempt,
+            layers=layers,
+        ).numbers
+
+    def _saved(self, layout: EngineLayout, *, size: int) -> int:
+        """Bytes by which an engine rank's weights are smaller in the engines' format."""
+        if self.formats.engines is None:
+            return 0
+        held = held_in_format(
+            self.table.facts,
+            self.formats.engines,
+            cut=engine_cut(layout),
+            ep=layout.ep,
+            exempt=self.exempt,
+        )
+        return held.numbers * size - held.size_bytes
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """Return the cache bytes of one rank for `sequences` sequences with `tokens` tokens in
@@ -392,15 +427,24 @@ def trained_shape(recipe: Recipe) -> LoraShape | None:
 def memory_of(recipe: Recipe, facts: ModelFacts, *, merged: bool = False) -> MemoryModel:
     """Return the memory model of the recipe's model and of its trained weights. `merged` comes from
     `publishes_merged`. Raises RecipeError if the adapter of the recipe does not fit the model."""
-    if (shape := trained_shape(recipe)) is None:
+    formats, shape = formats_of(recipe, merges_adapter=merged), trained_shape(recipe)
+    if shape is None and formats == PLAIN:
         return memory_model(facts)
-    return _with_adapter(facts, shape, 0 if merged else engine_slots(len(recipe.adapters)))
+    slots = 0 if merged or shape is None else engine_slots(len(recipe.adapters))
+    return _of_policy(facts, shape, slots, formats, tuple(recipe.train.exempt))
 
 
 @lru_cache(maxsize=8)
-def _with_adapter(facts: ModelFacts, shape: LoraShape, slots: int) -> MemoryModel:
+def _of_policy(
+    facts: ModelFacts,
+    shape: LoraShape | None,
+    slots: int,
+    formats: Formats,
+    exempt: tuple[str, ...],
+) -> MemoryModel:
     base = table(facts)
-    return MemoryModel(base, adapter_table(base, shape), slots)
+    adapter = adapter_table(base, shape) if shape is not None else None
+    return MemoryModel(base, adapter, slots, formats, exempt)
 
 
 def publishes_merged(recipe: Recipe, *, on_cpu: bool, size: int) -> bool:

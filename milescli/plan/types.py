@@ -7,11 +7,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 10
+from milescli.models.precision import Quantised
+
+PLAN_SCHEMA = 11
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples.
-9: processes of a run on a CPU."""
+9: processes of a run on a CPU. 11: number formats of trainer and engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +248,13 @@ class Plan:
     warmup_steps: int
     engines_apart: int = 0
     """Number of the last engines that answer evaluations while the others sample."""
+    trainer_format: Quantised | None = None
+    """Number format to which the policy's matrices are rounded before each product; None: they are
+    not."""
+    quantises_inputs: bool = False
+    """The inputs of those matrices are rounded too."""
+    engine_format: Quantised | None = None
+    """Number format in which engines hold the policy's matrices; None: plain."""
     merges_adapter: bool = False
     """Engines are sent the model with the trained adapter merged in."""
     roles: list[Role] = field(default_factory=lambda: [Role(name="policy", place="trainer")])

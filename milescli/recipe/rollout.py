@@ -50,6 +50,9 @@ class Rollout(Section):
     prompts_per_step: Positive = 32
     samples_per_prompt: Positive = 8
     max_response_tokens: Positive = 256
+    precision: Literal["same", "bf16", "fp8_block", "mxfp8", "int4", "nvfp4"] = "same"
+    """Format of the weights that engines hold. same: the numbers that the trainer multiplies by;
+    bf16: those numbers, stored plain."""
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     top_k: int = -1

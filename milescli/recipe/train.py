@@ -170,8 +170,16 @@ class Train(Section):
     before_log_probs: str | None = None
     """Import path of a function (*, model, stream), called on each trainer rank before it computes
     log-probs: of the policy before the step (old), or of the reference."""
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """auto: bf16 on an accelerator, fp32 on a CPU."""
+    precision: Literal["auto", "bf16", "fp32", "fp8_block", "mxfp8", "int4_qat", "nvfp4"] = "auto"
+    """auto: bf16 on an accelerator, fp32 on a CPU. fp8_block, mxfp8, int4_qat, nvfp4: the same, and
+    the matrices of the policy's layers are rounded to that format before each product; the
+    optimizer keeps them as they are (docs/precision.md)."""
+    quantise_inputs: bool | None = None
+    """Round the inputs of those matrices to the format too. null: on accelerators, for fp8_block,
+    mxfp8 and nvfp4, as engines do there."""
+    exempt: list[str] = Field(default=[])
+    """Regular expressions of modules that neither trainer nor engines quantise, beside those that
+    releases keep plain: ["layers\\.0\\.", "shared_experts"]."""
     objective: str = "policy"
     """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
     preference, reward_model or distillation (on the rows of `data.train`); or an import path to a

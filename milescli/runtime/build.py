@@ -29,6 +29,7 @@ from milescli.plan.types import Plan, Slot, TrainerLayout
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.platform.ports import free_ports
 from milescli.recipe.schema import Recipe
+from milescli.runtime.engine_start import engine_folder
 from milescli.runtime.planning import engine_spec
 from milescli.runtime.recovery.engines import EngineActors, Engines
 from milescli.runtime.recovery.rank_group import RankGroup
@@ -357,7 +358,8 @@ def _engine_spec(spec: RunSpec, index: int, port: int, *, log_dir: Path) -> Engi
         spec.plan,
         index=index,
         port=port,
-        model_dir=spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
+        model_dir=(None if plays_role else engine_folder(spec))
+        or spec.inputs.model_dir_of(index, num_engines=spec.plan.engines.num),
         log_dir=log_dir,
         draft_dir=spec.inputs.draft_dir,
         adapter_dir=None if plays_role else start_folder(spec),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,13 +40,16 @@ from milescli.export.adapter import (
 )
 from milescli.export.adapter_folder import write_adapter_folder
 from milescli.export.card import model_card
-from milescli.export.folder import Folder, ReadTensors, refuse_used, write_folder
+from milescli.export.folder import Choose, Folder, ReadTensors, refuse_used, write_folder
 from milescli.export.stored import read_folder
 from milescli.export.story import Story, hub_name, read_story
 from milescli.models import load_facts
 from milescli.models import table as table_of
-from milescli.models.base import CONFIG_NAME
+from milescli.models.base import CONFIG_NAME, WeightTable
 from milescli.models.layers import EMBEDDING
+from milescli.models.precision import Choice, Quantised, choose
+from milescli.plan.precision import quantised
+from milescli.plan.types import Plan
 from milescli.recipe.model import Model
 from milescli.recipe.resolved import load_resolved
 
@@ -183,6 +186,7 @@ def _export_model(
             format=chosen,
             card=card,
             watch=watch,
+            choose=_choices_of(weights),
         )
     for note in done.notes:
         output.warn(note)
@@ -203,6 +207,23 @@ def _export_model(
         pushed=None,
         seconds=0.0,
     )
+
+
+def _choices_of(weights: _Weights) -> Choose:
+    """Return what chooses the tensors that are quantised: in a format of a run, as its trainer and
+    engines do."""
+    story = weights.story
+    if story is None or weights.checkpoint is None:
+        return choose
+    plan = Plan.from_json(RunDir(weights.checkpoint.absolute().parents[1]).plan_file.read_text())
+
+    def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
+        if form not in (plan.trainer_format, plan.engine_format):
+            return choose(table, form)
+        exempt = story.recipe.train.exempt
+        return quantised(table, form, (plan.trainer, plan.engines), exempt)
+
+    return choose_as_trained
 
 
 def _own_template(story: Story | None, output: Output) -> dict[str, str]:

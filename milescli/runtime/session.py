@@ -15,6 +15,7 @@ from milescli.checkpoint.run_dir import verdict_file
 from milescli.cluster.resources import NodeResources
 from milescli.cluster.watchdog import Watchdog
 from milescli.runtime.build import Builder, check_engines
+from milescli.runtime.engine_start import write_engine_folder
 from milescli.runtime.prestart import Prestarted, open_ray
 from milescli.runtime.recovery.orphans import write_note
 from milescli.runtime.recovery.supervise import CAUSE_GRACE_S
@@ -51,6 +52,7 @@ def open_session(spec: RunSpec, *, prestarted: Prestarted, log_dir: Path) -> Ite
     """Ray is up inside, the one that was started ahead or its own; where it is its own, every
     process of the run is gone afterwards."""
     if spec.plan.engines.num:
+        write_engine_folder(spec)
         check_engines(spec)
     with ExitStack() as own:
         ray = prestarted.ray

@@ -177,10 +177,11 @@ def test_towers_pass_through_untouched(tmp_path: Path) -> None:
             "layer_types": ["linear_attention", "full_attention"],
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 2,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 32,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 128,
             "linear_conv_kernel_dim": 4,
-            "shared_expert_intermediate_size": 32,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128,
             "partial_rotary_factor": 0.25,
             "mlp_only_layers": [],
         },
@@ -213,7 +214,7 @@ def test_towers_pass_through_untouched(tmp_path: Path) -> None:
 
 
 def _single(lines):
-    from milescli.export.choose import with_single_experts
+    from milescli.models.precision import with_single_experts
 
     return with_single_experts(lines)
 
@@ -270,7 +271,7 @@ def test_scales_of_deepseek_v32_stay_powers_of_two(tmp_path: Path) -> None:
         == "ue8m0"
     )
     scale = load_file(tmp_path / "out" / "model.safetensors")[
-        "model.layers.1.mlp.up_proj.weight_scale_inv"
+        "model.layers.1.mlp.down_proj.weight_scale_inv"
     ]
     assert bool((torch.frexp(scale)[0] == 0.5).all())
 

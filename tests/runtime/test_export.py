@@ -119,7 +119,7 @@ def test_a_converted_model_is_exported_with_its_mtp_layer(
     with open_source(tmp_path / "out") as source:
         assert (
             "model.layers.2.eh_proj.weight" in source
-            and "model.layers.2.mlp.experts.3.up_proj.weight" in source.quantised_names()
+            and "model.layers.2.self_attn.o_proj.weight" in source.quantised_names()
         )
 
 

@@ -32,19 +32,20 @@ class LoadedModel:
         recompute: str = "none",
         replays_routing: bool = False,
         layer_spec: str = DEFAULT,
-        has_adapter: bool = False,
+        own_layers: bool = False,
         mtp: Mtp | None = None,
     ) -> None:
-        """The last five: as plan and recipe say, of a model that is trained. TransformerEngine
-        fuses norms into linear layers, beside which no adapter can stand. Raises CheckpointError
-        for a folder that is no model."""
+        """The last five are as plan and recipe say, of a model that is trained. `own_layers` never
+        uses TransformerEngine, which fuses norms into linear layers: no adapter can stand beside
+        them, and nothing can round their inputs. Raises CheckpointError for a folder that is no
+        model."""
         self.folder, self.mesh = folder, mesh
         self.facts = load_facts(folder)
         if mtp is not None:
             self.facts = with_mtp(self.facts)
         self.replays_routing = replays_routing
         self.table = table(self.facts)
-        engine = not has_adapter and model.uses_engine(self.facts, mesh.device)
+        engine = not own_layers and model.uses_engine(self.facts, mesh.device)
         config = model.build_config(
             self.facts,
             mesh.layout,

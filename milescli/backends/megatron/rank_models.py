@@ -70,7 +70,9 @@ def build_models(
     # the policy last: replay finds the routers of the model that was built last
     lora = train.lora if train.lora.is_on else None
     mtp = train.mtp if train.mtp.is_on else None
-    its_policy = TrainedModel(policy, rule=train.optimizer, lora=lora, mtp=mtp, **made)
+    its_policy = TrainedModel(
+        policy, rule=train.optimizer, lora=lora, mtp=mtp, is_policy=True, **made
+    )
     return RankModels(policy=its_policy, critic=its_critic, draft=its_draft, teachers=frozen)
 
 

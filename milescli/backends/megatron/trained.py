@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from milescli.backends.megatron.architecture.lora import Adapters
+from milescli.backends.megatron.architecture.quantised import PolicyFormats
 from milescli.backends.megatron.loaded_model import LoadedModel
 from milescli.backends.megatron.mesh import Mesh
 from milescli.backends.megatron.state import optimizer
@@ -22,6 +23,7 @@ from milescli.backends.megatron.step import stepping
 from milescli.backends.megatron.step.microbatch import Microbatch
 from milescli.models import load_facts
 from milescli.models.adapter import adapter_table
+from milescli.models.base import WeightTable
 from milescli.plan.memory import bucket_bytes, shape_of
 from milescli.plan.types import Plan
 from milescli.recipe.lora import Lora
@@ -45,9 +47,11 @@ class TrainedModel(LoadedModel):
         rule: Optimizer,
         lora: Lora | None = None,
         mtp: Mtp | None = None,
+        is_policy: bool = False,
     ) -> None:
         """Load the folder. `rule` is the optimizer, which may differ from the recipe's; `lora`
-        trains an adapter, and no weight of the folder; `mtp` trains its MTP layer. Raises
+        trains an adapter, and no weight of the folder; `mtp` trains its MTP layer; the policy alone
+        multiplies, and is published, in the plan's number formats. Raises
         CheckpointError for a folder that cannot be trained, RecipeError if the adapter does not
         fit."""
         super().__init__(
@@ -56,7 +60,7 @@ class TrainedModel(LoadedModel):
             dtype=dtype,
             recompute=plan.trainer.recompute,
             layer_spec=recipe.model.layer_spec,
-            has_adapter=lora is not None,
+            own_layers=lora is not None or (is_policy and plan.trainer_format is not None),
             mtp=mtp,
             replays_routing=recipe.train.routing_replay and not load_facts(folder).scores,
         )
@@ -64,6 +68,12 @@ class TrainedModel(LoadedModel):
             recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
         )
         self.merges_adapter = plan.merges_adapter
+        self.formats = PolicyFormats(self.table, plan, recipe) if is_policy else None
+        self.rounded = (
+            self.formats.round_layers(self.model, self.weights, mesh=mesh)
+            if self.formats is not None
+            else None
+        )
         self.adapters = None
         if lora is not None:
             self.adapters = Adapters(
@@ -150,20 +160,20 @@ class TrainedModel(LoadedModel):
             return hf_buckets(
                 adapters.weights, adapters.table, mesh=self.mesh, bucket_bytes=sys.maxsize
             )
-        return self._whole_model()
+        return self._whole_model(self.table)
 
     def buckets_for_engines(self) -> Iterator[Bucket]:
         """Yield what engines receive: the same as `buckets`, or the whole model with its adapter
-        merged in, according to the plan. Collective."""
-        if self.adapters is None or not self.merges_adapter:
+        merged in, in the engines' number format, according to the plan. Collective."""
+        if self.adapters is not None and not self.merges_adapter:
             return self.buckets()
-        (adapter,) = self.buckets()
-        return merged_buckets(
-            self._whole_model(),
-            adapter,
-            self.adapters.table,
-            scaling=self.adapters.shape.scaling,
-        )
+        table = self.formats.table if self.formats else self.table
+        whole = self._whole_model(table)
+        if self.adapters is not None:
+            (adapter,) = self.buckets()
+            scaling = self.adapters.shape.scaling
+            whole = merged_buckets(whole, adapter, self.adapters.table, scaling=scaling)
+        return self.formats.for_engines(whole) if self.formats else whole
 
-    def _whole_model(self) -> Iterator[Bucket]:
-        return hf_buckets(self.weights, self.table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)
+    def _whole_model(self, table: WeightTable) -> Iterator[Bucket]:
+        return hf_buckets(self.weights, table, mesh=self.mesh, bucket_bytes=self._bucket_bytes)

@@ -297,6 +297,8 @@ class TrainerRank(Profiled):
         nothing."""
         if self.device.type != "cpu":
             self.policy.sleeper.shed()
+            if self.policy.rounded is not None:
+                self.policy.rounded.forget()
 
     def sleep(self) -> None:
         """Move weights, gradients and optimizer to host memory. On a CPU: nothing."""

@@ -33,9 +33,11 @@ class Codec:
     values_dtypes: tuple[torch.dtype, ...]
     """Dtypes in which folders store the numbers; the first is written."""
     scale_dtypes: tuple[torch.dtype, ...]
-    quantise: Callable[[Tensor, Tensor | None], Parts]
+    fit: Callable[[Tensor, Tensor | None], tuple[Tensor, Parts]]
     """([..., rows, columns], largest magnitude of all tensors that share a global scale, None: of
-    this one) -> parts"""
+    this one) -> (float32 numbers of the format's grid, the scales that they are multiplied by)"""
+    pack: Callable[[Tensor], Tensor]
+    """Numbers of the grid -> stored numbers."""
     unpack: Callable[[Tensor], Tensor]
     """Stored numbers -> float32, not scaled yet."""
     scales: Callable[[Mapping[str, Tensor]], Tensor]
@@ -45,6 +47,17 @@ class Codec:
     of the scale."""
     needs_largest: bool = False
     """True if it has a global scale, computed from the largest magnitude of the whole tensor."""
+
+    def quantise(self, weight: Tensor, shared: Tensor | None = None) -> Parts:
+        """Return the parts of a weight [..., rows, columns]. `shared` is the largest magnitude of
+        all tensors that share a global scale; None: of this one."""
+        numbers, scales = self.fit(weight, shared)
+        return {"values": self.pack(numbers), **scales}
+
+    def rounded(self, weight: Tensor, shared: Tensor | None = None) -> Tensor:
+        """Return `dequantise(quantise(weight))`, to the bit, without packing: float32."""
+        numbers, scales = self.fit(weight, shared)
+        return numbers * expand(self.scales(scales), self.block, like=numbers, offset=(0, 0))
 
     def dequantise(
         self, parts: Mapping[str, Tensor], *, offset: tuple[int, int] = (0, 0)
@@ -158,6 +171,16 @@ def quantise_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None)
     ]
     parts = {role: torch.cat([piece[role] for piece in pieces]) for role in ("values", "scale")}
     return parts | {role: tensor for role, tensor in pieces[0].items() if role not in parts}
+
+
+def rounded_by_rows(codec: Codec, weight: Tensor, shared: Tensor | None = None) -> Tensor:
+    """Return [rows, columns] as `codec.rounded` does, in the weight's dtype, chunk by chunk."""
+    if codec.needs_largest and shared is None:
+        shared = weight.abs().max().float()
+    out = torch.empty_like(weight)
+    for first, end in row_chunks(codec, *weight.shape):
+        out[first:end] = codec.rounded(weight[first:end], shared)
+    return out
 
 
 def dequantise_by_rows(

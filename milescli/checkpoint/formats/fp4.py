@@ -26,31 +26,35 @@ from milescli.checkpoint.formats.base import (
     smallest_power,
     to_e8m0,
 )
+from milescli.checkpoint.formats.fp8_block import LARGEST as LARGEST_E4M3
+from milescli.checkpoint.formats.fp8_block import ROUNDS_TO_LARGEST
 
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """By code: sign, two bits of exponent, one of mantissa (OCP Microscaling Formats v1.0, section
 5.3.3)."""
 LARGEST = 6.0
 NV_BLOCK, MX_BLOCK = (1, 16), (1, 32)
-_LARGEST_E4M3 = 448.0
+
+
+def to_numbers(scaled: Tensor) -> Tensor:
+    """Round float32 to the nearest E2M1 number, ties to the even code, saturating at 6."""
+    size = scaled.abs().clamp_(max=LARGEST)
+    # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, as do the codes
+    step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
+    return torch.copysign((size / step).round_() * step, scaled)
 
 
 def to_e2m1(scaled: Tensor) -> Tensor:
-    """Encode float32 as codes, uint8, rounding to nearest with ties to the even code and saturating
-    at 6."""
-    size = scaled.abs().clamp(max=LARGEST)
-    # steps of 0.5 below 2, of 1 below 4, of 2 beyond; `round` takes ties to even, and so do the
-    # codes
-    code = torch.where(
-        size < 2,
-        (2 * size).round(),
-        torch.where(size < 4, size.round() + 2, (size / 2).round() + 4),
-    )
-    return code.to(torch.uint8) | (torch.signbit(scaled).to(torch.uint8) << 3)
+    """Encode float32 as codes, uint8, rounding like `to_numbers`."""
+    numbers = to_numbers(scaled)
+    size = numbers.abs()
+    code = torch.where(size < 2, 2 * size, torch.where(size < 4, size + 2, size / 2 + 4))
+    return code.to(torch.uint8) | (torch.signbit(numbers).to(torch.uint8) << 3)
 
 
-def pack(codes: Tensor) -> Tensor:
-    """Pack two codes per byte: [..., columns] -> [..., columns / 2] uint8."""
+def pack(numbers: Tensor) -> Tensor:
+    """Pack two numbers per byte: [..., columns] -> [..., columns / 2] uint8."""
+    codes = to_e2m1(numbers)
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
@@ -62,41 +66,41 @@ def unpack(stored: Tensor) -> Tensor:
 
 
 def half_step_e2m1(magnitude: Tensor) -> Tensor:
-    """Return half the distance between neighbouring numbers at `magnitude`."""
-    quarter = torch.full_like(magnitude, 0.25)
-    return torch.where(magnitude < 2, quarter, torch.where(magnitude < 4, 2 * quarter, 4 * quarter))
+    """Return half the distance between neighbouring numbers at `magnitude`; beyond 6, what a scale
+    rounded down among e4m3's lowest numbers can cut off, 1.5 at most."""
+    beyond = (magnitude - LARGEST).clamp(1.0, 1.5)
+    return torch.where(magnitude < 2, 0.25, torch.where(magnitude < 4, 0.5, beyond))
 
 
-def _quantise_nv(weight: Tensor, shared: Tensor | None) -> Parts:
-    """The global scale lets the largest block's scale be e4m3's largest."""
+def _fit_nv(weight: Tensor, shared: Tensor | None) -> tuple[Tensor, Parts]:
+    """The global scale is the smallest power of two with which the largest block's scale rounds to
+    e4m3. A power of two, where ModelOpt divides the largest magnitude by 6 * 448, costs half of
+    e4m3's lowest power of two, and makes the format a fixed point: the rounded weights get the
+    same global scale, whether it was kept or not, and bfloat16 holds each of them."""
     maxima = block_maxima(weight, NV_BLOCK)
     largest = (maxima.max() if shared is None else shared).float()
-    whole = torch.where(largest > 0, largest / (LARGEST * _LARGEST_E4M3), torch.ones_like(largest))
-    scale = (maxima / (LARGEST * whole)).clamp(max=_LARGEST_E4M3).to(torch.float8_e4m3fn)
-    # a scale that was rounded down so far that 6 would cut off more than half a step: the next one
-    # above
-    short = maxima > (LARGEST + 1) * scale.float() * whole
-    scale = torch.where(
-        short | (scale.float() == 0), scale.view(torch.uint8) + 1, scale.view(torch.uint8)
-    ).view(torch.float8_e4m3fn)
+    whole = smallest_power(largest / (LARGEST * ROUNDS_TO_LARGEST))
+    whole = torch.where(largest > 0, whole, torch.ones_like(whole))
+    scale = (maxima / (LARGEST * whole)).clamp(max=LARGEST_E4M3).to(torch.float8_e4m3fn)
+    # no scale is 0; and the smallest would cut off numbers that the next one, its double, holds
+    code = scale.view(torch.uint8)
+    short = (code == 1) & (maxima > (LARGEST + 1) * scale.float() * whole)
+    scale = torch.where(short | (code == 0), code + 1, code).view(torch.float8_e4m3fn)
     factors = expand(scale.float() * whole, NV_BLOCK, like=weight, offset=(0, 0))
-    return {
-        "values": pack(to_e2m1(weight.float() / factors)),
+    return to_numbers(weight.float() / factors), {
         "scale": scale,
         "global_scale": whole.reshape(()),
     }
 
 
-def _quantise_mx(weight: Tensor, _: Tensor | None) -> Parts:
-    """Scales are rounded up, so that no number lies beyond 6."""
+def _fit_mx(weight: Tensor, _: Tensor | None) -> tuple[Tensor, Parts]:
+    """A scale is the smallest power of two by which the largest number loses at most half a step,
+    which makes the format a fixed point."""
     maxima = block_maxima(weight, MX_BLOCK)
-    scale = torch.where(maxima > 0, smallest_power(maxima / LARGEST), torch.ones_like(maxima))
-    return {
-        "values": pack(
-            to_e2m1(weight.float() / expand(scale, MX_BLOCK, like=weight, offset=(0, 0)))
-        ),
-        "scale": to_e8m0(scale),
-    }
+    scale = smallest_power(maxima / (LARGEST + 1))
+    scale = torch.where(maxima > 0, scale, torch.ones_like(maxima))
+    numbers = to_numbers(weight.float() / expand(scale, MX_BLOCK, like=weight, offset=(0, 0)))
+    return numbers, {"scale": to_e8m0(scale)}
 
 
 def _nv_scales(parts: Mapping[str, Tensor]) -> Tensor:
@@ -117,7 +121,8 @@ NVFP4 = Codec(
     per_element=2,
     values_dtypes=(torch.uint8,),
     scale_dtypes=(torch.float8_e4m3fn,),
-    quantise=_quantise_nv,
+    fit=_fit_nv,
+    pack=pack,
     unpack=unpack,
     scales=_nv_scales,
     half_step=half_step_e2m1,
@@ -131,7 +136,8 @@ MXFP4 = Codec(
     per_element=2,
     values_dtypes=(torch.uint8, torch.int8),
     scale_dtypes=(torch.uint8, torch.float8_e8m0fnu),
-    quantise=_quantise_mx,
+    fit=_fit_mx,
+    pack=pack,
     unpack=unpack,
     scales=_mx_scales,
     half_step=half_step_e2m1,

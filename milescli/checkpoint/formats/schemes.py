@@ -12,6 +12,7 @@ from milescli.checkpoint.formats import fp4, fp8_block, int4, mxfp8
 from milescli.checkpoint.formats.base import Scheme
 from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config
+from milescli.models.precision import Quantised
 
 _SCALE_INV = {"values": ".weight", "scale": ".weight_scale_inv"}
 _SCALE = {"values": ".weight", "scale": ".weight_scale"}
@@ -55,6 +56,24 @@ def int4_scheme(group: int) -> Scheme:
         codec=int4.codec(group),
         suffixes={"values": ".weight_packed", "scale": ".weight_scale", "shape": ".weight_shape"},
     )
+
+
+SCHEMES: Mapping[Quantised, Scheme] = {
+    "fp8": FP8,
+    "mxfp8": MXFP8,
+    "int4": int4_scheme(32),
+    "nvfp4": NVFP4,
+    "mxfp4": MXFP4_STACKED,
+}
+"""What is written."""
+
+
+def scheme_of(form: Quantised, *, power_scales: bool = False) -> Scheme:
+    """Return the scheme in which a format is written. With `power_scales`, FP8 scales are powers of
+    two (DeepSeek-V3.2's `scale_fmt`)."""
+    if form == "fp8" and power_scales:
+        return replace(FP8, codec=fp8_block.codec(powers=True))
+    return SCHEMES[form]
 
 
 def schemes_of(config: Mapping[str, object]) -> tuple[Scheme, ...]:

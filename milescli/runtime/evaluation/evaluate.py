@@ -139,6 +139,8 @@ def evaluate_run(
         asked = [load_set(one, run, inputs, output=output) for one in sets]
         nodes.require_shared(run.path)
         models = unpacked(checkpoints, Path(temporary), inputs.model_dir, output=output)
+        if plan.engine_format is not None:
+            models = as_engines_hold(models, plan, kept.recipe)
         step, folder = next(models)
         spec = RunSpec(
             run=run,
@@ -202,6 +204,20 @@ def unpacked(
         yield checkpoint.step, folder
         if checkpoint is not checkpoints[0]:
             shutil.rmtree(folder)
+
+
+def as_engines_hold(models: Models, plan: Plan, recipe: Recipe) -> Models:
+    """Yield each model in the number format in which the run's engines hold it."""
+    from milescli.runtime.engine_start import quantise_folder
+
+    is_first = True
+    for step, folder in models:
+        held = folder.with_name(f"{folder.name}-{plan.engine_format}")
+        quantise_folder(folder, held, plan=plan, recipe=recipe)
+        yield step, held
+        if not is_first:
+            shutil.rmtree(held)
+        is_first = False
 
 
 def serve_and_evaluate(

@@ -63,27 +63,38 @@ def test_the_bound_is_not_loose(codec: Codec) -> None:
     assert float((difference / codec.bound(weight, parts)).max()) > 0.9
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8 by powers", "fp8 by rows", "mxfp8", "mxfp4"])
-def test_what_was_quantised_before_returns_to_the_same_numbers(name: str) -> None:
-    codec = CODECS[name]
-    for weight in weights()[:3]:
-        once = codec.dequantise(codec.quantise(weight, None))
-        again = codec.dequantise(codec.quantise(once, None))
-        # scales that are no powers of two are divided and multiplied again
-        assert torch.allclose(
-            once, again, rtol=1e-6 if name in ("fp8", "fp8 by rows") else 0.0, atol=0.0
-        )
+def parts_equal(ours: base.Parts, theirs: base.Parts) -> bool:
+    """To the bit."""
+
+    def raw(parts: base.Parts, role: str) -> torch.Tensor:
+        return parts[role].reshape(-1).view(torch.uint8)
+
+    return all(torch.equal(raw(ours, role), raw(theirs, role)) for role in ours)
 
 
-def test_int4_groups_that_reach_an_end_of_the_range_return_to_their_grid() -> None:
-    """As a release that was trained in INT4 does, whose plain form is bfloat16."""
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_rounded_weights_get_the_same_bytes(codec: Codec) -> None:
+    """Else a checkpoint that is read and written again would creep."""
+    for weight in weights()[:4]:
+        once = codec.quantise(weight)
+        assert torch.equal(codec.rounded(weight), codec.dequantise(once))
+        assert parts_equal(codec.quantise(codec.dequantise(once)), once)
+
+
+@pytest.mark.parametrize("name", ["fp8 by powers", "mxfp8", "nvfp4", "mxfp4"])
+def test_bfloat16_holds_the_numbers_of_formats_whose_scales_are_short(name: str) -> None:
+    """So a trainer in bfloat16 multiplies by the numbers that engines do."""
+    for weight in weights()[:4]:
+        rounded = CODECS[name].rounded(weight)
+        assert torch.equal(rounded.bfloat16().float(), rounded)
+
+
+def test_int4_groups_that_reach_7_return_to_their_grid() -> None:
     generator = torch.Generator().manual_seed(3)
     scale = (0.01 * torch.rand(64, 4, generator=generator) + 0.001).to(torch.bfloat16)
     numbers = torch.randint(-7, 8, (64, 4, 32), generator=generator)
     numbers[..., 0] = 7
-    numbers[::2, :, 1] = -8
-    plain = (numbers * scale[..., None].float()).flatten(1).to(torch.bfloat16)
-    parts = int4.codec(32).quantise(plain, None)
+    parts = int4.codec(32).quantise((numbers * scale[..., None].float()).flatten(1))
     assert torch.equal(int4.unpack(parts["values"]), numbers.flatten(1).float())
     assert torch.equal(parts["scale"], scale)
 
@@ -114,7 +125,8 @@ def test_scales_by_powers_are_powers_of_two_and_hold_the_largest() -> None:
             scale = codec.scales(parts)
             assert bool((torch.frexp(scale)[0] == 0.5).all())
             largest = 6.0 if codec is fp4.MXFP4 else 448.0
-            assert float(codec.unpack(parts["values"]).abs().max()) <= largest
+            unpacked = codec.unpack(parts["values"]).abs()
+            assert largest / 2 < float(unpacked.max()) <= largest
 
 
 def test_transformers_reads_fp8_alike() -> None:
@@ -203,7 +215,7 @@ def test_nvfp4_tensors_that_are_fused_share_a_global_scale() -> None:
     largest = torch.maximum(gate.abs().max(), up.abs().max())
     parts = [fp4.NVFP4.quantise(weight, largest) for weight in (gate, up)]
     assert torch.equal(parts[0]["global_scale"], parts[1]["global_scale"])
-    assert float(parts[1]["scale"].float().max()) == 448.0
+    assert 240.0 <= float(parts[1]["scale"].float().max()) <= 448.0
     for weight, part in zip((gate, up), parts, strict=True):
         assert bool(
             ((fp4.NVFP4.dequantise(part) - weight).abs() <= fp4.NVFP4.bound(weight, part)).all()

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import torch
@@ -43,6 +43,8 @@ _WRITING_FAILED = (OSError, RuntimeError)
 """A full disk is a RuntimeError in torch's zip files."""
 _reading: list[BackgroundSave] = []
 """Saves of this process that still read the memory in which a model is trained."""
+_changes = count()
+_last = [next(_changes)]
 
 
 def release_state() -> None:
@@ -50,6 +52,13 @@ def release_state() -> None:
     they change. Raises WaitTimeout."""
     for save in list(_reading):
         save.wait_until_read()
+    _last[0] = next(_changes)
+
+
+def last_change() -> int:
+    """Return a number that differs after each `release_state`: what was derived from weights under
+    another number is out of date."""
+    return _last[0]
 
 
 class _CommonPart(TorchCommonSaveStrategy):

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from milescli.core.errors import CheckpointError
-from milescli.export.choose import (
+from milescli.models import parse_facts, table
+from milescli.models.precision import (
+    FORMATS,
+    Cut,
     choose,
     modules_left_plain,
-    refused_by_sglang,
     with_single_experts,
 )
-from milescli.models import parse_facts, table
 from tests.export.models import DEEPSEEK_V3, GPT_OSS, QWEN3, QWEN3_MOE, table_of
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "shared" / "configs"
@@ -40,21 +41,22 @@ def quantised(config: dict[str, object], form: str) -> set[str]:
     return {
         choice.name.split(".", 3)[-1] if ".experts." not in choice.name else "experts"
         for choice in choices.values()
-        if choice.scheme
+        if choice.form
     }
 
 
 def test_fp8_takes_every_linear_layer_and_nothing_else() -> None:
     attention = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
     mlp = {f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
-    assert quantised(QWEN3, "fp8") == attention | mlp
-    assert quantised(QWEN3_MOE, "fp8") == attention | mlp | {"experts"}
+    sizes = {"head_dim": 128, "intermediate_size": 128, "moe_intermediate_size": 128}
+    assert quantised({**QWEN3, **sizes}, "fp8") == attention | mlp
+    assert quantised({**QWEN3_MOE, **sizes}, "fp8") == attention | mlp | {"experts"}
     latent = {
         f"self_attn.{name}.weight"
         for name in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
     }
     shared = {f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")}
-    assert quantised(DEEPSEEK_V3, "fp8") == latent | mlp | shared | {"experts"}
+    assert quantised({**DEEPSEEK_V3, **sizes}, "fp8") == latent | mlp | shared | {"experts"}
 
 
 def test_int4_takes_routed_experts_alone_where_there_are_some() -> None:
@@ -70,7 +72,7 @@ def test_nvfp4_keeps_latent_attention() -> None:
 
 def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
     choices = choose(table_of(GPT_OSS), "mxfp4")
-    quantised = {choice.name for choice in choices.values() if choice.scheme}
+    quantised = {choice.name for choice in choices.values() if choice.form}
     assert quantised == {
         f"model.layers.{layer}.mlp.experts.{name}_proj"
         for layer in (0, 1)
@@ -83,19 +85,16 @@ def test_mxfp4_is_for_the_stacked_experts_of_gpt_oss() -> None:
 def test_every_tensor_that_stays_plain_has_a_reason() -> None:
     for config in (QWEN3, QWEN3_MOE, DEEPSEEK_V3):
         for choice in choose(with_single_experts(table_of(config)), "nvfp4").values():
-            assert bool(choice.reason) is (choice.scheme is None), choice
+            assert bool(choice.reason) is (choice.form is None), choice
 
 
 def test_uneven_matrices_stay_plain_with_all_that_is_fused_with_them() -> None:
     """200 rows are two blocks, of which transformers would make two of 100."""
     choices = choose(table_of({**QWEN3, "num_attention_heads": 5, "head_dim": 40}), "fp8")
     layer = "model.layers.0.self_attn."
-    assert "200 is no multiple of 128" in choices[layer + "q_proj.weight"].reason
-    assert (
-        "q_proj" in choices[layer + "k_proj.weight"].reason
-        and choices[layer + "k_proj.weight"].scheme is None
-    )
-    assert choices["model.layers.0.mlp.up_proj.weight"].scheme is not None
+    assert "200 rows are no multiple of 128" in choices[layer + "q_proj.weight"].reason
+    assert choices[layer + "k_proj.weight"].form is None
+    assert choices["model.layers.0.mlp.down_proj.weight"].form is not None
 
 
 def test_experts_of_a_layer_are_quantised_all_or_not_at_all() -> None:
@@ -135,13 +134,54 @@ def test_the_configs_list_names_modules_once() -> None:
     )
 
 
-def test_what_sglang_refuses_is_named() -> None:
-    """It fuses q, k and v; k has 32 rows."""
-    assert "model.layers.0.self_attn.k_proj.weight" in refused_by_sglang(
-        choose(table_of(QWEN3), "fp8")
-    )
-    whole = {**QWEN3, "num_key_value_heads": 4, "intermediate_size": 128}
-    assert refused_by_sglang(choose(table_of(whole), "fp8")) == []
+def test_a_fused_group_is_quantised_only_where_every_part_is_whole_blocks() -> None:
+    """SGLang fuses q, k and v, and refuses partial blocks of any; k has 32 rows."""
+    layer = "model.layers.0.self_attn."
+    choices = choose(table_of(QWEN3), "fp8")
+    assert "32 rows are no multiple of 128" in choices[layer + "k_proj.weight"].reason
+    assert choices[layer + "q_proj.weight"].form is None
+    assert choices[layer + "o_proj.weight"].form == "fp8"
+    whole = {**QWEN3, "head_dim": 128, "intermediate_size": 256}
+    assert choose(table_of(whole), "fp8")[layer + "k_proj.weight"].form == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("form", "cut", "quantised"),
+    [
+        ("fp8", Cut(), {"qkv", "o", "gate_up", "down"}),
+        ("fp8", Cut(dense=2), {"qkv", "o", "gate_up", "down"}),
+        ("fp8", Cut(dense=4), {"o", "gate_up", "down"}),
+        ("fp8", Cut(dense=8), set()),
+        ("int4", Cut(dense=8), {"qkv", "o", "gate_up", "down"}),
+        ("int4", Cut(dense=32), {"qkv", "gate_up"}),
+    ],
+)
+def test_no_cut_goes_through_a_block(form: str, cut: Cut, quantised: set[str]) -> None:
+    """q 512, k and v 256 rows; o 512, down 512 columns; gate and up 512 rows; 256 wide."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    table = table_of({**QWEN3, **sizes, "head_dim": 128, "intermediate_size": 512})
+    names = {"q_proj": "qkv", "o_proj": "o", "gate_proj": "gate_up", "down_proj": "down"}
+    if not quantised:
+        with pytest.raises(CheckpointError, match="no weight"):
+            choose(table, form, cuts=[Cut(), cut])
+        return
+    choices = choose(table, form, cuts=[Cut(), cut])
+    layer = {
+        name.split(".")[-2]: choice for name, choice in choices.items() if ".layers.0." in name
+    }
+    assert {short for name, short in names.items() if layer[name].form} == quantised
+
+
+def test_a_recipe_exempts_modules_by_name() -> None:
+    table = table_of({**QWEN3, "head_dim": 128, "intermediate_size": 256})
+    choices = choose(table, "fp8", exempt=[r"layers\.0\.mlp"])
+    assert choices["model.layers.0.mlp.down_proj.weight"].reason == "the recipe exempts it"
+    assert choices["model.layers.1.mlp.down_proj.weight"].form == "fp8"
+
+
+def test_bytes_count_numbers_and_scales() -> None:
+    assert FORMATS["fp8"].bytes_of((256, 384)) == 256 * 384 + 2 * 3 * 4
+    assert FORMATS["int4"].bytes_of((8, 64, 64)) == 8 * (64 * 64 // 2 + 64 * 2 * 2)
 
 
 @pytest.mark.skipif(
@@ -169,8 +209,8 @@ def test_published_models_never_lose_what_releases_keep(form: str) -> None:
         lost = [
             name
             for name, choice in choices.items()
-            if choice.scheme and (name.endswith(NEVER) or len(choice.shape) != 2)
+            if choice.form and (name.endswith(NEVER) or len(choice.shape) != 2)
         ]
         assert not lost, (facts.family, lost[:3])
-        assert any(choice.scheme for choice in choices.values()), facts.family
+        assert any(choice.form for choice in choices.values()), facts.family
     assert len(seen) > 8

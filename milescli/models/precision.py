@@ -1,5 +1,6 @@
-"""Which tensors of a model are stored in a quantised format, and why the others are not: a pure
-function of the weight table.
+"""Which tensors of a model are quantised in a number format, and why the others are not: the one
+table of exemptions, for trainer, publishing, export and plan alike. Pure functions of the weight
+table; no tensor is touched.
 
 It follows what the families' own releases store: FP8 for every linear layer of attention and MLP
 (DeepSeek, Kimi K2, Qwen, GLM-5), INT4 for routed experts alone (Kimi K2 Thinking), NVFP4 for MLPs
@@ -14,21 +15,57 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from milescli.checkpoint.formats.base import Scheme
-from milescli.checkpoint.formats.schemes import FP8, MXFP4_STACKED, MXFP8, NVFP4, int4_scheme
 from milescli.core.errors import CheckpointError
 from milescli.models.base import Entry, Rule, WeightTable
 from milescli.models.facts import ModelFacts
 
 Quantised = Literal["fp8", "mxfp8", "int4", "nvfp4", "mxfp4"]
-SCHEMES: Mapping[Quantised, Scheme] = {
-    "fp8": FP8,
-    "mxfp8": MXFP8,
-    "int4": int4_scheme(32),
-    "nvfp4": NVFP4,
-    "mxfp4": MXFP4_STACKED,
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Describes a number format as far as a plan needs it."""
+
+    block: tuple[int, int]
+    """Rows and columns that share a scale."""
+    bits: int
+    """Bits of one number."""
+    scale_bytes: int
+    """Bytes of the scale of one block."""
+    kinds: frozenset[str]
+    """Kinds of tensors that releases store in it, as `kind_of` names them."""
+
+    def bytes_of(self, shape: Sequence[int]) -> int:
+        """Return the bytes of numbers and scales of a tensor [..., rows, columns]."""
+        *lead, rows, columns = shape
+        count = 1
+        for length in lead:
+            count *= length
+        scales = -(-rows // self.block[0]) * -(-columns // self.block[1])
+        return count * (rows * columns * self.bits // 8 + scales * self.scale_bytes)
+
+
+_ALL = frozenset({"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"})
+_DENSE = frozenset({"attention", "mlp", "experts"})
+FORMATS: Mapping[Quantised, Format] = {
+    "fp8": Format(block=(128, 128), bits=8, scale_bytes=4, kinds=_ALL),
+    "mxfp8": Format(block=(1, 32), bits=8, scale_bytes=1, kinds=_ALL),
+    "int4": Format(block=(1, 32), bits=4, scale_bytes=2, kinds=_DENSE),
+    "nvfp4": Format(block=(1, 16), bits=4, scale_bytes=1, kinds=_DENSE),
+    "mxfp4": Format(block=(1, 32), bits=4, scale_bytes=1, kinds=frozenset({"experts"})),
 }
 FP8_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Says into how many parts one side (trainer, engines) cuts matrices over its ranks."""
+
+    dense: int = 1
+    experts: int = 1
+
+
+WHOLE = Cut()
 
 _LINEAR = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"), "attention"),
@@ -50,17 +87,6 @@ _NEVER = (
     (r"weights_proj$", "it weighs the indexer's heads"),
     (r"(eh_proj|mtp\.fc)$", "releases keep the projection before a multi-token-prediction layer"),
 )
-_KINDS: Mapping[Quantised, frozenset[str]] = {
-    "fp8": frozenset(
-        {"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}
-    ),
-    "mxfp8": frozenset(
-        {"attention", "latent attention", "indexer", "linear attention", "mlp", "experts"}
-    ),
-    "nvfp4": frozenset({"attention", "mlp", "experts"}),
-    "int4": frozenset({"attention", "mlp", "experts"}),
-    "mxfp4": frozenset({"experts"}),
-}
 _SERVED_TOGETHER = (("q_a_proj", "kv_a_proj_with_mqa"), ("in_proj_qkv", "in_proj_z"))
 """Modules that an engine fuses although the table does not: all or none of them are quantised."""
 
@@ -71,7 +97,7 @@ class Choice:
 
     name: str
     shape: tuple[int, ...]
-    scheme: Scheme | None
+    form: Quantised | None
     """None: it is stored plain."""
     reason: str
     """Why it is plain; empty where it is quantised."""
@@ -97,9 +123,18 @@ def _single(rule: Rule) -> Rule:
     return replace(single[0], alternatives=()) if single else rule
 
 
-def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -> dict[str, Choice]:
-    """Map the plain name of every tensor of the table to its choice. With `power_scales`, FP8
-    scales are powers of two (DeepSeek-V3.2's `scale_fmt`).
+def choose(
+    table: WeightTable,
+    form: Quantised,
+    *,
+    cuts: Sequence[Cut] = (WHOLE,),
+    exempt: Sequence[str] = (),
+    alike: bool = False,
+) -> dict[str, Choice]:
+    """Map the plain name of every tensor of the table to its choice. `cuts` are those of every side
+    that holds the quantised tensors: blocks must not cross the cuts. `exempt` are regular
+    expressions of module names that stay plain too. With `alike`, the first expert of a layer
+    stands for all.
 
     Raises CheckpointError if the format applies to no tensor of this model.
     """
@@ -110,34 +145,31 @@ def choose(table: WeightTable, form: Quantised, *, power_scales: bool = False) -
             "read back",
             fix="--format bf16",
         )
-    scheme = _with_powers(SCHEMES[form]) if form == "fp8" and power_scales else SCHEMES[form]
     choices = {}
-    for entry in table.entries:
+    entries = [entry for entry, _ in table.counted] if alike else table.entries
+    for entry in entries:
         for name, shape in zip(entry.hf, entry.shapes, strict=True):
             whole = (table.facts.num_experts, *shape) if entry.rule.stacked else shape
-            reason = _why_plain(entry, name, shape, form=form, scheme=scheme)
-            chosen = None if reason else scheme
+            reason = _why_plain(entry, name, shape, form=form, cuts=cuts, exempt=exempt)
             choices[name] = Choice(
-                name=name, shape=whole, scheme=chosen, reason=reason or "", fused=entry.hf
+                name=name,
+                shape=whole,
+                form=None if reason else form,
+                reason=reason or "",
+                fused=entry.hf,
             )
-    for together in _units(choices, table):
-        plain = [name for name in together if choices[name].scheme is None]
+    for together in _units(choices, entries):
+        plain = [name for name in together if choices[name].form is None]
         if plain and len(plain) < len(together):
             why = f"`{plain[0]}`, which engines hold in one tensor with it, is stored plain"
             choices |= {
-                name: replace(choices[name], scheme=None, reason=why)
+                name: replace(choices[name], form=None, reason=why)
                 for name in together
                 if name not in plain
             }
-    if not any(choice.scheme for choice in choices.values()):
+    if not any(choice.form for choice in choices.values()):
         raise _nothing(form, table.facts, choices)
     return choices
-
-
-def _with_powers(scheme: Scheme) -> Scheme:
-    from milescli.checkpoint.formats import fp8_block
-
-    return replace(scheme, codec=fp8_block.codec(powers=True))
 
 
 def kind_of(entry: Entry, name: str) -> str | None:
@@ -157,51 +189,63 @@ def kind_of(entry: Entry, name: str) -> str | None:
 
 
 def _why_plain(
-    entry: Entry, name: str, shape: tuple[int, ...], *, form: Quantised, scheme: Scheme
+    entry: Entry,
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    form: Quantised,
+    cuts: Sequence[Cut],
+    exempt: Sequence[str],
 ) -> str | None:
     """None where it is quantised."""
     module = name.removesuffix(".weight")
     if len(shape) != 2:
         return "it is no matrix"
-    for pattern, why in _NEVER:
+    for pattern, why in (*_NEVER, *((pattern, "the recipe exempts it") for pattern in exempt)):
         if re.search(pattern, module):
             return why
     kind = kind_of(entry, name)
     if kind is None:
         return "no release stores it in this format"
-    if kind not in _KINDS[form]:
+    if kind not in FORMATS[form].kinds:
         return f"releases in {form.upper()} keep {kind} plain"
     if form == "int4" and entry.facts.num_experts and kind != "experts":
         return "releases in INT4 quantise routed experts alone"
     if entry.rule.stacked is not (form == "mxfp4"):
         return "its experts lie stacked, and no engine loads them so in this format"
-    return _why_not_in_blocks(shape if form != "mxfp4" else shape[::-1], form=form, scheme=scheme)
+    if form == "mxfp4":
+        shape = shape[::-1]
+    return _why_not_in_blocks(entry, shape, form=form, cuts=cuts)
 
 
-def _why_not_in_blocks(shape: tuple[int, ...], *, form: Quantised, scheme: Scheme) -> str | None:
-    rows, columns = shape
-    if form == "fp8":
+def _why_not_in_blocks(
+    entry: Entry, shape: tuple[int, ...], *, form: Quantised, cuts: Sequence[Cut]
+) -> str | None:
+    """Blocks lie over the matrices of a Hugging Face folder. A length must be a multiple of the
+    block's where a side cuts it, where engines fuse the matrix with others along it, and where the
+    block is one row; else one partial block is a whole length."""
+    sharding, block = entry.rule.sharding, FORMATS[form].block
+    for dim, (length, size) in enumerate(zip(shape, block, strict=True)):
+        sides = [cut.experts if entry.expert is not None else cut.dense for cut in cuts]
+        parts = max(sides) if sharding.axis != "none" and sharding.dim == dim else 1
+        fused = dim == 0 and len(entry.hf) > 1
         # transformers 5.12.1 takes rows / blocks for the block size where it dequantises, and is
-        # silently wrong for others
-        uneven = next(
-            (length for length in (rows, columns) if length > FP8_BLOCK and length % FP8_BLOCK),
-            None,
-        )
-        return (
-            f"{uneven} is no multiple of {FP8_BLOCK}, and transformers would read its scales "
-            "wrongly"
-            if uneven
-            else None
-        )
-    size = scheme.codec.block[1]
-    return f"rows of {columns} numbers are no multiple of {size}" if columns % size else None
+        # silently wrong for a partial second block
+        whole_blocks = block[0] == 1 or parts > 1 or fused or length > size
+        if parts > 1 and entry.rule.unpack is not None:
+            return "ranks that share it hold its rows in another order"
+        if size > 1 and whole_blocks and length % (size * parts):
+            over = f" over {parts} ranks" if parts > 1 else ""
+            what = "rows" if dim == 0 else "columns"
+            return f"{length} {what}{over} are no multiple of {size}"
+    return None
 
 
-def _units(choices: Mapping[str, Choice], table: WeightTable) -> Iterator[Sequence[str]]:
+def _units(choices: Mapping[str, Choice], entries: Sequence[Entry]) -> Iterator[Sequence[str]]:
     """Names that are quantised all or not at all: fused modules, and the routed experts of a
     layer."""
     experts: dict[str, list[str]] = {}
-    for entry in table.entries:
+    for entry in entries:
         if entry.expert is not None:
             stem = entry.hf[0].partition(".experts.")[0]
             experts.setdefault(stem, []).extend(
@@ -240,20 +284,7 @@ def modules_left_plain(choices: Mapping[str, Choice], facts: ModelFacts) -> list
     its name."""
     modules: dict[str, None] = {"lm_head": None} if facts.tied_embeddings else {}
     for choice in choices.values():
-        if choice.scheme is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
+        if choice.form is None and len(choice.shape) >= 2 and not choice.name.endswith("bias"):
             stem, experts, _ = choice.name.partition(".experts.")
             modules[stem + ".experts" if experts else choice.name.removesuffix(".weight")] = None
     return list(modules)
-
-
-def refused_by_sglang(choices: Mapping[str, Choice]) -> list[str]:
-    """Return the FP8 tensors that SGLang 0.5.20 refuses: it fuses them with others, which requires
-    whole blocks of rows of each."""
-    return [
-        choice.name
-        for choice in choices.values()
-        if choice.scheme is not None
-        and choice.scheme.codec.name == "fp8"
-        and len(choice.fused) > 1
-        and choice.shape[0] % FP8_BLOCK
-    ]

@@ -1,0 +1,226 @@
+"""Makes a model's layers multiply by weights that are rounded to a number format, with the gradient
+of the weights as they are (a straight-through estimator, arXiv 1308.3432): quantisation-aware
+training. What is rounded are the matrices of a Hugging Face folder, so that the numbers are those
+that publishing and export store, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from megatron.core.models.gpt import GPTModel
+
+from milescli.backends.megatron.mesh import Mesh
+from milescli.backends.megatron.state.saving import last_change
+from milescli.backends.megatron.state.weights import LocalWeight, cut
+from milescli.checkpoint.formats import fp8_block
+from milescli.checkpoint.formats.base import Codec, rounded_by_rows
+from milescli.checkpoint.formats.schemes import scheme_of
+from milescli.checkpoint.formats.stored import largest_of, rounded, stored
+from milescli.models.base import Entry, WeightTable
+from milescli.models.precision import Choice, Quantised, with_single_experts
+from milescli.plan.precision import quantised
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.weights.base import Bucket
+
+INPUT_CODECS: Mapping[Quantised, Codec] = {
+    "fp8": fp8_block.codec((1, 128)),
+    "mxfp8": scheme_of("mxfp8").codec,
+    "nvfp4": scheme_of("nvfp4").codec,
+}
+"""Codecs of a layer's inputs [tokens, columns]: with FP8, 128 numbers of a token share a scale
+(DeepSeek-V3 technical report, section 3.3)."""
+
+
+class QuantisedLayers:
+    """Rounds the weights, and the inputs, of the chosen layers of one model on this rank."""
+
+    def __init__(
+        self,
+        model: GPTModel,
+        weights: Sequence[LocalWeight],
+        table: WeightTable,
+        choices: Mapping[str, Choice],
+        codec: Codec,
+        *,
+        mesh: Mesh,
+        inputs: Codec | None,
+    ) -> None:
+        """Hook into the layers of `weights` with a matrix that `choices` quantises; `table` has the
+        names of the choices. `inputs` is the codec of the layers' inputs; None: they stay as they
+        are."""
+        self._choices, self._codec, self._mesh = choices, codec, mesh
+        self._layers = list[_Layer]()
+        for weight in weights:
+            entry = table.by_megatron.get(weight.entry.megatron)
+            if entry is not None and any(choices[name].form for name in entry.hf):
+                module = model.get_submodule(weight.name.rpartition(".")[0])
+                self._layers.append(_Layer(module, weight, entry))
+        self._inputs = inputs
+        for layer in self._layers:
+            layer.module.register_forward_pre_hook(self._entering(layer))
+            layer.module.register_forward_hook(layer.leave, always_call=True)
+
+    def freeze(self) -> None:
+        """Round the weights once and for all, in their place: those of an adapter's base, which are
+        never trained."""
+        for layer in self._layers:
+            layer.parameter.data.copy_(self._rounded(layer))
+            layer.is_frozen = True
+
+    def forget(self) -> None:
+        """Free the memory of rounded weights; the next pass rounds them again."""
+        for layer in self._layers:
+            layer.rounded = layer.made_of = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that rounded weights take beside the weights."""
+        return sum(
+            layer.parameter.numel() * layer.parameter.element_size()
+            for layer in self._layers
+            if not layer.is_frozen
+        )
+
+    def _entering(self, layer: _Layer):
+        def enter(module: torch.nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...] | None:
+            if not layer.is_frozen:
+                # found before the parameter of the same name, which stays registered
+                module.__dict__[layer.attribute] = _Straight.apply(
+                    layer.parameter, self._rounded_now(layer)
+                )
+            first, *others = inputs
+            assert isinstance(first, torch.Tensor)
+            return None if self._inputs is None else (self._rounded_input(first), *others)
+
+        return enter
+
+    def _rounded_input(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., columns], rounded row by row."""
+        codec = self._inputs
+        assert codec is not None
+        with torch.no_grad():
+            rows = x.detach().reshape(-1, x.shape[-1])
+            rounded = rounded_by_rows(codec, rows).view(x.shape)
+        return _Straight.apply(x, rounded)
+
+    def _rounded_now(self, layer: _Layer) -> torch.Tensor:
+        """Rounded once for all microbatches between two changes of the weights."""
+        made_of = (last_change(), layer.parameter.data_ptr())
+        if layer.rounded is None or layer.made_of != made_of:
+            layer.rounded, layer.made_of = self._rounded(layer), made_of
+        return layer.rounded
+
+    @torch.no_grad()
+    def _rounded(self, layer: _Layer) -> torch.Tensor:
+        entry, rule = layer.entry, layer.entry.rule
+        parts = rule.split(layer.parameter.detach(), entry.facts)
+        matrices = rule.to_disk(parts, entry.facts)
+        quantised = [self._choices[name].form is not None for name in entry.hf]
+        largest = None
+        if self._codec.needs_largest:
+            chosen = [m for m, is_one in zip(matrices, quantised, strict=True) if is_one]
+            largest = self._over_ranks(largest_of(chosen), entry)
+        rounded = [
+            rounded_by_rows(self._codec, matrix, largest) if is_one else matrix
+            for matrix, is_one in zip(matrices, quantised, strict=True)
+        ]
+        return rule.fuse(rule.to_parts(rounded, entry.facts), entry.facts)
+
+    def _over_ranks(self, largest: torch.Tensor, entry: Entry) -> torch.Tensor:
+        """The maximum over the ranks that share the entry."""
+        if cut(entry.rule.sharding, self._mesh)[0] > 1:
+            group = self._mesh.etp_group if entry.rule.is_per_expert else self._mesh.tp_group
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        return largest
+
+
+@dataclass(slots=True)
+class _Layer:
+    """Holds one layer, and its rounded weight."""
+
+    module: torch.nn.Module
+    weight: LocalWeight
+    entry: Entry
+    """In the form in which quantised folders store it."""
+    rounded: torch.Tensor | None = None
+    made_of: tuple[int, int] | None = None
+    """(number of the last change, address) of the weights that were rounded."""
+    is_frozen: bool = field(default=False)
+
+    @property
+    def parameter(self) -> torch.Tensor:
+        return self.weight.parameter
+
+    @property
+    def attribute(self) -> str:
+        return self.weight.name.rpartition(".")[2]
+
+    def leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+        module.__dict__.pop(self.attribute, None)
+
+
+class _Straight(torch.autograd.Function):
+    """Returns `rounded`, and passes the gradient on to `x`."""
+
+    @staticmethod
+    def forward(ctx, x, rounded):
+        return rounded.view_as(rounded)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class PolicyFormats:
+    """Applies the number formats of a plan to the policy: the trainer's to its layers, the engines'
+    to what they are sent."""
+
+    def __init__(self, table: WeightTable, plan: Plan, recipe: Recipe) -> None:
+        """`table` is the policy's. Raises FitError if a format applies to none of its weights."""
+        self.table = with_single_experts(table) if plan.engine_format else table
+        """Of what engines are sent."""
+        self._single = with_single_experts(table)
+        self._plan = plan
+        self._frozen = recipe.train.lora.is_on
+        """The weights were rounded once and for all."""
+        layouts, exempt = (plan.trainer, plan.engines), recipe.train.exempt
+        self._of_trainer = quantised(table, plan.trainer_format, layouts, exempt)
+        self._of_engines = quantised(table, plan.engine_format, layouts, exempt)
+
+    def round_layers(
+        self, model: GPTModel, weights: Sequence[LocalWeight], *, mesh: Mesh
+    ) -> QuantisedLayers | None:
+        """Let the model multiply by rounded weights. Returns None without a format of the
+        trainer."""
+        form = self._plan.trainer_format
+        if form is None:
+            return None
+        layers = QuantisedLayers(
+            model,
+            weights,
+            self._single,
+            self._of_trainer,
+            scheme_of(form).codec,
+            mesh=mesh,
+            inputs=INPUT_CODECS.get(form) if self._plan.quantises_inputs else None,
+        )
+        if self._frozen:
+            layers.freeze()
+        return layers
+
+    def for_engines(self, buckets: Iterable[Bucket]) -> Iterator[Bucket]:
+        """Yield the buckets of the whole model, under the names of `table`, as engines hold
+        them."""
+        trainer, engines = self._plan.trainer_format, self._plan.engine_format
+        for bucket in buckets:
+            if engines is not None:
+                scheme = scheme_of(engines)
+                yield list(stored(bucket, self._of_engines, scheme, plain=lambda _, same: same))
+            elif trainer is not None and not self._frozen:
+                yield list(rounded(bucket, self._of_trainer, scheme_of(trainer)))
+            else:
+                yield bucket

@@ -1,0 +1,245 @@
+"""In which number formats trainer and engines multiply: from `train.precision` and
+`rollout.precision`, with the reason, and which weights that is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from milescli import models
+from milescli.core.errors import FitError, MilesError
+from milescli.models.base import WeightTable
+from milescli.models.facts import ModelFacts
+from milescli.models.precision import (
+    FORMATS,
+    Choice,
+    Cut,
+    Quantised,
+    choose,
+    with_single_experts,
+)
+from milescli.plan.types import EngineLayout, Log, TrainerLayout
+from milescli.platform.machine import Device
+from milescli.recipe.schema import Recipe
+
+OF_TRAINER: Mapping[str, Quantised] = {
+    "fp8_block": "fp8",
+    "mxfp8": "mxfp8",
+    "int4_qat": "int4",
+    "nvfp4": "nvfp4",
+}
+"""`train.precision` -> format of the weights that the trainer multiplies by."""
+OF_ENGINES: Mapping[str, Quantised] = {
+    "fp8_block": "fp8",
+    "mxfp8": "mxfp8",
+    "int4": "int4",
+    "nvfp4": "nvfp4",
+}
+"""`rollout.precision` -> format of the weights that engines hold."""
+
+
+SERVED_FROM: Mapping[Quantised, tuple[int, tuple[str, ...]]] = {
+    "fp8": (89, ("gfx942", "gfx950")),
+    "mxfp8": (100, ("gfx942", "gfx950")),
+    "int4": (80, ()),
+    "nvfp4": (80, ()),
+}
+"""Format -> the least compute capability of NVIDIA's devices, and the architectures of AMD's, whose
+kernels in SGLang 0.5.20 multiply by such weights. INT4 and NVFP4 go through Marlin, which is
+CUDA's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Names the formats of a run; None: plain weights."""
+
+    trainer: Quantised | None
+    engines: Quantised | None
+
+
+PLAIN = Formats(trainer=None, engines=None)
+
+
+def formats_of(recipe: Recipe, *, merges_adapter: bool) -> Formats:
+    """Return the formats that the recipe asks for. `merges_adapter` says that engines are sent the
+    model with a trained adapter merged in."""
+    trainer = OF_TRAINER.get(recipe.train.precision)
+    same = None if merges_adapter else trainer
+    engines = (
+        same if recipe.rollout.precision == "same" else OF_ENGINES.get(recipe.rollout.precision)
+    )
+    return Formats(trainer=trainer, engines=engines if recipe.has_engines else None)
+
+
+def note_formats(
+    recipe: Recipe,
+    facts: ModelFacts,
+    formats: Formats,
+    layouts: tuple[TrainerLayout, EngineLayout],
+    *,
+    quantises_inputs: bool,
+    on_cpu: bool,
+    log: Log,
+) -> None:
+    """Log the formats, why, and which matrices stay plain. Raises FitError if a format applies to
+    no matrix under the layouts."""
+    trainer, asked = formats.trainer, recipe.rollout.precision
+    if trainer is not None:
+        log.note(
+            "trainer_format",
+            trainer,
+            f"`train.precision={recipe.train.precision}`: products with rounded weights, the "
+            "gradient and the optimizer on weights as they are",
+        )
+        why = "pinned by `train.quantise_inputs`"
+        if recipe.train.quantise_inputs is None:
+            why = _why_inputs(quantises_inputs, on_cpu=on_cpu)
+        log.note("quantises_inputs", quantises_inputs, why)
+    if recipe.has_engines and (formats.engines or trainer):
+        reason = f"pinned by `rollout.precision={asked}`"
+        if asked == "same" and trainer != formats.engines:
+            reason = "the adapter is merged into rounded weights, which stay plain then"
+        elif asked == "same":
+            reason = "the trainer's own numbers"
+        log.note("engine_format", formats.engines or "plain", reason)
+    for form in dict.fromkeys(filter(None, (trainer, formats.engines))):
+        choices = quantised(models.table(facts), form, layouts, recipe.train.exempt)
+        _note_choices(form, choices, log)
+
+
+def require_kernels(formats: Formats, device: Device) -> None:
+    """Raise FitError where engines on the device have no kernel for their format."""
+    if formats.engines is None:
+        return
+    least, of_amd = SERVED_FROM[formats.engines]
+    number = device.arch.removeprefix("sm_")
+    fits = int(number) >= least if number.isdigit() else device.arch in of_amd
+    if fits or not device.arch:
+        return
+    known = f"NVIDIA devices from compute capability {least / 10:.1f}" + "".join(
+        f", AMD's {arch}" for arch in of_amd
+    )
+    raise FitError(
+        f"engines on {device.name} cannot hold weights in {formats.engines.upper()}",
+        why=f"SGLang 0.5.20 has kernels for {known}; this is {device.arch}",
+        fix="--set rollout.precision=bf16   # the trainer's numbers, stored plain",
+    )
+
+
+def quantises_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> bool:
+    """Return True if the inputs of quantised layers are rounded too."""
+    if formats.trainer is None:
+        return False
+    pinned = recipe.train.quantise_inputs
+    return (not on_cpu and formats.trainer != "int4") if pinned is None else pinned
+
+
+def _why_inputs(quantises: bool, *, on_cpu: bool) -> str:
+    if on_cpu:
+        return (
+            "engines on a CPU do not, and a rounded input is a step function: products that differ "
+            "by 1e-7 would round to other numbers"
+        )
+    return "as engines do" if quantises else "engines multiply INT4 weights by inputs of 16 bits"
+
+
+def _note_choices(form: Quantised, choices: Mapping[str, Choice], log: Log) -> None:
+    """How much is quantised, and what stays plain: a line for each reason."""
+    matrices = [choice for choice in choices.values() if len(choice.shape) >= 2]
+    numbers = [prod(choice.shape) for choice in matrices]
+    in_form = [prod(choice.shape) for choice in matrices if choice.form]
+    log.note(
+        f"{form}.matrices",
+        f"{len(in_form)} of {len(matrices)}",
+        f"{sum(in_form) / sum(numbers):.1%} of the weights; the others stay plain:",
+    )
+    kept: dict[tuple[str, str], int] = {}
+    for choice in matrices:
+        if choice.form is None:
+            reason = re.sub(r"`[^`]*`", lambda name: _pattern(name[0]), choice.reason)
+            key = (_pattern(choice.name), reason)
+            kept[key] = kept.get(key, 0) + 1
+    for (name, reason), count in kept.items():
+        log.note(f"{form}.plain", f"{count} x {name}" if count > 1 else name, reason)
+
+
+def _pattern(name: str) -> str:
+    """`model.layers.3.mlp.experts.7.up_proj.weight` -> `layers.*.mlp.experts.*.up_proj`"""
+    plain = name.replace(".weight", "").replace("model.", "")
+    return re.sub(r"\.\d+(?=\.)", ".*", plain)
+
+
+def cuts(layouts: tuple[TrainerLayout, EngineLayout]) -> tuple[Cut, ...]:
+    """Return into how many parts trainer and engines cut matrices."""
+    trainer, engines = layouts
+    return (Cut(dense=trainer.tp, experts=trainer.etp), engine_cut(engines))
+
+
+def engine_cut(engines: EngineLayout) -> Cut:
+    """Return into how many parts engines cut matrices."""
+    return Cut(dense=engines.tp, experts=max(engines.tp // max(engines.ep, 1), 1))
+
+
+def quantised(
+    table: WeightTable,
+    form: Quantised | None,
+    layouts: tuple[TrainerLayout, EngineLayout],
+    exempt: Sequence[str],
+) -> Mapping[str, Choice]:
+    """Return the choice for each tensor of the model, under the names of quantised folders; empty
+    without a format. Trainer and engines of a plan have the same choices. Raises FitError if the
+    format applies to no tensor under the layouts."""
+    if form is None:
+        return {}
+    try:
+        return choose(with_single_experts(table), form, cuts=cuts(layouts), exempt=exempt)
+    except MilesError as error:
+        fixes = ["--set train.precision=auto --set rollout.precision=same"]
+        raise FitError(error.what, why=error.why, fix=fixes) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Counts what one rank holds in a format."""
+
+    numbers: int = 0
+    size_bytes: int = 0
+    """Bytes of numbers and scales."""
+
+
+@lru_cache(maxsize=256)
+def held_in_format(
+    facts: ModelFacts,
+    form: Quantised,
+    *,
+    cut: Cut,
+    ep: int,
+    exempt: tuple[str, ...],
+    layers: range | None = None,
+) -> Held:
+    """Return what one rank holds in the format. `cut` is how its side cuts matrices, `ep` among how
+    many ranks experts are shared out; `layers` are those of the rank, None: all."""
+    table = with_single_experts(models.table(facts))
+    try:
+        choices = choose(table, form, cuts=(cut,), exempt=exempt, alike=True)
+    except MilesError:
+        return Held()
+    numbers = size = 0
+    for entry, count in table.counted:
+        if layers is not None and (entry.layer is None or entry.layer not in layers):
+            continue
+        sharding = entry.rule.sharding
+        parts = cut.experts if entry.expert is not None else cut.dense
+        times = -(-count // ep) if entry.expert is not None else 1
+        for name, shape in zip(entry.hf, entry.shapes, strict=True):
+            if choices[name].form is None:
+                continue
+            own = list(shape)
+            if sharding.axis != "none":
+                own[sharding.dim] //= parts
+            numbers += times * prod(own)
+            size += times * FORMATS[form].bytes_of(own)
+    return Held(numbers=numbers, size_bytes=size)

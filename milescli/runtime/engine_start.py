@@ -1,0 +1,72 @@
+"""The quantised folder that engines start from, where a plan has them hold weights in a number
+format: made of a plain folder by the code that exports, with the choices by which weights are
+published later."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from milescli.checkpoint.source import open_source
+from milescli.checkpoint.weight_files import mark_of
+from milescli.export.folder import write_folder
+from milescli.export.stored import read_folder
+from milescli.models import load_facts
+from milescli.models import table as table_of
+from milescli.plan.precision import quantised
+from milescli.plan.types import Plan
+from milescli.recipe.schema import Recipe
+from milescli.runtime.spec import RunSpec
+
+FOLDER = "engine_start"
+"""In the run directory."""
+MARK = "made_of.json"
+
+
+def engine_folder(spec: RunSpec) -> Path | None:
+    """Return the folder that the policy's engines start from in the place of the model's; None
+    where they hold plain weights, or nothing is trained."""
+    trains = any(slot.trainer_rank is not None for slot in spec.plan.slots)
+    return spec.run.path / FOLDER if trains and spec.plan.engine_format else None
+
+
+def write_engine_folder(spec: RunSpec) -> None:
+    """Write that folder, unless the one that is there was made of the same model in the same way.
+    Raises CheckpointError where the disk is too small or the model cannot be read."""
+    folder = engine_folder(spec)
+    if folder is None:
+        return
+    base, mark = spec.inputs.model_dir, folder / MARK
+    made_of = {
+        "model": mark_of(base),
+        "format": spec.plan.engine_format,
+        "trainer": [spec.plan.trainer.tp, spec.plan.trainer.etp],
+        "engines": [spec.plan.engines.tp, spec.plan.engines.ep],
+        "exempt": spec.recipe.train.exempt,
+    }
+    if mark.is_file() and json.loads(mark.read_text()) == made_of:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    quantise_folder(base, folder, plan=spec.plan, recipe=spec.recipe)
+    mark.write_text(json.dumps(made_of))
+
+
+def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> None:
+    """Write the Hugging Face folder `base` to `out` as the plan's engines hold it."""
+    form = plan.engine_format
+    assert form is not None, "engines that hold plain weights"
+    table = table_of(load_facts(base))
+    with open_source(base) as source:
+        on_disk = table.as_on_disk(source.names())
+        write_folder(
+            out,
+            table=table,
+            read=lambda weights: read_folder(source, weights, on_disk=on_disk),
+            base=base,
+            format=form,
+            card=lambda _: {},
+            choose=lambda weights, form: quantised(
+                weights, form, (plan.trainer, plan.engines), recipe.train.exempt
+            ),
+        )
