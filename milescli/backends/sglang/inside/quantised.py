@@ -25,13 +25,29 @@ ACTIVATION_SCALES = ("input_scale", ".k_scale", ".v_scale")
 _UPDATES = ("update_weights_from_tensor", "update_weights_from_distributed")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loaded:
+    """Holds a parameter as it was before anything was processed."""
+
+    parameter: Parameter
+    kind: tuple[torch.Size, torch.dtype]
+    attributes: dict[str, object]
+    """Its loader among them, and marks by which SGLang knows scales that it has requantised: it
+    would neither load them rightly nor requantise them again."""
+
+    def restore_attributes(self) -> None:
+        """Remove marks that processing left."""
+        vars(self.parameter).clear()
+        vars(self.parameter).update(self.attributes)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Layer:
     """Holds what one quantised layer is loaded into, and what was made of it."""
 
     module: Module
-    loaded: dict[str, tuple[Parameter, torch.Size, torch.dtype]]
-    """name -> (parameter with its loader, shape, dtype), before anything was processed"""
+    loaded: dict[str, _Loaded]
+    """By name."""
     processed: dict[str, torch.Tensor] = field(default_factory=dict)
     """name -> memory of what stood in its place until the update began"""
 
@@ -102,8 +118,10 @@ def quantised_layers(model: Module) -> Iterator[_Layer]:
         method = getattr(module, "quant_method", None)
         if method is None or type(method).__name__.startswith("Unquantized"):
             continue
-        parameters = module.named_parameters(recurse=False)
-        loaded = {name: (each, each.shape, each.dtype) for name, each in parameters}
+        loaded = {
+            name: _Loaded(parameter=each, kind=_kind(each), attributes=dict(vars(each)))
+            for name, each in module.named_parameters(recurse=False)
+        }
         if loaded:
             yield _Layer(module=module, loaded=loaded)
 
@@ -116,14 +134,16 @@ def begin(model: Module) -> None:
     _open[model] = True
     for layer in _layers[model]:
         stood = {name: getattr(layer.module, name, None) for name in layer.loaded}
-        kinds = {name: (id(each), _kind(each)) for name, each in stood.items()}
+        kinds = {name: None if each is None else _kind(each) for name, each in stood.items()}
         for owner in (layer.module.quant_method, getattr(layer.module, "scheme", None)):
             if restore := getattr(owner, "restore_weights_before_loading", None):
                 restore(layer.module)
-        for name, (parameter, shape, dtype) in layer.loaded.items():
-            if kinds[name] == (id(parameter), (shape, dtype)):
+        for name, loaded in layer.loaded.items():
+            parameter, (shape, dtype) = loaded.parameter, loaded.kind
+            loaded.restore_attributes()
+            if stood[name] is parameter and kinds[name] == loaded.kind:
                 continue  # it is loaded where it is computed with
-            if stood[name] is not parameter or _kind(parameter) != (shape, dtype):
+            if stood[name] is not parameter or _kind(parameter) != loaded.kind:
                 if stood[name] is not None:
                     layer.processed[name] = stood[name].data
                 parameter.data = torch.empty(shape, dtype=dtype, device=layer.device)
@@ -132,8 +152,8 @@ def begin(model: Module) -> None:
                 parameter.fill_(float("nan") if dtype.is_floating_point else -1)
 
 
-def _kind(tensor: torch.Tensor | None) -> object:
-    return None if tensor is None else (tensor.shape, tensor.dtype)
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
 
 
 def settle(model: Module) -> None:
@@ -141,12 +161,12 @@ def settle(model: Module) -> None:
     lay, and free the memory of parameters that were replaced."""
     _open[model] = False
     for layer in _layers.get(model, ()):
-        for name, (parameter, _, dtype) in layer.loaded.items():
+        for name, loaded in layer.loaded.items():
             current = getattr(layer.module, name, None)
             place = layer.processed.pop(name, None)
-            moved = place is not None and _kind(current) == _kind(place)
+            moved = place is not None and current is not None and _kind(current) == _kind(place)
             if moved and current.data_ptr() != place.data_ptr():
                 place.copy_(current.data)
                 current.data = place
-            if current is not parameter:
-                parameter.data = torch.empty(0, dtype=dtype)
+            if current is not loaded.parameter:
+                loaded.parameter.data = torch.empty(0, dtype=loaded.kind[1])

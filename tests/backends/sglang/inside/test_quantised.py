@@ -11,7 +11,7 @@ from milescli.backends.sglang.inside import quantised, verify
 
 
 class Method:
-    """Doubles what was loaded, in one of the three ways of SGLang's formats."""
+    """Doubles what was loaded, in one of the ways of SGLang's formats."""
 
     def __init__(self, way: str) -> None:
         self.way, self.calls = way, []
@@ -26,6 +26,9 @@ class Method:
         doubled = (layer.weight.data.float() * 2).reshape(2, 4)
         if self.way == "beside":
             layer.derived = doubled
+        elif self.way == "marked":  # once, as scales for DeepGEMM
+            if not getattr(layer.weight, "format_ue8m0", False):
+                layer.weight.data, layer.weight.format_ue8m0 = doubled, True
         elif self.way == "replaced":  # without a loader, as Marlin's dense parameters are
             layer.weight = Parameter(doubled, requires_grad=False)
         else:  # in place, under another shape, as Marlin's experts are
@@ -60,7 +63,7 @@ def process(model: Module) -> None:
     quantised.noting(stock)(model, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("way", ["beside", "replaced", "resized"])
+@pytest.mark.parametrize("way", ["beside", "marked", "replaced", "resized"])
 def test_an_update_restores_before_its_first_bucket_and_processes_after_its_last(way):
     method = Method(way)
     model = model_of(method)
@@ -94,7 +97,7 @@ def test_plain_weights_are_neither_restored_nor_processed_by_an_update():
     assert method.calls == ["process"]
 
 
-@pytest.mark.parametrize("way", ["beside", "replaced", "resized"])
+@pytest.mark.parametrize("way", ["beside", "marked", "replaced", "resized"])
 def test_verify_compares_what_was_made_of_the_bytes(way):
     model = model_of(Method(way))
     process(model)
