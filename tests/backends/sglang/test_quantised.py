@@ -52,6 +52,13 @@ DENSE = {
 }
 ODD = {**DENSE, "num_key_value_heads": 2, "intermediate_size": 192}
 """Blocks of 128 divide neither the 64 rows of keys and values nor the MLP's 192."""
+LLAMA = {
+    **DENSE,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 96,
+    "intermediate_size": 160,
+}
 MOE = {
     **QWEN3_MOE,
     "num_key_value_heads": 4,
@@ -96,6 +103,7 @@ CASES = {
     "odd fp8": Case(
         config=ODD, format="fp8", codec=fp8_block.codec(), exempt=("q_p", "k_p", "v_p", "mlp")
     ),
+    "odd llama mxfp8": Case(config=LLAMA, format="mxfp8", codec=mxfp8.CODEC),
     "moe fp8": Case(config=MOE, format="fp8", codec=fp8_block.codec()),
     "moe mxfp8": Case(config=MOE, format="mxfp8", codec=mxfp8.CODEC),
     "moe int4": Case(config=MOE, format="int4", codec=int4.codec(32)),

@@ -11,7 +11,7 @@ memory. The order of the calls is tested; no accelerator has run it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -20,8 +20,18 @@ from torch.nn import Module, Parameter
 
 LOADED_FORMAT = "miles_loaded"
 """`load_format` of the order after the last bucket; its payload is [(order, None)]."""
-ACTIVATION_SCALES = ("input_scale", ".k_scale", ".v_scale")
-"""Endings of the names of scales that SGLang sets itself where nobody sends them."""
+NEVER_SENT = ("input_scale", ".k_scale", ".v_scale", "g_idx", "g_idx_sort_indices")
+"""Endings of the names of parameters that SGLang sets itself where nobody sends them: scales of
+activations and caches, and the order of columns."""
+_SCALE = ".weight_scale_inv"
+_FUSED = (
+    ("q_proj", "qkv_proj", "q"),
+    ("k_proj", "qkv_proj", "k"),
+    ("v_proj", "qkv_proj", "v"),
+    ("gate_proj", "gate_up_proj", 0),
+    ("up_proj", "gate_up_proj", 1),
+)
+"""Part -> what it is fused into, and how its loader knows the part."""
 _UPDATES = ("update_weights_from_tensor", "update_weights_from_distributed")
 
 
@@ -71,6 +81,9 @@ def install() -> None:
     DefaultModelLoader.postprocess_weights = staticmethod(
         noting(DefaultModelLoader.postprocess_weights)
     )
+    DefaultModelLoader.load_weights_only = staticmethod(
+        _with_scales(DefaultModelLoader.load_weights_only)
+    )
     for name in (*_UPDATES, "update_weights_from_disk"):
         setattr(WeightUpdater, name, _after_begin(getattr(WeightUpdater, name)))
     update = WeightUpdater.update_weights_from_tensor
@@ -92,6 +105,41 @@ def _after_begin(ordinary):
         return ordinary(self, *arguments, **settings)
 
     return update
+
+
+def _with_scales(load):
+    def load_with_scales(model, weights, target_device):
+        of_llama = any(each.__module__.endswith(".models.llama") for each in type(model).__mro__)
+        if of_llama and "load_weights" not in vars(model):
+            model.load_weights = loading_block_scales(model)
+        load(model, weights, target_device)
+
+    return load_with_scales
+
+
+def loading_block_scales(model: Module) -> Callable[[Iterable[tuple[str, torch.Tensor]]], None]:
+    """Return `load_weights` for a model of Llama's module, loading the scales of blocks too. SGLang
+    0.5.20 calls them by another name there, which no parameter has, and leaves them out."""
+    ordinary = model.load_weights
+
+    def load_weights(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(model.named_parameters())
+        ordinary(pair for pair in weights if not _loads_scale(parameters, *pair))
+
+    return load_weights
+
+
+def _loads_scale(parameters: Mapping[str, Parameter], name: str, scale: torch.Tensor) -> bool:
+    if not name.endswith(_SCALE):
+        return False
+    for part, fused, shard in _FUSED:
+        whole = name.replace(f".{part}{_SCALE}", f".{fused}{_SCALE}")
+        if whole != name and whole in parameters:
+            parameters[whole].weight_loader(parameters[whole], scale, shard)
+            return True
+    if name in parameters:
+        parameters[name].weight_loader(parameters[name], scale)
+    return name in parameters
 
 
 Process = Callable[[Module, torch.device], None]

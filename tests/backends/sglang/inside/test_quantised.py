@@ -127,3 +127,34 @@ def test_verify_names_a_wrong_byte_and_what_was_not_sent(dtype):
         finding = verify.end(weights)
         assert finding is None if says is None else finding.startswith(says), finding
         assert torch.equal(parameter.view(torch.uint8), held.view(torch.uint8))
+
+
+def test_scales_of_blocks_reach_llama_too_each_to_its_part():
+    """Whose own reader renames them to what no parameter is called."""
+    loaded, others = {}, []
+    model, layers = Module(), Module()
+    model.layers = torch.nn.ModuleList([layers])
+    for fused in ("qkv_proj", "gate_up_proj", "o_proj"):
+        layer = Module()
+        layer.weight_scale_inv = Parameter(torch.zeros(1), requires_grad=False)
+        layer.weight_scale_inv.weight_loader = lambda parameter, scale, shard=None, fused=fused: (
+            loaded.__setitem__((fused, shard), scale.item())
+        )
+        layers.add_module(fused, layer)
+    model.load_weights = lambda weights: others.extend(name for name, _ in weights)
+    parts = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "o_proj")
+    named = [
+        (f"layers.0.{part}.weight_scale_inv", torch.tensor(float(at)))
+        for at, part in enumerate(parts)
+    ]
+    weights = [("q_proj.weight", torch.ones(1)), *named, ("none.weight_scale_inv", torch.ones(1))]
+    quantised.loading_block_scales(model)(weights)
+    assert loaded == {
+        ("qkv_proj", "q"): 0,
+        ("qkv_proj", "k"): 1,
+        ("qkv_proj", "v"): 2,
+        ("gate_up_proj", 0): 3,
+        ("gate_up_proj", 1): 4,
+        ("o_proj", None): 5,
+    }
+    assert others == ["q_proj.weight", "none.weight_scale_inv"]

@@ -128,7 +128,7 @@ def install() -> None:
     _accept_cpu()
     for method in _METHODS:
         _install_method(getattr(import_module(method.module), method.name), method)
-    _install_experts()
+    _install_nvfp4_experts()
     _install_latent()
 
 
@@ -180,25 +180,14 @@ def _install_method(stock: type, method: _Method) -> None:
         stock.create_moe_runner = create_runner
 
 
-def _install_experts() -> None:
-    """Make NVFP4 experts without asking for a device, and without room for swizzled scales; and
-    INT4 experts with an order of columns that nobody sends: none."""
+def _install_nvfp4_experts() -> None:
+    """Make NVFP4 experts without asking for a device, and without room for swizzled scales."""
     from sglang.srt.layers.quantization import modelopt_quant
-    from sglang.srt.layers.quantization.compressed_tensors.schemes import CompressedTensorsWNA16MoE
 
     def __init__(self, quant_config):
         self.quant_config, self.enable_flashinfer_trtllm_moe = quant_config, True
 
     modelopt_quant.ModelOptNvFp4FusedMoEMethod.__init__ = __init__
-    create = CompressedTensorsWNA16MoE.create_weights
-
-    def create_without_order(self, layer, *arguments, **settings):
-        create(self, layer, *arguments, **settings)
-        for name, parameter in layer.named_parameters(recurse=False):
-            if "g_idx" in name:
-                parameter.zero_()
-
-    CompressedTensorsWNA16MoE.create_weights = create_without_order
 
 
 def _install_latent() -> None:
