@@ -8,7 +8,7 @@ only the blocks that it touches.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from milescli.checkpoint.hf_folder import HfReader
 from milescli.core.errors import CheckpointError
 from milescli.models.base import quantization_config, read_config
 
-PLAIN_DTYPE = torch.bfloat16
 """Dtype of a dequantised tensor; plain tensors of the folder keep their own."""
 _QUANTISED_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8)
 _LEFT_OVER = (
@@ -51,6 +50,7 @@ def open_source(folder: Path) -> Source:
                 reader,
                 schemes,
                 method=str(quantised.get("quant_method") or quantised.get("quant_algo")),
+                dtype=_plain_dtype(config),
             )
         _refuse_unannounced(reader)
         return reader
@@ -78,13 +78,25 @@ class _Stored:
         )
 
 
+def _plain_dtype(config: Mapping[str, object]) -> torch.dtype:
+    """bfloat16, in which releases have the weights that they quantise, unless config.json says
+    float32."""
+    text = config.get("text_config")
+    holders = [config, *([text] if isinstance(text, Mapping) else [])]
+    named = {str(holder.get(key)) for holder in holders for key in ("dtype", "torch_dtype")}
+    return torch.float32 if named & {"float32", "torch.float32"} else torch.bfloat16
+
+
 class QuantisedReader:
     """Implements HfReader's interface over a quantised folder: the plain tensors that its parts
-    stand for, in bfloat16, and the tensors that are plain."""
+    stand for, and the tensors that are plain."""
 
-    def __init__(self, reader: HfReader, schemes: Sequence[Scheme], *, method: str) -> None:
-        """Take ownership of `reader`. `method` is config.json's name of the quantisation."""
-        self._reader, self.method = reader, method
+    def __init__(
+        self, reader: HfReader, schemes: Sequence[Scheme], *, method: str, dtype: torch.dtype
+    ) -> None:
+        """Take ownership of `reader`. `method` is config.json's name of the quantisation; tensors
+        are dequantised to `dtype`."""
+        self._reader, self.method, self._dtype = reader, method, dtype
         self._stored = _find_stored(reader, schemes, method=method)
         parts = {name for stored in self._stored.values() for name in stored.names.values()}
         dropped = {name for name in reader.names() if name.endswith(DROPPED)}
@@ -125,7 +137,7 @@ class QuantisedReader:
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of the plain tensor."""
-        return PLAIN_DTYPE if name in self._stored else self._reader.dtype(name)
+        return self._dtype if name in self._stored else self._reader.dtype(name)
 
     def read(
         self, name: str, *, dim: int = 0, start: int = 0, end: int | None = None
@@ -135,7 +147,7 @@ class QuantisedReader:
             return self._reader.read(name, dim=dim, start=start, end=end)
         ranges = [(0, length) for length in self._stored[name].plain_shape]
         ranges[dim] = slice(start, end).indices(ranges[dim][1])[:2]
-        return _region(self._reader, self._stored[name], ranges)
+        return _region(self._reader, self._stored[name], ranges, self._dtype)
 
     def read_row(self, name: str, *, row: int) -> torch.Tensor:
         """Read [row] of a stacked tensor."""
@@ -147,7 +159,7 @@ class QuantisedReader:
         """Read [start:end along every dim] of a plain tensor."""
         if name not in self._stored:
             return self._reader.read_region(name, *ranges)
-        return _region(self._reader, self._stored[name], list(ranges))
+        return _region(self._reader, self._stored[name], list(ranges), self._dtype)
 
     def parts(self, name: str) -> dict[str, torch.Tensor] | None:
         """Return role -> stored tensor of a quantised tensor, whole; None for a plain one."""
@@ -273,7 +285,9 @@ def _misfit(reader: HfReader, scheme: Scheme, values_name: str) -> str:
     )
 
 
-def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) -> torch.Tensor:
+def _region(
+    reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]], dtype: torch.dtype
+) -> torch.Tensor:
     """[start:end along every dim] of the plain tensor."""
     scheme, codec = stored.scheme, stored.scheme.codec
     assert len(ranges) == len(stored.shape), (stored.names, ranges)
@@ -299,7 +313,7 @@ def _region(reader: HfReader, stored: _Stored, ranges: list[tuple[int, int]]) ->
         )
     within = (columns[0] - first * unit, columns[1] - first * unit)
     region = dequantise_by_rows(
-        codec, parts, dtype=PLAIN_DTYPE, columns=within, offset=(row_offset, column_offset)
+        codec, parts, dtype=dtype, columns=within, offset=(row_offset, column_offset)
     )
     return region.transpose(-1, -2).contiguous() if scheme.transposed else region
 

@@ -161,10 +161,12 @@ def write_folder(
     watch: Watch = lambda total: nullcontext(lambda num_bytes: None),
     max_shard_bytes: int = 4 * 2**30,
     choose: Choose = choose_whole,
+    beside: Plain = "bf16",
 ) -> Folder:
     """Write `out`, which must not exist. `base` provides config, tokenizer and untrained parts; it
     may lack weights. `card` maps the result to file name -> text. `watch` gets the total bytes to
-    write and read back, and then each tensor's. `choose` says which tensors a format quantises.
+    write and read back, and then each tensor's. `choose` says which tensors a format quantises,
+    `beside` how the others are stored.
 
     Raises CheckpointError if `out` is in use, the disk is too small, a weight is missing, or
     reading back shows a difference; nothing is left then.
@@ -176,7 +178,13 @@ def write_folder(
     try:
         with ExitStack() as open_files:
             job, config, notes = _plan(
-                table, read, base, format=format, choose=choose, open_files=open_files
+                table,
+                read,
+                base,
+                format=format,
+                choose=choose,
+                beside=beside,
+                open_files=open_files,
             )
             _require_space(part, job)
             job.done = open_files.enter_context(watch(2 * job.num_bytes))
@@ -228,6 +236,7 @@ def _plan(
     *,
     format: str,
     choose: Choose,
+    beside: Plain,
     open_files: ExitStack,
 ) -> tuple[_Job, dict[str, object], list[str]]:
     """(what is written, config.json, notes)"""
@@ -245,7 +254,7 @@ def _plan(
     table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
     powers = (quantization_config(base_config) or {}).get("scale_fmt") == "ue8m0"
     choices = choose(table, form) if form else {}
-    dtype = PLAIN_DTYPES.get(format, "bfloat16")
+    dtype = PLAIN_DTYPES.get(format, PLAIN_DTYPES[beside])
     dtypes = {
         name: torch.float32 if entry.rule.float32 else getattr(torch, dtype)
         for entry in table.entries

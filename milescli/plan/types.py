@@ -290,6 +290,12 @@ class Plan:
         return cls(**raw)
 
     @property
+    def formats_differ(self) -> bool:
+        """Return True if engines multiply by other numbers than the trainer, as the recipe asks."""
+        rounds_alone = self.quantises_inputs and self.device_kind == "cpu"
+        return rounds_alone or self.engine_format not in (None, self.trainer_format)
+
+    @property
     def fingerprint(self) -> str:
         """Return 16 hex digits over everything that runs; reasons and forecasts do not count."""
         raw = asdict(self)

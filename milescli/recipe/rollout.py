@@ -226,6 +226,20 @@ def rules(recipe: Recipe) -> Iterator[Rule]:
         why="it counts the tokens to choose from: 1 or more, or -1 for the whole vocabulary",
         fix="--set rollout.top_k=-1",
     )
+    trainer, engines = recipe.train.precision, rollout.precision
+    is_quantised = trainer not in ("auto", "bf16", "fp32")
+    yield Rule(
+        is_quantised and engines not in ("same", "bf16", trainer.removesuffix("_qat")),
+        f"`rollout.precision={engines}` with `train.precision={trainer}`",
+        why="engines would round weights that are rounded otherwise in training",
+        fix=["--set rollout.precision=same", "--set train.precision=auto"],
+    )
+    yield Rule(
+        engines not in ("same", "bf16") and recipe.weights.format != "hf",
+        f"`rollout.precision={engines}` with `weights.format={recipe.weights.format}`",
+        why="both say in which form engines are sent weights",
+        fix=["--set weights.format=hf", "--set rollout.precision=same"],
+    )
     yield Rule(
         "" in rollout.stop,
         "`rollout.stop` has an empty string",

@@ -44,6 +44,7 @@ def write_engine_folder(spec: RunSpec) -> None:
         "trainer": [spec.plan.trainer.tp, spec.plan.trainer.etp],
         "engines": [spec.plan.engines.tp, spec.plan.engines.ep],
         "exempt": spec.recipe.train.exempt,
+        "beside": spec.plan.precision,
     }
     if mark.is_file() and json.loads(mark.read_text()) == made_of:
         return
@@ -66,6 +67,7 @@ def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> Non
             base=base,
             format=form,
             card=lambda _: {},
+            beside=plan.precision,
             choose=lambda weights, form: quantised(
                 weights, form, (plan.trainer, plan.engines), recipe.train.exempt
             ),

@@ -25,7 +25,7 @@ from milescli.runtime.recording.sample_journal import open_journal
 from milescli.runtime.recovery.engine_keepers import keep_frozen
 from milescli.runtime.saving import version_of
 from milescli.runtime.sources import AnyCollector, Groups
-from milescli.train.agreement import CORRECTED_KL, Agreement
+from milescli.train.agreement import CORRECTED_KL, LARGE_KL, LARGE_SHARE, Agreement
 from milescli.train.base import Stepped, Trainer
 
 if TYPE_CHECKING:
@@ -177,9 +177,18 @@ class GroupWork:
             if correct is not None
             else "the objective has no correction for it: see train.correction"
         )
+        plan = self.spec.plan
+        cause = "other kernels, experts that are chosen otherwise, or a small fault"
+        if plan.formats_differ:
+            cause = (
+                f"the trainer multiplies by {plan.trainer_format or 'plain'} weights"
+                + " and rounded inputs" * plan.quantises_inputs
+                + f", engines by {plan.engine_format or 'plain'} ones"
+            )
+        if checked.kl > LARGE_KL or checked.far > LARGE_SHARE:
+            cause += "; this is more than corrections are known to make up for"
         self._warn(
-            f"engine and trainer differ by {checked.times:.1f} times what rounding does: other "
-            "kernels, experts that are chosen otherwise, or a small fault. "
+            f"engine and trainer differ by {checked.times:.1f} times what rounding does: {cause}. "
             f"KL {checked.kl:.1e} nats a token (rounding: {checked.floor_kl:.1e}), "
             f"{checked.far:.1%} of ratios outside of [1/2, 2]; {correction}"
         )

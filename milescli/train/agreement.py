@@ -29,6 +29,10 @@ LEAST = 4e-6
 CORRECTED_KL = 0.005
 """KL of engine and trainer in nats a token. From there on ratios should be truncated (TIS), unless
 the floor's own KL is as high."""
+LARGE_KL, LARGE_SHARE = 0.1, 0.1
+"""KL in nats a token, and share of ratios outside of [1/2, 2], beyond which the samples tell little
+about the trainer's policy: INT4 and NVFP4 engines beside a trainer in bfloat16 are there
+(docs/precision.md)."""
 FAR = math.log(2)
 """A token whose ratio is outside of [1/2, 2]."""
 

@@ -181,6 +181,7 @@ def _layout(plan: Plan) -> dict[str, object]:
     sequence += (", recompute" * (trainer.recompute == "full")) + (
         ", optimizer on the host" * trainer.offload_optimizer
     )
+    rounded = f", {plan.trainer_format} weights" if plan.trainer_format else ""
     cuts = f", ep {engines.ep}" * (engines.ep > 1) + f", attention dp {engines.attention_dp}" * (
         engines.attention_dp > 1
     )
@@ -197,13 +198,14 @@ def _layout(plan: Plan) -> dict[str, object]:
         "engines": f"{engines.num} x tp {engines.tp}{cuts}, {where}; {apart}"
         f"{engines.max_running_requests} requests at once, "
         f"context {engines.context_length}",
-        "weights": f"channel {plan.channel}",
+        "weights": f"channel {plan.channel}"
+        + f", held by engines in {plan.engine_format}" * bool(plan.engine_format),
         "staleness": f"at most {plan.max_staleness}",
     }
     return {
         "devices": f"{plan.device_kind}, {plan.precision}, {plan.collective}{threads}",
         "trainer": f"{trainer.world_size} rank{'s' * (trainer.world_size > 1)}: "
-        f"{sizes}{experts}{sequence}",
+        f"{sizes}{experts}{sequence}{rounded}",
         **(rollout if engines.num else {"engines": "none: nothing is sampled"}),
         "steps": (f"{plan.warmup_steps} warm-up, " if plan.warmup_steps else "")
         + (f"{plan.steps}" if plan.batch.of_rows else f"{plan.steps} RL"),

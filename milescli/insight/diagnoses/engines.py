@@ -15,6 +15,8 @@ as the check before the first step measures it (`train.agreement`)."""
 APART = {"fp32": 0.002, "bf16": 0.05}
 """The least that is called drift, in nats a token: below, a ratio is off by 0.2 % or 5 %, which
 clips and means take no notice of. SmolLM2-135M rounds by 4e-6 in float32 and 0.05 in bfloat16."""
+EXPLAINED = 2.0
+"""Times that it may be above what was explained at the start: by number formats, by routing."""
 GROWN = 5.0
 WORSE = 0.8
 DEATHS, DEATH_STEPS = 3, 50
@@ -28,8 +30,12 @@ def engine_trainer_drift(case: Case) -> Finding | None:
     if not case.has(DIFF, least=series.LEAST):
         return None
     before, now = case.early(DIFF), case.recent(DIFF)
-    floor = (case.history.check or {}).get("floor_mean", 0.0)
-    bound = max(APART.get(case.facts.precision, APART["bf16"]), FLOORS * floor)
+    check = case.history.check or {}
+    bound = max(
+        APART.get(case.facts.precision, APART["bf16"]), FLOORS * check.get("floor_mean", 0.0)
+    )
+    if check.get("agreement") == Agreement.EXPLAINED:  # which another finding tells
+        bound = max(bound, EXPLAINED * check["diff_mean"])
     if case.recent("rollout/staleness_mean") > 0.05:
         # samples of older weights differ by what was learned since, as they did at the start
         bound = max(bound, GROWN * before)

@@ -4,6 +4,7 @@ tokens."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,9 +164,11 @@ def trainer(
     adapter: str | None = None,
     seed: int = 0,
     turns: Mapping[str, dict] | None = None,
+    formats: Mapping[str, Any] | None = None,
 ):
     """A trainer rank that is set up. `teachers`, `critic`, `draft`, `adapter`: folders; `mix`:
-    sources of its prompts; `turns`: seed and train of several adapters, by name."""
+    sources of its prompts; `turns`: seed and train of several adapters, by name; `formats`: fields
+    of the plan about number formats."""
     from milescli.backends.megatron.worker import TrainerRank
 
     optimizer = {
@@ -190,9 +193,12 @@ def trainer(
         master_addr="127.0.0.1",
         master_port=port,
         recipe=recipe({}, seed),
-        plan=plan_of(
-            {"recompute": (train or {}).get("recompute", "none"), **layout},
-            precision=precision,
+        plan=replace(
+            plan_of(
+                {"recompute": (train or {}).get("recompute", "none"), **layout},
+                precision=precision,
+            ),
+            **(formats or {}),
         ),
         model_dir=model,
         teacher_dirs=teachers,

@@ -142,8 +142,12 @@ uneven."""
 
 
 def make_model(folder: Path, name: str, *, seed: int = 0) -> Path:
+    """A Hugging Face folder of one of `MODELS`."""
+    return write_model(folder, MODELS[name], seed=seed)
+
+
+def write_model(folder: Path, config: dict, *, seed: int = 0) -> Path:
     """A Hugging Face folder with random weights, the shapes by the table itself."""
-    config = MODELS[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)

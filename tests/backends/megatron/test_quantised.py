@@ -1,0 +1,166 @@
+"""A trainer whose layers multiply by rounded weights: it computes what a plain one computes with
+weights that were rounded before, under every layout, and publishes the bytes that export writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from milescli.checkpoint.source import open_source
+from milescli.export.folder import write_folder
+from milescli.export.stored import read_folder
+from milescli.models import load_facts, table
+from tests.backends.megatron import world
+from tests.backends.megatron.quantised_cases import FORMS, MODELS, case, sha256_of
+from tests.backends.megatron.tiny_models import write_model
+
+TWO = [
+    ("dense", {"tp": 2}),
+    ("dense", {"tp": 2, "sequence_parallel": True, "train": {"recompute": "full"}}),
+    ("dense", {"pp": 2}),
+    ("moe", {"ep": 2, "dp": 2}),
+    ("moe", {"tp": 2, "etp": 2, "sequence_parallel": True}),
+    ("latent", {"tp": 2, "ep": 2, "sequence_parallel": True}),
+]
+LORA = {"lora": {"rank": 4}}
+
+
+def _title(model: str, form: str, options: dict[str, object]) -> str:
+    parts = [f"{key}{value}" for key, value in options.items() if isinstance(value, int)]
+    return " ".join([model, form, *parts, *(["train"] if "train" in options else [])])
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name -> plain folder; `name form` -> as export writes it; `name form plain` -> its numbers,
+    stored plain in float32."""
+    root, made = tmp_path_factory.mktemp("models"), {}
+    for name, config in MODELS.items():
+        made[name] = write_model(root / name, {**config, "dtype": "float32"})
+        for form in FORMS:
+            made[f"{name} {form}"] = _exported(made[name], root / f"{name}-{form}", form)
+            made[f"{name} {form} plain"] = _plain(
+                made[f"{name} {form}"], made[name], root / f"{name}-{form}-plain"
+            )
+    return made
+
+
+def _exported(base: Path, out: Path, form: str) -> Path:
+    lines = table(load_facts(base))
+    with open_source(base) as source:
+        on_disk = lines.as_on_disk(source.names())
+        return write_folder(
+            out,
+            table=lines,
+            read=lambda weights: read_folder(source, weights, on_disk=on_disk),
+            base=base,
+            format=form,
+            card=lambda _: {},
+            beside="fp32",
+        ).path
+
+
+def _plain(quantised: Path, base: Path, out: Path) -> Path:
+    out.mkdir()
+    (out / "config.json").write_text((base / "config.json").read_text())
+    with open_source(quantised) as source:
+        tensors = {name: source.read(name).contiguous() for name in source.names()}
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    save_file(tensors, out / "model.safetensors")
+    return out
+
+
+@pytest.fixture(scope="module")
+def one(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> world.Results:
+    """What one process says: rounding, and plain with rounded weights."""
+    cases = []
+    for model in MODELS:
+        for form in FORMS:
+            cases.append(case(f"{model} {form}", str(folders[model]), form))
+            plain = str(folders[f"{model} {form} plain"])
+            cases.append(case(f"{model} {form} plain", plain, None))
+    for form in ("fp8", "int4"):
+        cases.append(case(f"lora {form}", str(folders["dense"]), form, train=LORA))
+        plain = str(folders[f"dense {form} plain"])
+        cases.append(case(f"lora {form} plain", plain, None, train=LORA))
+    for form in ("fp8", "mxfp8", "nvfp4"):
+        cases.append(case(f"inputs {form}", str(folders["dense"]), form, inputs=True))
+    return world.run_world(1, cases, tmp_path_factory.mktemp("quantised") / "one")
+
+
+@pytest.fixture(scope="module")
+def two(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> world.Results:
+    """What two say."""
+    cases = [
+        case(_title(model, form, options), str(folders[model]), form, **options)
+        for model, options in TWO
+        for form in FORMS
+    ]
+    return world.run_world(2, cases, tmp_path_factory.mktemp("quantised") / "two")
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [*((model, form) for model in MODELS for form in FORMS), ("lora", "fp8"), ("lora", "int4")],
+)
+def test_it_computes_what_a_plain_trainer_computes_with_rounded_weights(
+    one: world.Results, model: str, form: str
+) -> None:
+    """To the bit: the same products, and by the first step's gradient norm the same gradients."""
+    rounding, plain = one[f"{model} {form}"], one[f"{model} {form} plain"]
+    assert rounding["first"] == plain["first"]
+    assert rounding["losses"][0] == plain["losses"][0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_optimizer_keeps_what_rounding_takes(one: world.Results, form: str) -> None:
+    """A plain trainer moves the rounded weights, this one the weights, which it rounds again."""
+    rounding, plain = one[f"dense {form}"], one[f"dense {form} plain"]
+    assert rounding["last"] != rounding["first"] and rounding["last"] != plain["last"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("model", list(MODELS))
+def test_engines_are_sent_the_bytes_that_export_writes(
+    one: world.Results, folders: dict[str, Path], model: str, form: str
+) -> None:
+    stored = load_file(folders[f"{model} {form}"] / "model.safetensors")
+    quantised = json.loads((folders[f"{model} {form}"] / "config.json").read_text())
+    assert "quantization_config" in quantised
+    expected = {name: sha256_of(tensor) for name, tensor in stored.items()}
+    assert one[f"{model} {form}"]["published"] == expected
+
+
+@pytest.mark.parametrize("form", ["fp8", "mxfp8", "nvfp4"])
+def test_rounded_inputs_change_the_scores_a_little(one: world.Results, form: str) -> None:
+    plain, rounded = one[f"dense {form}"]["first"], one[f"inputs {form}"]["first"]
+    apart = [
+        abs(one - other)
+        for rows in zip(plain, rounded, strict=True)
+        for one, other in zip(*rows, strict=True)
+    ]
+    assert 1e-4 < max(apart) < 1.5
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("model", "options"), TWO, ids=[_title(model, "", options) for model, options in TWO]
+)
+def test_layouts_agree_with_one_process(
+    one: world.Results, two: world.Results, model: str, options: dict, form: str
+) -> None:
+    """Blocks never cross ranks, so that all round to the same numbers. FP8's blocks would under the
+    two layouts that cut 128 rows of a matrix: these stay plain there, and scores differ."""
+    alone, spread = one[f"{model} {form}"], two[_title(model, form, options)]
+    same = spread["published"] == alone["published"]
+    assert same or form == "fp8"
+    if same:
+        for row, other in zip(alone["first"], spread["first"], strict=True):
+            assert other == pytest.approx(row, abs=2e-5)
+        (loss, norm), (other_loss, other_norm) = alone["losses"][0], spread["losses"][0]
+        assert other_loss == pytest.approx(loss, abs=1e-5)
+        assert other_norm == pytest.approx(norm, rel=1e-4)
