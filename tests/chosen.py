@@ -100,6 +100,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/sglang/inside/cpu/test_serving.py::"
     "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
     "tests/backends/sglang/test_families.py": 5,
+    "tests/backends/sglang/test_quantised.py": 1,
     "tests/backends/sglang/test_shared_experts.py": 0,
     "tests/backends/sglang/launch/test_warm.py": 0,
     "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,

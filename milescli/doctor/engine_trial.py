@@ -59,7 +59,9 @@ def try_engine(folder: Path, kind: Literal["cuda", "rocm", "cpu"]) -> list[Findi
     with ExitStack() as cleanup:
         if kind == "cpu":
             warm = WarmProcess()
-            warm.start({**os.environ, **own_environment(spec, CPU_FAMILIES[MODEL.family])})
+            warm.start(
+                {**os.environ, **own_environment(spec, CPU_FAMILIES[MODEL.family], quantised=False)}
+            )
             cleanup.callback(warm.stop)
             spec = replace(spec, warm=warm.listen(folder))
         make_model(MODEL, spec.model_dir, seed=0)

@@ -3,11 +3,17 @@ each engine. Nothing is started. Called by launch, resume, the dry run, doctor a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.launch.servable import fault_of_record
-from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, require_served
+from milescli.backends.sglang.launch.spec import (
+    DEQUANTISE,
+    EngineSpec,
+    refuse_quantised,
+    require_served,
+)
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.checkpoint.run_dir import refuse_taken
 from milescli.cluster.nodes import planning_machine
@@ -15,6 +21,7 @@ from milescli.console.output import Output
 from milescli.core.errors import CheckpointError, FitError, MilesError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
+from milescli.models.base import quantization_config
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.choices import guesses
 from milescli.plan.make import make_plan
@@ -82,8 +89,24 @@ def _made(
     has_adapter = recipe.train.lora.is_on and not (serves_merged or plan.merges_adapter)
     require_served_by(plan, recipe, facts, has_adapter=has_adapter)
     if plan.engines.num:
+        if plan.device_kind == "cpu" and plan.engine_format is None:
+            refuse_plain_updates(config_of_recipe(recipe.model))
         require_positions(recipe, facts)
     return plan
+
+
+def refuse_plain_updates(config: Mapping[str, object]) -> None:
+    """Raise RecipeError where engines would start from quantised weights and be sent plain ones."""
+    if quantization_config(config) is not None:
+        raise RecipeError(
+            f"the quantised `{config['model_type']}` model cannot be trained as it is",
+            why="engines that start from its folder hold quantised weights, and by "
+            "`rollout.precision` the trainer sends plain ones",
+            fix=[
+                "--set rollout.precision=fp8_block   # or mxfp8, int4, nvfp4: sent quantised",
+                f"{DEQUANTISE}   # and take the plain model",
+            ],
+        )
 
 
 def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adapter: bool) -> None:

@@ -23,10 +23,11 @@ from milescli.core.driver_pipe import say
 from milescli.core.private import without_secrets
 from milescli.core.run_processes import TOKEN_VARIABLE
 from milescli.models import ModelFacts
-from milescli.models.base import CONFIG_NAME
+from milescli.models.base import CONFIG_NAME, quantization_config
 from milescli.plan.types import Plan
 from milescli.platform.environment import engine_environment, trainer_environment
 from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.model_facts import config_of_recipe
 from milescli.runtime.planning import engine_spec
 
 
@@ -66,11 +67,13 @@ def prestart_engines(
         log_dir=Path(),
         draft_dir=draft if (draft / CONFIG_NAME).is_file() else None,
     )
+    config = config_of_recipe(recipe.model)
+    quantised = plan.engine_format is not None or quantization_config(config) is not None
     environment = {
         **without_secrets(os.environ),
         **run_variables(prestarted.token),
         **engine_environment(plan),
-        **own_environment(replace(spec, api_key=prestarted.api_key), family),
+        **own_environment(replace(spec, api_key=prestarted.api_key), family, quantised=quantised),
     }
     warm = WarmProcess()
     warm.start(environment)

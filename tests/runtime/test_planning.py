@@ -49,6 +49,12 @@ def test_routes_that_no_engine_tells_are_refused_by_the_family_name(
             "the quantised `qwen3` model cannot be served on a CPU",
         ),
         (
+            "qwen3",
+            [],
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "the quantised `qwen3` model cannot be trained as it is",
+        ),
+        (
             "gpt_oss",
             ["rollout.speculative.kind=ngram"],
             {},
@@ -63,7 +69,7 @@ def test_a_model_that_engines_here_do_not_serve_is_refused_by_the_plan(
     (tmp_path / "config.json").write_text(json.dumps(config))
     sets = [*sets, f"model.path={tmp_path}", "model.scratch=null", "warmup.steps=0"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
-    with pytest.raises(MachineError, match=says):
+    with pytest.raises((MachineError, RecipeError), match=says):
         plan_only(loaded, parse_machine("cpu"))
 
 

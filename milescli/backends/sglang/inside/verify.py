@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from milescli.backends.sglang.inside.adapter import adapter_tensors, before_replacing
+from milescli.backends.sglang.inside.quantised import NEVER_SENT
 from milescli.platform.allocation import give_back_freed_memory
 
 VERIFY_FORMAT = "miles_verify"
@@ -88,13 +89,18 @@ def _end_adapter(manager: Any) -> tuple[bool, str]:
 @torch.no_grad()
 def begin(weights: NamedTensors, *, is_mtp: bool = False) -> tuple[bool, str]:
     """Copy the weights to host memory, since the device may lack room for a second model, and
-    overwrite them. Skips weights that the other of two models has already saved."""
+    overwrite them. Skips weights that the other of two models has already saved, and what nobody
+    sends."""
     theirs = _pointers.get(not is_mtp, set())
-    own = [(name, tensor) for name, tensor in weights if tensor.data_ptr() not in theirs]
+    own = [
+        (name, tensor)
+        for name, tensor in weights
+        if tensor.data_ptr() not in theirs and not name.endswith(NEVER_SENT)
+    ]
     _pointers[is_mtp] = {tensor.data_ptr() for _, tensor in own}
     _copies[is_mtp] = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own}
     for _, tensor in own:
-        tensor.fill_(_unsent(tensor))
+        tensor.fill_(unsent(tensor))
     return True, f"{len(own)} parameters kept"
 
 
@@ -108,28 +114,26 @@ def end(weights: NamedTensors, *, is_mtp: bool = False) -> str | None:
         if (copy := copies.get(name)) is None:
             continue
         sent = tensor.detach().to("cpu")
-        is_missing = _is_missing(sent)
-        # padding that SGLang adds, and any zero, needs no sending; nor an activation scale of 1,
-        # which SGLang takes where there is none
-        needless = is_missing & (copy == (1 if name.endswith("input_scale") else 0))
-        if bool(needless.any()):
-            sent = torch.where(needless, copy, sent)
-        is_ours = not (is_mtp and bool(is_missing.all()))
+        missing = is_missing(sent)
+        # padding that SGLang adds, and any zero, needs no sending
+        sent = torch.where(missing & (copy == 0), copy, sent)
+        is_ours = not (is_mtp and bool(missing.all()))
         if is_ours and finding is None and not torch.equal(_bytes(copy), _bytes(sent)):
             finding = _describe(name, expected=copy, sent=sent)
         tensor.copy_(copy)
     return finding
 
 
-def _unsent(tensor: torch.Tensor) -> float:
-    """What a parameter holds until it is sent: NaN; in integers all bits."""
+def unsent(tensor: torch.Tensor) -> float:
+    """Return what a parameter holds until it is sent: NaN; in integers -1, all bits."""
     return float("nan") if tensor.is_floating_point() else -1
 
 
-def _is_missing(tensor: torch.Tensor) -> torch.Tensor:
+def is_missing(tensor: torch.Tensor) -> torch.Tensor:
+    """Return where a parameter still holds `unsent`."""
     if tensor.is_floating_point():
         return torch.isnan(tensor)
-    return tensor == torch.full((), _unsent(tensor)).to(tensor.dtype)
+    return tensor == torch.full((), unsent(tensor)).to(tensor.dtype)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -142,7 +146,7 @@ def _describe(name: str, *, expected: torch.Tensor, sent: torch.Tensor) -> str:
     if len(where) == 0:  # equal as numbers, not as bits: signed zeros
         return f"{name}: the sign of zeros"
     first = int(where[0])
-    if _is_missing(sent.reshape(-1)[where]).all():
+    if is_missing(sent.reshape(-1)[where]).all():
         return (
             f"{name}: {len(where)} of {expected.numel()} values were not sent, the first at flat "
             f"index {first}"

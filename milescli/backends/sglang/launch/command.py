@@ -31,7 +31,7 @@ from milescli.backends.sglang.launch.speculation import (
 from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
 from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
-from milescli.models.base import CONFIG_NAME, quantization_config
+from milescli.models.base import quantization_config
 from milescli.plan.on_cpu import PREFILL_TOKENS
 from milescli.platform.environment import SPIN_COUNT
 
@@ -178,9 +178,12 @@ def engine_environment(spec: EngineSpec) -> dict[str, str]:
     return without_secrets(os.environ) | own_environment(spec)
 
 
-def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[str, str]:
+def own_environment(
+    spec: EngineSpec, family: CpuFamily | None = None, *, quantised: bool | None = None
+) -> dict[str, str]:
     """Return the variables that an engine needs beyond what it inherits. `family` is that of its
-    model on a CPU before the folder exists; None reads the folder."""
+    model on a CPU before the folder exists, and `quantised` says how that will hold its weights;
+    None reads the folder."""
     env = {ENGINE_VARIABLE: spec.device_kind, "TOKENIZERS_PARALLELISM": "false"}
     # else SGLang's process titles overwrite /proc/PID/environ, by which a run finds its processes
     env["SPT_NOENV"] = "1"
@@ -196,7 +199,10 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
     if spec.adapter_dir is not None:
         env[ADAPTER_VARIABLE] = "1"
     if spec.device_kind == "cpu":
-        env |= _cpu_environment(spec, family or CPU_FAMILIES[check_servable(spec)])
+        config = read_config(spec.model_dir) if quantised is None else {}
+        quantised = quantised or quantization_config(config) is not None
+        family = family or CPU_FAMILIES[check_servable(spec)]
+        env |= _cpu_environment(spec, family, quantised=quantised)
     elif spec.visible_devices:
         env |= _visible_devices(spec)
     if spec.device_kind == "cuda":
@@ -204,7 +210,7 @@ def own_environment(spec: EngineSpec, family: CpuFamily | None = None) -> dict[s
     return env | spec.extra_env
 
 
-def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
+def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) -> dict[str, str]:
     """Threads that soon sleep while they wait: the HTTP server, the scheduler and the trainer share
     the cores; but they wait for the next product awake. No torch.compile: its first calls would
     build C++ in the middle of a rollout."""
@@ -229,8 +235,7 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily) -> dict[str, str]:
         pieces += cpu_pieces(family, drafted)
     if spec.adapter_dir is not None:
         pieces.append("adapter")
-    has_config = (spec.model_dir / CONFIG_NAME).is_file()
-    if has_config and quantization_config(read_config(spec.model_dir)) is not None:
+    if quantised:
         pieces.append("quantised")
     env["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(_other_model_modules(modules))
     env[PIECES_VARIABLE] = ",".join(dict.fromkeys(pieces))

@@ -185,18 +185,31 @@ def fault_of_quantised(config: Mapping[str, object]) -> str | None:
     quantised = quantization_config(config)
     if quantised is None:
         return None
-    method = str(quantised.get("quant_method") or "").lower()
-    algorithm = str(quantised.get("quant_algo") or "").upper()
-    if method == "mxfp8" or (method == "fp8" and quantised.get("weight_block_size") is not None):
-        return None
-    if method == "compressed-tensors" and quantised.get("format") == "pack-quantized":
-        return None
-    if algorithm.endswith("NVFP4"):
+    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "")
+    name, groups = method.lower(), quantised.get("config_groups")
+    served = name == "mxfp8" or (name == "fp8" and quantised.get("weight_block_size") is not None)
+    if name == "compressed-tensors" and isinstance(groups, Mapping):
+        served = all(_is_int4(group, quantised.get("format")) for group in groups.values())
+    if name.startswith("modelopt") or "quant_algo" in quantised:
+        served = str(quantised.get("quant_algo")).upper() in ("NVFP4", "W4A16_NVFP4")
+    if served:
         return None
     return (
-        f"its weights are quantised as `{method or algorithm}`, and there only FP8 in blocks, "
-        "MXFP8, INT4 in groups (compressed-tensors) and NVFP4 (ModelOpt) are computed"
+        f"its weights are quantised as `{method}` in a form of which there is none but for GPUs; "
+        "FP8 and MXFP8 in blocks, symmetric INT4 in groups (compressed-tensors, pack-quantized) "
+        "and NVFP4 (ModelOpt) have one"
     )
+
+
+def _is_int4(group: object, form: object) -> bool:
+    """Return True for a group of compressed-tensors that packs symmetric INT4 in groups."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping) or (group.get("format") or form) != "pack-quantized":
+        return False
+    size = weights.get("group_size")
+    whole = (weights.get("num_bits"), weights.get("type")) == (4, "int")
+    in_groups = isinstance(size, int) and size > 0 and not weights.get("actorder")
+    return whole and in_groups and weights.get("symmetric") is not False
 
 
 _UNRECORDED = {

@@ -98,6 +98,12 @@ class EngineSpec:
         return f"http://{self.host}:{self.port}"
 
 
+DEQUANTISE = (
+    "dequantise it through a checkpoint: miles convert hf-to-megatron, then miles convert "
+    "megatron-to-hf"
+)
+
+
 def check_servable(spec: EngineSpec) -> str:
     """Return the model's `model_type`. Raises if the folder is no model, or if the model is not
     served correctly on this device."""
@@ -120,8 +126,7 @@ def refuse_quantised(config: Mapping[str, object]) -> None:
         raise MachineError(
             f"the quantised `{config['model_type']}` model cannot be served on a CPU",
             why=fault,
-            fix="dequantise it through a checkpoint: miles convert hf-to-megatron, then miles "
-            "convert megatron-to-hf",
+            fix=DEQUANTISE,
         )
 
 

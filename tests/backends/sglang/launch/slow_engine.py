@@ -21,6 +21,8 @@ class SlowEngine:
         self.read: list[list[torch.Tensor]] = []
         """[buckets][engine ranks] the bytes that lay in the sender's memory."""
         self.orders: list[str] = []
+        self.told: list[str] = []
+        """`load_format` of the orders without tensors."""
         engine = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -29,7 +31,7 @@ class SlowEngine:
                 engine.orders.append(self.path.partition("?")[0])
                 refusal = None
                 if self.path == "/update_weights_from_tensor":
-                    refusal = engine._update(body["serialized_named_tensors"], before_reading)
+                    refusal = engine._update(body, before_reading)
                 text = (refusal or "{}").encode()
                 self.send_response(400 if refusal else 200)
                 self.send_header("Content-Length", str(len(text)))
@@ -43,12 +45,14 @@ class SlowEngine:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _update(
-        self, payloads: list[str], before_reading: Callable[[int], str | None]
-    ) -> str | None:
-        opened = [
-            pickle.loads(base64.b64decode(payload))["flattened_tensor"] for payload in payloads
+    def _update(self, body: dict, before_reading: Callable[[int], str | None]) -> str | None:
+        values = [
+            pickle.loads(base64.b64decode(payload)) for payload in body["serialized_named_tensors"]
         ]
+        if isinstance(values[0], list):
+            self.told.append(body["load_format"])
+            return None
+        opened = [value["flattened_tensor"] for value in values]
         refusal = before_reading(len(self.read))
         self.read.append([flat.clone() for flat in opened])
         return refusal

@@ -10,11 +10,13 @@ from milescli.backends.sglang.launch.servable import (
     CPU_FAMILIES,
     architectures,
     fault_of_adapter,
+    fault_of_quantised,
     fault_of_record,
     missing_fields,
     model_zoo,
     servable_on_cpu,
 )
+from milescli.export.config import quantization_config
 from milescli.models import parse_facts
 from milescli.models.facts import Layer, Rope, RopeScaling
 from tests.backends.sglang.launch.test_server import CONFIG
@@ -118,3 +120,34 @@ def test_a_folder_that_names_no_architecture_is_given_one():
             {"model_type": model_type, "architectures": ["Own"]}
         )
         assert family.architecture in architectures()
+
+
+INT4 = quantization_config("int4", [])
+
+
+def _int4(**changed: object) -> dict:
+    weights = {**INT4["config_groups"]["group_0"]["weights"], **changed}
+    return {**INT4, "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    ("quantised", "is_served"),
+    [
+        (None, True),
+        *((quantization_config(form, []), True) for form in ("fp8", "mxfp8", "int4", "nvfp4")),
+        (_int4(group_size=128), True),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, True),
+        ({"quant_method": "fp8"}, False),
+        ({"quant_method": "mxfp4"}, False),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, False),
+        ({"quant_method": "awq", "bits": 4}, False),
+        (_int4(num_bits=8), False),
+        (_int4(group_size=None, strategy="channel"), False),
+        (_int4(symmetric=False), False),
+        (_int4(actorder="group"), False),
+        ({**INT4, "format": "nvfp4-pack-quantized"}, False),
+    ],
+)
+def test_quantised_weights_are_served_on_a_cpu_where_they_are_computed(quantised, is_served):
+    fault = fault_of_quantised({"quantization_config": quantised} if quantised else {})
+    assert (fault is None) == is_served, fault

@@ -20,10 +20,12 @@ from milescli.backends.sglang.launch.command import (
     PREFILL_TOKENS,
     engine_command,
     engine_environment,
+    own_environment,
 )
 from milescli.backends.sglang.launch.router import RouterServer, RouterSpec
 from milescli.backends.sglang.launch.server import PER_SECOND, EngineServer, Recorder
 from milescli.backends.sglang.launch.spec import EngineSpec, check_servable
+from milescli.backends.sglang.plugin import PIECES_VARIABLE
 from milescli.core.errors import MachineError, RecipeError, WorkerDied
 from milescli.profiling.summary import LOOP, read_stacks, split
 from milescli.rollout.base import Completion, GenerateRequest
@@ -131,7 +133,11 @@ def test_experts_with_a_tied_output_layer_are_refused(tmp_path, device_kind):
     EngineServer(spec(tmp_path, model_type="qwen3", tied=True))
 
 
-def test_quantised_weights_are_refused_on_a_cpu(tmp_path):
+def test_quantised_weights_are_computed_on_a_cpu_by_a_piece_or_refused(tmp_path):
+    quantised = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for config, is_there in ((quantised, True), ({}, False)):
+        pieces = own_environment(spec(tmp_path, config=config))[PIECES_VARIABLE].split(",")
+        assert ("quantised" in pieces) == is_there
     quantised = {"quantization_config": {"quant_method": "fp8"}}
     with pytest.raises(MachineError, match="quantised"):
         EngineServer(spec(tmp_path, config=quantised))

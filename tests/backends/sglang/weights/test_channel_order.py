@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from milescli.backends.sglang.client.http import EngineRefused
+from milescli.backends.sglang.inside.quantised import LOADED_FORMAT
 from milescli.backends.sglang.weights.channels import TensorChannel, readers
 from milescli.core.types import EngineAddress
 from milescli.platform.ports import free_ports
@@ -39,7 +41,7 @@ def test_the_next_bucket_is_made_while_an_engine_reads_and_is_never_written_over
     def buckets():
         for index in range(number):
             asked_for[index].set()
-            yield [("w", torch.full((5000,), index, dtype=torch.uint8))]
+            yield [("w", torch.full((5000,), index, dtype=torch.uint8).view(torch.float32))]
         asked_for[number].set()
 
     in_vain: list[int] = []
@@ -69,6 +71,26 @@ def test_after_a_refusal_the_rest_is_made_and_not_sent():
         publish_to(engine, buckets())
     assert made == [0, 1, 2, 3, 4]
     assert engine.orders == [UPDATE, UPDATE]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "refusal", "told"),
+    [
+        (torch.float32, None, []),
+        (torch.float8_e4m3fn, None, [LOADED_FORMAT]),
+        (torch.int32, None, [LOADED_FORMAT]),
+        (torch.uint8, "no room", []),
+    ],
+)
+def test_engines_are_told_of_the_last_bucket_of_quantised_weights(dtype, refusal, told):
+    """Once, when they have read it; not of plain weights, nor after a refusal."""
+    engine = SlowEngine(lambda index: refusal if index == 1 else None)
+    buckets = ([("norm", torch.ones(3)), ("w", torch.zeros(9).to(dtype))] for _ in range(3))
+    with pytest.raises(EngineRefused, match=refusal) if refusal else nullcontext():
+        publish_to(engine, buckets)
+    assert engine.told == told
+    assert len(engine.read) == (2 if refusal else 3)
+    assert len(engine.orders) == len(engine.read) + len(told)
 
 
 def test_each_trainer_rank_feeds_the_engine_ranks_that_share_its_memory():

@@ -26,7 +26,8 @@ REFUSED = 2
 def buckets(rank: int):
     """Bucket i of rank r is full of 10 r + i."""
     for index in range(NUM_BUCKETS):
-        yield [("w", torch.full((1000,), 10 * rank + index, dtype=torch.uint8))]
+        own = torch.full((1000,), 10 * rank + index, dtype=torch.uint8)
+        yield [("w", own.view(torch.float32))]
 
 
 def dawdle(index: int) -> None:

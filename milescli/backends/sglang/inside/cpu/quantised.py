@@ -9,6 +9,7 @@ and the plain copy.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -127,7 +128,8 @@ def install() -> None:
     _accept_cpu()
     for method in _METHODS:
         _install_method(getattr(import_module(method.module), method.name), method)
-    _install_experts()
+    _install_nvfp4_experts()
+    _install_latent()
 
 
 def _accept_cpu() -> None:
@@ -178,22 +180,28 @@ def _install_method(stock: type, method: _Method) -> None:
         stock.create_moe_runner = create_runner
 
 
-def _install_experts() -> None:
-    """Make NVFP4 experts without asking for a device, and without room for swizzled scales; and
-    INT4 experts with an order of columns that nobody sends: none."""
+def _install_nvfp4_experts() -> None:
+    """Make NVFP4 experts without asking for a device, and without room for swizzled scales."""
     from sglang.srt.layers.quantization import modelopt_quant
-    from sglang.srt.layers.quantization.compressed_tensors.schemes import CompressedTensorsWNA16MoE
 
     def __init__(self, quant_config):
         self.quant_config, self.enable_flashinfer_trtllm_moe = quant_config, True
 
     modelopt_quant.ModelOptNvFp4FusedMoEMethod.__init__ = __init__
-    create = CompressedTensorsWNA16MoE.create_weights
 
-    def create_without_order(self, layer, *arguments, **settings):
-        create(self, layer, *arguments, **settings)
-        for name, parameter in layer.named_parameters(recurse=False):
-            if "g_idx" in name:
-                parameter.zero_()
 
-    CompressedTensorsWNA16MoE.create_weights = create_without_order
+def _install_latent() -> None:
+    """Split the plain form of a latent attention's `kv_b_proj`, which SGLang would quantise a
+    second time, by one scale."""
+    from sglang.srt.layers.quantization import fp8_utils
+
+    def dequantised(values: Tensor, scale: Tensor, block: list[int]) -> tuple[Tensor, None]:
+        codec = fp8_block.codec((block[0], block[1]))
+        parts, columns = {"values": values, "scale": scale}, (0, values.shape[1])
+        dtype = torch.get_default_dtype()
+        return dequantise_by_rows(codec, parts, dtype=dtype, columns=columns), None
+
+    # the piece of latent attention may have imported the reader that calls it
+    reader = sys.modules.get("sglang.srt.models.deepseek_common.deepseek_weight_loader")
+    for module in filter(None, (fp8_utils, reader)):
+        module.block_quant_to_tensor_quant = dequantised

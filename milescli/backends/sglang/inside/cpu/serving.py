@@ -10,6 +10,8 @@ import psutil
 import torch
 
 from milescli.backends.sglang.client.batching import ONLY_WHEN_DONE
+from milescli.backends.sglang.inside.quantised import NEVER_SENT
+from milescli.backends.sglang.inside.verify import is_missing, unsent
 
 
 def install() -> None:
@@ -47,25 +49,30 @@ def _install_complete_weights() -> None:
 
 _SHARED = ("model.embed_tokens.weight", "lm_head.weight")
 """Which an MTP layer takes of the model, after its own are loaded."""
-_DEFAULTED = ("input_scale", ".k_scale", ".v_scale")
-"""Endings of the names of scales that a folder need not have."""
 
 
 @torch.no_grad()
 def mark(model: torch.nn.Module) -> None:
-    """Set every weight to NaN until it is loaded; scales of activations keep SGLang's default."""
+    """Set every weight to NaN until it is loaded, packed numbers and scales of integers to -1. What
+    nobody sends keeps SGLang's default."""
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not name.endswith(_DEFAULTED):
-            parameter.fill_(float("nan"))
+        if not name.endswith(NEVER_SENT):
+            parameter.fill_(unsent(parameter))
 
 
 @torch.no_grad()
 def unfilled(model: torch.nn.Module) -> list[str]:
-    """Return the names of parameters that still contain NaN. SGLang fills its own padding."""
+    """Return the names of parameters that still contain NaN, or nothing but -1. SGLang fills its
+    own padding."""
+
+    def is_unfilled(weight: torch.Tensor) -> bool:
+        missing = is_missing(weight)
+        return bool(missing.any() if weight.is_floating_point() else missing.all())
+
     return [
         name
         for name, weight in model.named_parameters()
-        if weight.is_floating_point() and weight.isnan().any()
+        if weight.numel() and not name.endswith(NEVER_SENT) and is_unfilled(weight)
     ]
 
 

@@ -74,10 +74,21 @@ def test_what_was_not_loaded_whole_is_named():
             "left": torch.nn.Linear(3, 4),
         }
     )
+    packed = {name: torch.zeros(2, 2, dtype=torch.uint8) for name in ("sent", "kept", "g_idx")}
+    model["packed"] = torch.nn.Module()
+    for name, tensor in packed.items():
+        model["packed"].register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
     mark(model)
     with torch.no_grad():
+        model["packed"].sent[0] = 255
+        model["packed"].sent[1] = 7
         for parameter in model["loaded"].parameters():
             parameter.zero_()
         model["part"].weight[:3] = 1.0
         model["part"].bias.zero_()
-    assert unfilled(model) == ["part.weight", "left.weight", "left.bias"]
+    assert unfilled(model) == [
+        "part.weight",
+        "left.weight",
+        "left.bias",
+        "packed.kept",
+    ]
