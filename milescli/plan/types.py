@@ -244,6 +244,8 @@ class Plan:
     max_staleness: int
     steps: int
     warmup_steps: int
+    on_policy: Literal["auto", "exact"] = "auto"
+    """exact: engines and trainer compute log-probs with the same bits."""
     engines_apart: int = 0
     """Number of the last engines that answer evaluations while the others sample."""
     merges_adapter: bool = False

@@ -172,6 +172,9 @@ class Train(Section):
     log-probs: of the policy before the step (old), or of the reference."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on an accelerator, fp32 on a CPU."""
+    on_policy: Literal["auto", "exact"] = "auto"
+    """exact: the log-probs of engines and trainer are equal bit for bit (docs/on-policy.md), which
+    takes longer; auto: equal up to rounding."""
     objective: str = "policy"
     """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
     preference, reward_model or distillation (on the rows of `data.train`); or an import path to a

@@ -18,6 +18,7 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import Place, TrainerLogprobs, trainer_logprobs
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.runtime.sources import Source
+from milescli.runtime.truth import require_exact
 from milescli.train.base import Objective, Stepped, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
 from milescli.train.packing import pack
@@ -127,6 +128,7 @@ async def learn(run: Run) -> None:
         async with run.training():
             stepped = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
             report = stepped.report
+            require_exact(run.plan, report, step=step)
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")

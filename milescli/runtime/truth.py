@@ -11,7 +11,7 @@ import numpy as np
 
 from milescli.core.errors import MismatchError
 from milescli.core.events import EngineTrainerChecked
-from milescli.core.types import Prompt, Trajectory
+from milescli.core.types import Prompt, StepReport, Trajectory
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
@@ -44,7 +44,8 @@ class TruthCheck:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both
         hold the same weights afterwards, and the engines answer.
 
-        Raises MismatchError where they differ by more than rounding explains; it says by how much,
+        Raises MismatchError where they differ by more than rounding explains, or at all under
+        `train.on_policy: exact`; it says by how much,
         and which weight or layer is the first to differ, if that can be found.
         """
         found = await self._compared(prompts)
@@ -78,7 +79,8 @@ class TruthCheck:
             np.concatenate([values[mask] for values, mask in zip(rows, masks, strict=True)])
             for rows in (engine, trainer, rounded)
         )
-        return judge(*of_tokens, has_experts=self.has_experts)
+        exact = self.plan.on_policy == "exact"
+        return judge(*of_tokens, has_experts=self.has_experts, exact=exact)
 
     async def _sampled(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         recipe = self.recipe
@@ -159,7 +161,37 @@ class TruthCheck:
         return await self._compared(prompts)
 
 
+def require_exact(plan: Plan, report: StepReport, *, step: int) -> None:
+    """Raise MismatchError if a step under `train.on_policy: exact` was trained on tokens whose
+    log-probs differ between engine and trainer. The step's weights are not published."""
+    if plan.on_policy != "exact" or not report.logprob_diff_tokens:
+        return
+    raise _inexact(
+        f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
+        f"trained tokens differ between engine and trainer, by {report.logprob_diff_max:.2e} at "
+        "most",
+        why="`train.on_policy=exact` asks for a difference of 0.0, and the steps before had it",
+    )
+
+
+def _inexact(what: str, *, why: str) -> MismatchError:
+    return MismatchError(
+        what,
+        why=why,
+        fix=[
+            "miles resume   # from the checkpoint before: does it happen again?",
+            "miles resume --set train.on_policy=auto   # up to rounding from here on",
+        ],
+    )
+
+
 def _mismatch(found: Judgement, where: str) -> MismatchError:
+    if found.most_times == 0.0:
+        return _inexact(
+            f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
+            f"{found.gap.num_tokens} tokens differ, by {found.gap.max:.2e} at most",
+            why=f"`train.on_policy=exact` asks for a difference of 0.0; {where}",
+        )
     return MismatchError(
         f"engine and trainer disagree: {found.text}",
         why=f"{where}; they differ by {found.times:.3g} times what rounding does, and a right "
