@@ -18,7 +18,6 @@ from milescli.runtime.devices import Devices
 from milescli.runtime.recording.sample_files import Place, TrainerLogprobs, trainer_logprobs
 from milescli.runtime.recovery.supervise import StopFlag
 from milescli.runtime.sources import Source
-from milescli.runtime.truth import require_exact
 from milescli.train.base import Objective, Stepped, TrainBatch, Trainer, adapts
 from milescli.train.objectives import sequences_from
 from milescli.train.packing import pack
@@ -67,6 +66,8 @@ class Hooks:
     """So many steps are done, and the next has not begun: a profile may begin or end."""
     taken: Callable[[int, list[Any]], Awaitable[None]] = _nothing
     """The step will be trained on these items."""
+    trained: Callable[[int, StepReport], Awaitable[None]] = _nothing
+    """The trainer took the step; nothing of it is saved or published yet."""
     save: Callable[[int], Awaitable[None]] = _nothing
     """Write checkpoint `step`, and let its weights be the reference, where the recipe wants it;
     may go on in the background."""
@@ -128,7 +129,7 @@ async def learn(run: Run) -> None:
         async with run.training():
             stepped = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
             report = stepped.report
-            require_exact(run.plan, report, step=step)
+            await hooks.trained(step, report)
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")

@@ -39,6 +39,8 @@ class TruthCheck:
     has_experts: bool
     devices: Devices
     """Engines and trainer, with equal weights; they take turns where they share devices."""
+    run_shown: str
+    """The run, as commands take it."""
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both
@@ -50,7 +52,8 @@ class TruthCheck:
         """
         found = await self._compared(prompts)
         if found.agreement is Agreement.WRONG:
-            raise _mismatch(found, await self._blame(prompts, found))
+            where = await self._blame(prompts, found)
+            raise _mismatch(found, where, run=self.run_shown)
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
@@ -161,36 +164,38 @@ class TruthCheck:
         return await self._compared(prompts)
 
 
-def require_exact(plan: Plan, report: StepReport, *, step: int) -> None:
+def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> None:
     """Raise MismatchError if a step under `train.on_policy: exact` was trained on tokens whose
-    log-probs differ between engine and trainer. The step's weights are not published."""
+    log-probs differ between engine and trainer. `run` is how commands call the run."""
     if plan.on_policy != "exact" or not report.logprob_diff_tokens:
         return
     raise _inexact(
         f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
         f"trained tokens differ between engine and trainer, by {report.logprob_diff_max:.2e} at "
         "most",
-        why="`train.on_policy=exact` asks for a difference of 0.0, and the steps before had it",
+        why="`train.on_policy=exact` asks for a difference of 0.0; nothing of the step was saved",
+        run=run,
     )
 
 
-def _inexact(what: str, *, why: str) -> MismatchError:
+def _inexact(what: str, *, why: str, run: str) -> MismatchError:
     return MismatchError(
         what,
         why=why,
         fix=[
-            "miles resume   # from the checkpoint before: does it happen again?",
-            "miles resume --set train.on_policy=auto   # up to rounding from here on",
+            f"miles resume {run}   # from the checkpoint before: does it happen again?",
+            f"miles resume {run} --set train.on_policy=auto   # up to rounding from here on",
         ],
     )
 
 
-def _mismatch(found: Judgement, where: str) -> MismatchError:
+def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
     if found.most_times == 0.0:
         return _inexact(
             f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
             f"{found.gap.num_tokens} tokens differ, by {found.gap.max:.2e} at most",
             why=f"`train.on_policy=exact` asks for a difference of 0.0; {where}",
+            run=run,
         )
     return MismatchError(
         f"engine and trainer disagree: {found.text}",

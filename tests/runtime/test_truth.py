@@ -102,7 +102,7 @@ async def _run(pair: Pair, *, colocated: bool):
     devices = Devices(taking_turns=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
     check = truth.TruthCheck(
-        recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, has_experts=False, devices=devices
+        recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, has_experts=False, devices=devices, run_shown="runs/x"
     )
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
