@@ -38,6 +38,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/end_to_end/test_reward_model.py": 0,
     "tests/end_to_end/test_multi_agent.py": 0,
     "tests/end_to_end/test_mtp.py": 0,
+    "tests/end_to_end/test_on_policy.py": ("dense", "experts that are replayed"),
     "tests/end_to_end/test_flight.py": 0,
     "tests/end_to_end/test_examples.py": 0,
     "tests/end_to_end/test_real_data.py": 0,
@@ -98,6 +99,7 @@ CHOSEN: dict[str, int | tuple[str, ...]] = {
     "tests/backends/sglang/inside/cpu/test_serving.py::"
     "test_what_others_took_meanwhile_is_not_counted_as_weights": 0,
     "tests/backends/sglang/test_families.py": 5,
+    "tests/backends/sglang/test_exact.py": ("qwen3-2-1-0.7", "qwen3_moe-2-2-0.7"),
     "tests/backends/sglang/test_shared_experts.py": 0,
     "tests/backends/sglang/launch/test_warm.py": 0,
     "tests/backends/sglang/launch/test_warm.py::test_an_engine_that_is_forked_is_as_any_other": 1,

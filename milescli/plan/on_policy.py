@@ -1,6 +1,6 @@
-"""Whether engines and trainer compute log-probs with the same bits: `train.on_policy`. The one place
-that decides it, and that refuses what was not shown to be exact; `platform.exact` is how a CPU
-computes then. Pure; called by `make`."""
+"""Decides whether engines and trainer compute log-probs with the same bits, `train.on_policy`, and
+refuses what was not shown to be exact; `platform.exact` is how a CPU computes then. Pure; called by
+`make`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def choose_on_policy(
     log.note(
         "train.on_policy",
         "exact",
-        "each row of a product and each query is computed by itself on both sides; the check before "
-        "the first step, and every step, ask for a difference of 0.0"
+        "each row of a product and each query is computed by itself on both sides; the check "
+        "before the first step, and every step, ask for a difference of 0.0"
         if on_cpu
         else "unverified: no accelerator was tried. SGLang's deterministic mode and Megatron's "
         "batch-invariant kernels; the check before the first step asks for a difference of 0.0",
@@ -119,7 +119,8 @@ def _shown(
         "biases of MLPs, or behind attention, were not shown to be exact": (
             facts.mlp_bias or facts.attention_output_bias
         ),
-        f"the activation `{facts.activation}` was not shown to be exact": facts.activation != "silu",
+        f"the activation `{facts.activation}` was not shown to be exact": facts.activation
+        != "silu",
     }
     for why, broken in reasons.items():
         yield _not(broken, f"this `{facts.family}` model", why, _OFF)

@@ -187,9 +187,9 @@ def attend_slots(
 ) -> torch.Tensor:
     """Compute attention of one new token per request over its context: query [B, H, D], caches
     [slots, K, D] -> [B, H, D], each token by itself: its bits do not depend on the others. `logs`
-    [H, B] receives what `attend_packed` returns for the backward pass. `table` [requests, positions] int32 holds slots; `requests` [B]
-    int64 are its rows; `lens` [B] int64 are the positions in use, at most `longest`. `window`
-    limits them to the last ones; 0 means all."""
+    [H, B] receives what `attend_packed` returns for the backward pass. `table` [requests,
+    positions] int32 holds slots; `requests` [B] int64 are its rows; `lens` [B] int64 are the
+    positions in use, at most `longest`. `window` limits them to the last ones; 0 means all."""
     assert _is_laid(keys) and _is_laid(values)
     assert table.dtype is torch.int32 and table.stride(1) == 1
     assert _is_laid(requests, torch.int64) and _is_laid(lens, torch.int64)

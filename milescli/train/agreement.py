@@ -142,9 +142,7 @@ def judge(
         agreement = Agreement.EXPLAINED
     if not (math.isfinite(gap.max) and math.isfinite(floor.max)):
         agreement = Agreement.WRONG
-    return Judgement(
-        agreement=agreement, gap=gap, floor=floor, times=times, most_times=most_times
-    )
+    return Judgement(agreement=agreement, gap=gap, floor=floor, times=times, most_times=most_times)
 
 
 def _over(gap: float, floor: float) -> float:

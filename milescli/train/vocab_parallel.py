@@ -200,8 +200,9 @@ def _exact_totals(
         x = _heated(_logits(hidden[rows], weight[columns], form.cap), form.temperature)
         look(x, rows, columns)
         log_total[rows] = exact.log_total(x)
-        mean[rows] = torch.linalg.vecdot(x.sub(log_total[rows, None]).exp_(), x)
-    return log_total, mean
+        logprobs = x.sub_(log_total[rows, None])
+        mean[rows] = torch.linalg.vecdot(logprobs.exp(), logprobs)
+    return log_total, mean.add_(log_total)
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, cap: float | None) -> torch.Tensor:
