@@ -7,11 +7,11 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-PLAN_SCHEMA = 10
+PLAN_SCHEMA = 11
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples.
-9: processes of a run on a CPU."""
+9: processes of a run on a CPU. 11: on_policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
