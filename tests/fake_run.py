@@ -45,6 +45,7 @@ def report(
         lr=lr,
         logprob_diff_mean=diff / 10,
         logprob_diff_max=diff,
+        logprob_diff_tokens=0,
         num_tokens=13_800,
         num_loss_tokens=9_400,
         num_microbatches=2,

@@ -40,6 +40,7 @@ _TRAIN = (
     ("lr", "", "learning rate"),
     ("logprob_diff_mean", NATS, "mean of abs(engine - trainer) over trained tokens", _SAMPLED),
     ("logprob_diff_max", NATS, "maximum of the same: drift between engine and trainer", _SAMPLED),
+    ("logprob_diff_tokens", "tokens", "trained tokens that differ at all", _SAMPLED),
     ("num_tokens", "tokens", "all that went through the model, prompts included"),
     ("num_loss_tokens", "tokens", "trained on"),
     ("num_microbatches", "", "of one data-parallel rank"),

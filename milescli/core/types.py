@@ -320,6 +320,8 @@ class StepReport:
     where no engine sampled them (supervised)."""
     logprob_diff_max: float
     """Max of the same."""
+    logprob_diff_tokens: int
+    """Tokens among them that differ at all; 0 under `train.on_policy: exact`."""
     num_tokens: int
     """All tokens that went through the model, prompts included."""
     num_loss_tokens: int

@@ -17,6 +17,7 @@ from milescli.plan.main_memory import Fitted, fit_main_memory
 from milescli.plan.memory import note_adapter, note_publishing, publishes_merged
 from milescli.plan.on_cpu import engines_on_cpu, trainer_on_cpu, why_no_pair
 from milescli.plan.on_devices import Pair, engine_context, plan_devices
+from milescli.plan.on_policy import choose_on_policy
 from milescli.plan.placement import (
     assign_slots,
     choose_channel,
@@ -311,6 +312,15 @@ def _assembled(
         max_staleness=recipe.rollout.max_staleness,
         steps=recipe.train.steps,
         warmup_steps=recipe.warmup.steps,
+        on_policy=choose_on_policy(
+            recipe,
+            inputs.facts,
+            trainer=trainer,
+            engines=engines,
+            precision=precision,
+            on_cpu=not num_devices,
+            log=log,
+        ),
         engines_apart=recipe.engines_apart,
         trainer_format=formats.trainer,
         quantises_inputs=rounds_inputs,

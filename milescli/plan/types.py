@@ -13,7 +13,7 @@ PLAN_SCHEMA = 11
 """Rises when the JSON changes in a way that readers must know. 2: stages, recompute and offload of
 the trainer, experts and attention of the engines, forecast. 3: roles, without old_logprobs.
 4: parts of a device's memory that were measured. 7: rows of a file instead of samples.
-9: processes of a run on a CPU. 11: number formats of trainer and engines."""
+9: processes of a run on a CPU. 11: number formats of trainer and engines, on_policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +246,8 @@ class Plan:
     max_staleness: int
     steps: int
     warmup_steps: int
+    on_policy: Literal["auto", "exact"] = "auto"
+    """exact: engines and trainer compute log-probs with the same bits."""
     engines_apart: int = 0
     """Number of the last engines that answer evaluations while the others sample."""
     trainer_format: Quantised | None = None

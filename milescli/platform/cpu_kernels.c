@@ -244,11 +244,12 @@ static inline float largest(const float *w, int64_t count)
 
 /* One new token of each request over a cache of slots: request b has lens[b] tokens in the slots of
    its row of `table`; a window > 0 sees the last so many of them. Query [B, H, D], caches
-   [slots, K, D]; out [B, H, D]. */
+   [slots, K, D]; out [B, H, D]; `logs` [H, B], if given: the logarithm of each softmax's sum. */
 void attend_slots(const float *query, int64_t query_stride, const float *keys, const float *values,
                   const int32_t *table, int64_t table_stride, const int64_t *requests,
-                  const int64_t *lens, float *out, int64_t batch, int64_t heads, int64_t groups,
-                  int64_t size, int64_t longest, float scale, int64_t window, int threads)
+                  const int64_t *lens, float *out, float *logs, int64_t batch, int64_t heads,
+                  int64_t groups, int64_t size, int64_t longest, float scale, int64_t window,
+                  int threads)
 {
     int64_t share = heads / groups, step = groups * size;
 #pragma omp parallel num_threads(threads) if (batch * heads * longest * size > 65536)
@@ -268,7 +269,10 @@ void attend_slots(const float *query, int64_t query_stride, const float *keys, c
                 }
                 for (int64_t j = count; j < padded(count); j++)
                     w[j] = 0.0f;
-                float factor = 1.0f / exps(w, count, scale, largest(w, count) * scale);
+                float shift = largest(w, count) * scale, sum = exps(w, count, scale, shift);
+                float factor = 1.0f / sum;
+                if (logs)
+                    logs[h * batch + b] = shift + logf(sum);
                 float *to = out + (b * heads + h) * size;
                 for (int64_t i = 0; i < size; i += BLOCK) {
                     int64_t whole = size - i < BLOCK ? (size - i) / LANES : 4;

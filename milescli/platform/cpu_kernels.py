@@ -24,7 +24,7 @@ _ARGUMENTS = {
     "swiglu": "ppiit",
     "swiglu_backward": "pppiit",
     "rotate": "piippipfpiiit",
-    "attend_slots": "pipppipppiiiiifit",
+    "attend_slots": "pipppippppiiiiifit",
     "attend_packed": "pipipipppiiiiiift",
     "attend_packed_backward": "pipipipipppppiiiiiift",
 }
@@ -183,14 +183,17 @@ def attend_slots(
     longest: int,
     scale: float,
     window: int = 0,
+    logs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute attention of one new token per request over its context: query [B, H, D], caches
-    [slots, K, D] -> [B, H, D]. `table` [requests, positions] int32 holds slots; `requests` [B]
-    int64 are its rows; `lens` [B] int64 are the positions in use, at most `longest`. `window`
-    limits them to the last ones; 0 means all."""
+    [slots, K, D] -> [B, H, D], each token by itself: its bits do not depend on the others. `logs`
+    [H, B] receives what `attend_packed` returns for the backward pass. `table` [requests,
+    positions] int32 holds slots; `requests` [B] int64 are its rows; `lens` [B] int64 are the
+    positions in use, at most `longest`. `window` limits them to the last ones; 0 means all."""
     assert _is_laid(keys) and _is_laid(values)
     assert table.dtype is torch.int32 and table.stride(1) == 1
     assert _is_laid(requests, torch.int64) and _is_laid(lens, torch.int64)
+    assert logs is None or _is_laid(logs)
     query, _ = _rows(query.flatten(1))
     groups, size = keys.shape[1:]
     heads = query.shape[1] // size
@@ -205,6 +208,7 @@ def attend_slots(
         requests.data_ptr(),
         lens.data_ptr(),
         out.data_ptr(),
+        None if logs is None else logs.data_ptr(),
         len(query),
         heads,
         groups,

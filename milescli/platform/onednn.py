@@ -1,6 +1,7 @@
 """Matrix products of linear layers by oneDNN, which takes the widest vector units of every vendor.
 MKL, torch's own choice for float32, takes half as wide ones on other vendors' processors, and is
-half as fast where there are wider. Used by engines and trainers on a CPU."""
+half as fast where there are wider. Under `exact` all products are by oneDNN, whose rows have the
+same bits whatever is beside them. Used by engines and trainers on a CPU."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import functools
 
 import torch
 import torch.nn.functional as F
+
+from milescli.platform import exact
 
 FEW_ROWS = 16
 """With fewer, the product is over before oneDNN has looked its kernel up."""
@@ -24,7 +27,11 @@ def is_wider() -> bool:
 def computes(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Return True if `product` uses oneDNN for [..., i] and [o, i]."""
     is_float = x.dtype is weight.dtype is torch.float32 and x.device.type == "cpu"
-    return is_float and x.numel() >= FEW_ROWS * x.shape[-1] and is_wider()
+    return is_float and (exact.is_on() or _is_faster(x))
+
+
+def _is_faster(x: torch.Tensor) -> bool:
+    return x.numel() >= FEW_ROWS * x.shape[-1] and is_wider()
 
 
 def product(
@@ -33,14 +40,31 @@ def product(
     """Multiply [..., i] and [o, i] -> [..., o] like `F.linear`, without autograd."""
     if not computes(x, weight):
         return F.linear(x, weight, bias)
+    if exact.is_on():
+        return _same_for_every_row(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def _same_for_every_row(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute `product` so that the bits of a row of x do not depend on the other rows. oneDNN
+    takes another kernel for a lone row, so that row is computed twice. The bias is added behind the
+    product, as Megatron does."""
+    rows = x.reshape(-1, x.shape[-1])
+    if not len(rows):
+        return F.linear(x, weight, bias)
+    both = rows.expand(2, -1) if len(rows) == 1 else rows
+    out = torch.ops.mkldnn._linear_pointwise(both.contiguous(), weight, None, "none", [], "")
+    out = out[: len(rows)].view(*x.shape[:-1], len(weight))
+    return out if bias is None else out + bias
 
 
 def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a layer's weight, grad.T @ x: [T, o] and [T, i] -> [o, i]. It is
     computed as the weight gradient of a convolution over an image of one row, T wide, channels
     innermost, which is the matrix as it lies in memory; oneDNN has none for a matrix product."""
-    if not computes(x, grad):
+    if not (computes(x, grad) and _is_faster(x)):
         return grad.t() @ x
     weight = x.new_empty((grad.shape[1], x.shape[1], 1, 1))
     _, of_weight, _ = torch.ops.aten.convolution_backward(

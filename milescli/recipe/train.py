@@ -180,6 +180,9 @@ class Train(Section):
     exempt: list[str] = Field(default=[])
     """Regular expressions of modules that neither trainer nor engines quantise, beside those that
     releases keep plain: ["layers\\.0\\.", "shared_experts"]."""
+    on_policy: Literal["auto", "exact"] = "auto"
+    """exact: the log-probs of engines and trainer are equal bit for bit (docs/on-policy.md), which
+    takes longer; auto: equal up to rounding."""
     objective: str = "policy"
     """What a step minimises: policy (made of the pieces below, on what engines sample); supervised,
     preference, reward_model or distillation (on the rows of `data.train`); or an import path to a

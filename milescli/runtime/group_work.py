@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from milescli.backends.sglang.client.fleet import SglangFleet
 from milescli.core.events import EngineTrainerChecked, Notice, PhaseStarted, StepDone, WorkerMemory
-from milescli.core.types import EVALUATION, ROLLOUT, Group
+from milescli.core.types import EVALUATION, ROLLOUT, Group, StepReport
 from milescli.platform.memory_record import last_look
 from milescli.rollout.collect.ahead import open_collector
 from milescli.rollout.collect.selectors import from_state
@@ -114,6 +114,7 @@ class GroupWork:
             trainer,
             devices,
             taken=self._taken,
+            trained=self._trained,
             keep=self.files.keep,
             memory=self._memory,
             done=self._done,
@@ -125,6 +126,10 @@ class GroupWork:
         refused = self.collector.refused
         await self.user.tell("all_samples", step=step, groups=groups, refused=refused)
         await self.user.tell("before_step", step=step, groups=groups)
+
+    async def _trained(self, step: int, report: StepReport) -> None:
+        """Refuse a step that is not exact where the plan says that it is."""
+        truth.require_exact(self.spec.plan, report, step=step, run=self.spec.run.shown)
 
     async def _done(self, event: StepDone, groups: list[Group]) -> None:
         await self.user.tell("after_step", step=event.step, report=event.report, groups=groups)
@@ -156,6 +161,7 @@ class GroupWork:
             num_layers=spec.inputs.facts.num_layers,
             has_experts=spec.inputs.facts.num_moe_layers > 0,
             devices=devices,
+            run_shown=self.spec.run.shown,
         )
         checked = await check.run(prompts[: truth.NUM_PROMPTS])
         if checked.agreement == Agreement.EXPLAINED:

@@ -66,6 +66,8 @@ class Hooks:
     """So many steps are done, and the next has not begun: a profile may begin or end."""
     taken: Callable[[int, list[Any]], Awaitable[None]] = _nothing
     """The step will be trained on these items."""
+    trained: Callable[[int, StepReport], Awaitable[None]] = _nothing
+    """The trainer took the step; nothing of it is saved or published yet."""
     save: Callable[[int], Awaitable[None]] = _nothing
     """Write checkpoint `step`, and let its weights be the reference, where the recipe wants it;
     may go on in the background."""
@@ -127,6 +129,7 @@ async def learn(run: Run) -> None:
         async with run.training():
             stepped = await run.trainer.step(batch, lr=lr, critic_lr=critic_lr)
             report = stepped.report
+            await hooks.trained(step, report)
             run.step = step
             await in_thread(lambda report=report: _observe(run, report))
             clock.lap("train")

@@ -260,6 +260,7 @@ def engine_spec(
         context_length=layout.context_length,
         cpu_threads=layout.cpu_threads or plan.cpu_threads,
         seed=recipe.run.seed,
+        exact=plan.on_policy == "exact",
         prefix_cache=kept,
         return_routed_experts=recipe.train.routing_replay,
         speculation=speculation_of(recipe, plan, draft_dir),

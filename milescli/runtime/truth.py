@@ -12,7 +12,7 @@ import numpy as np
 
 from milescli.core.errors import MismatchError
 from milescli.core.events import EngineTrainerChecked
-from milescli.core.types import Prompt, Trajectory
+from milescli.core.types import Prompt, StepReport, Trajectory
 from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import GenerateRequest
@@ -40,20 +40,24 @@ class TruthCheck:
     has_experts: bool
     devices: Devices
     """Engines and trainer, with equal weights; they take turns where they share devices."""
+    run_shown: str
+    """The run, as commands take it."""
 
     async def run(self, prompts: Sequence[Prompt]) -> EngineTrainerChecked:
         """Let the engine respond to the prompts and the trainer score the responses, twice. Both
         hold the same weights afterwards, and the engines answer.
 
-        Raises MismatchError where they differ by more than rounding explains; it says by how much,
-        and which weight or layer is the first to differ, if that can be found. Where the recipe
-        gives them different number formats, any difference is explained.
+        Raises MismatchError where they differ by more than rounding explains, or at all under
+        `train.on_policy: exact`; it says by how much, and which weight or layer is the first to
+        differ, if that can be found. Where the recipe gives them different number formats, any
+        difference is explained.
         """
         found = await self._compared(prompts)
         if self.plan.formats_differ and math.isfinite(found.gap.max):
             found = replace(found, agreement=Agreement.EXPLAINED)
         if found.agreement is Agreement.WRONG:
-            raise _mismatch(found, await self._blame(prompts, found))
+            where = await self._blame(prompts, found)
+            raise _mismatch(found, where, run=self.run_shown)
         if self.devices.engines_asleep:
             await self.devices.publish(self.devices.version)
         return EngineTrainerChecked(
@@ -82,7 +86,8 @@ class TruthCheck:
             np.concatenate([values[mask] for values, mask in zip(rows, masks, strict=True)])
             for rows in (engine, trainer, rounded)
         )
-        return judge(*of_tokens, has_experts=self.has_experts)
+        exact = self.plan.on_policy == "exact"
+        return judge(*of_tokens, has_experts=self.has_experts, exact=exact)
 
     async def _sampled(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         recipe = self.recipe
@@ -163,7 +168,39 @@ class TruthCheck:
         return await self._compared(prompts)
 
 
-def _mismatch(found: Judgement, where: str) -> MismatchError:
+def require_exact(plan: Plan, report: StepReport, *, step: int, run: str) -> None:
+    """Raise MismatchError if a step under `train.on_policy: exact` was trained on tokens whose
+    log-probs differ between engine and trainer. `run` is how commands call the run."""
+    if plan.on_policy != "exact" or not report.logprob_diff_tokens:
+        return
+    raise _inexact(
+        f"step {step}: the log-probs of {report.logprob_diff_tokens} of {report.num_loss_tokens} "
+        f"trained tokens differ between engine and trainer, by {report.logprob_diff_max:.2e} at "
+        "most",
+        why="`train.on_policy=exact` asks for a difference of 0.0; nothing of the step was saved",
+        run=run,
+    )
+
+
+def _inexact(what: str, *, why: str, run: str) -> MismatchError:
+    return MismatchError(
+        what,
+        why=why,
+        fix=[
+            f"miles resume {run}   # from the checkpoint before: does it happen again?",
+            f"miles resume {run} --set train.on_policy=auto   # up to rounding from here on",
+        ],
+    )
+
+
+def _mismatch(found: Judgement, where: str, *, run: str) -> MismatchError:
+    if found.most_times == 0.0:
+        return _inexact(
+            f"engine and trainer are not equal: the log-probs of {found.gap.num_apart} of "
+            f"{found.gap.num_tokens} tokens differ, by {found.gap.max:.2e} at most",
+            why=f"`train.on_policy=exact` asks for a difference of 0.0; {where}",
+            run=run,
+        )
     return MismatchError(
         f"engine and trainer disagree: {found.text}",
         why=f"{where}; they differ by {found.times:.3g} times what rounding does, and a right "

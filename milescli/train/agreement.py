@@ -7,6 +7,8 @@ with its layers' outputs rounded otherwise (`backends.megatron.step.rounding`). 
 log-probs move is the *floor*, and a correct engine moves about as far: 0.8 to 1.3 times the floor
 on real models in float32 and bfloat16 (docs/how-it-works.md). Faults that tests plant (rotary base,
 norms, head, one matrix) move float32 log-probs 500 to 100,000 times as far.
+
+Under `train.on_policy: exact` there is a fixed bound: 0.0.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ class Gap:
     mean: float
     rms: float
     max: float
+    num_apart: int
+    """Tokens that differ at all."""
     bias: float
     """Mean of the difference with its sign."""
     kl: float
@@ -82,6 +86,7 @@ class Gap:
                 mean=float(apart.mean()),
                 rms=float(np.sqrt(np.mean(gap**2))),
                 max=float(apart.max()),
+                num_apart=int((apart != 0).sum()),
                 bias=float(gap.mean()),
                 kl=float(np.mean(np.expm1(-gap) + gap)),
                 far=float(np.mean(~(apart <= FAR))),
@@ -114,10 +119,16 @@ class Judgement:
 
 
 def judge(
-    engine: np.ndarray, trainer: np.ndarray, rounded: np.ndarray, *, has_experts: bool
+    engine: np.ndarray,
+    trainer: np.ndarray,
+    rounded: np.ndarray,
+    *,
+    has_experts: bool,
+    exact: bool = False,
 ) -> Judgement:
     """Judge the log-probs of the same sampled tokens, [tokens] each: the engine's own, the
-    trainer's, and the trainer's under another rounding. NaN anywhere is a failure.
+    trainer's, and the trainer's under another rounding. NaN anywhere is a failure, and so is any
+    difference if they are to be `exact`.
 
     With few tokens the figures are uncertain, so the bounds grow by 4 / sqrt(tokens).
     """
@@ -127,16 +138,15 @@ def judge(
     if not has_experts:
         at_worst = _over(gap.rms, floor.rms) * TIMES / TIMES_AT_WORST
         times = max(times, _over(gap.tenth, floor.tenth), at_worst)
-    is_right = times <= TIMES * allowance
+    most_times = 0.0 if exact else TIMES * allowance
+    is_right = gap.num_apart == 0 if exact else times <= most_times
     agreement = Agreement.EQUAL if is_right else Agreement.WRONG
     is_far = gap.kl > max(CORRECTED_KL, 3 * floor.kl)
     if is_right and (is_far or times > USUAL_TIMES * allowance):
         agreement = Agreement.EXPLAINED
     if not (math.isfinite(gap.max) and math.isfinite(floor.max)):
         agreement = Agreement.WRONG
-    return Judgement(
-        agreement=agreement, gap=gap, floor=floor, times=times, most_times=TIMES * allowance
-    )
+    return Judgement(agreement=agreement, gap=gap, floor=floor, times=times, most_times=most_times)
 
 
 def _over(gap: float, floor: float) -> float:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from milescli.plan.activations import head_block
-from milescli.platform import onednn
+from milescli.platform import exact, onednn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,9 @@ def _totals(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(logsumexp(x), sum_k p_k x_k) [T] over all ranks. `look`: called with every block of x, its
     rows, and which of this rank's columns it is."""
+    if exact.is_on():
+        assert form.shard.group is None or form.shard.group.size() == 1, "the plan refuses tp"
+        return _exact_totals(hidden, weight, form, look)
     blocks = list(_blocks(hidden, form.shard.size))
     shape = (len(blocks), len(hidden))
     peaks, sums, firsts = torch.zeros((3, *shape), dtype=torch.float32, device=hidden.device)
@@ -180,6 +183,26 @@ def _totals(
     both = torch.stack([sums.mul(share).sum(0), firsts.addcmul_(sums, behind).mul_(share).sum(0)])
     _all_reduce(both, dist.ReduceOp.SUM, form.shard)
     return both[0].log() + peak, both[1] / both[0] + peak
+
+
+def _exact_totals(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    form: _Form,
+    look: Callable[[torch.Tensor, slice, slice], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `_totals` with whole rows of logits in the form that engines use. A block has as many
+    numbers as otherwise."""
+    columns = slice(0, form.shard.size)
+    tokens, width = head_block(on_host=hidden.device.type == "cpu")
+    log_total, mean = torch.empty((2, len(hidden)), dtype=torch.float32, device=hidden.device)
+    for rows in _cut(len(hidden), max(tokens * width // form.shard.size, 1)):
+        x = _heated(_logits(hidden[rows], weight[columns], form.cap), form.temperature)
+        look(x, rows, columns)
+        log_total[rows] = exact.log_total(x)
+        logprobs = x.sub_(log_total[rows, None])
+        mean[rows] = torch.linalg.vecdot(logprobs.exp(), logprobs)
+    return log_total, mean.add_(log_total)
 
 
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, cap: float | None) -> torch.Tensor:

@@ -233,6 +233,7 @@ def report_of(told: Mapping[str, float]) -> StepReport:
         lr=told["lr"],
         logprob_diff_mean=told["diff_mean"],
         logprob_diff_max=20 * told["diff_mean"],
+        logprob_diff_tokens=0,
         num_tokens=30_000,
         num_loss_tokens=25_000,
         num_microbatches=4,

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from milescli.core.errors import MismatchError
 from milescli.core.types import EngineAddress, Prompt, StopReason, VersionSpan, WeightVersion
+from milescli.plan.types import Plan
 from milescli.recipe.schema import Recipe
 from milescli.rollout.base import Completion, GenerateRequest
 from milescli.runtime import truth
 from milescli.runtime.devices import Devices
 from milescli.train.base import TrainBatch
 from tests.plans import PLAN
+from tests.runtime.test_loop import REPORT
 
 NUM_LAYERS = 6
+EXACT = replace(PLAN, on_policy="exact")
 
 
 @dataclass
@@ -98,11 +101,16 @@ class Pair:
     shed = pause = resume = wake_cache = connect_engines = nothing
 
 
-async def _run(pair: Pair, *, colocated: bool):
+async def _run(pair: Pair, *, colocated: bool, plan: Plan):
     devices = Devices(taking_turns=colocated, trainer=pair, engines=pair, engines_asleep=colocated)  # type: ignore[arg-type]
     await devices.publish(WeightVersion(1))
     check = truth.TruthCheck(
-        recipe=Recipe(), plan=PLAN, num_layers=NUM_LAYERS, has_experts=False, devices=devices
+        recipe=Recipe(),
+        plan=plan,
+        num_layers=NUM_LAYERS,
+        has_experts=False,
+        devices=devices,
+        run_shown="runs/x",
     )
     checked = await check.run(
         [Prompt(index=index, token_ids=[1, 2, 3, 4], text="?") for index in range(3)]
@@ -111,8 +119,8 @@ async def _run(pair: Pair, *, colocated: bool):
     return checked
 
 
-def _check(pair: Pair):
-    return asyncio.run(_run(pair, colocated=True))
+def _check(pair: Pair, plan: Plan = PLAN):
+    return asyncio.run(_run(pair, colocated=True, plan=plan))
 
 
 def test_agreement_is_reported_with_its_figures() -> None:
@@ -159,3 +167,25 @@ def test_a_wrong_weight_is_named_before_any_layer_is_touched() -> None:
 def test_nan_is_no_agreement() -> None:
     with pytest.raises(MismatchError):
         _check(Pair(faulty=0, error=float("nan")))
+
+
+def test_an_exact_run_asks_for_no_difference_and_marks_any_later_one() -> None:
+    checked = _check(Pair(faulty=None), EXACT)
+    assert (checked.diff_max, checked.bound_max, checked.agreement) == (0.0, 0.0, "equal")
+
+
+def test_an_exact_run_does_not_start_with_one_bit_of_difference() -> None:
+    pair = Pair(faulty=2, error=2.0**-22)
+    assert _check(replace(pair)).agreement == "equal"
+    with pytest.raises(MismatchError, match=r"9 of 9 tokens differ, by 2\.38e-07") as caught:
+        _check(pair, EXACT)
+    assert f"layer 2 (of {NUM_LAYERS}" in caught.value.why
+    assert any("resume runs/x --set train.on_policy=auto" in fix for fix in caught.value.fixes)
+
+
+def test_a_step_that_is_not_exact_is_refused_with_its_number_and_its_tokens() -> None:
+    apart = replace(REPORT, logprob_diff_max=1e-7, logprob_diff_tokens=3)
+    for plan, report in ((EXACT, REPORT), (PLAN, apart)):
+        truth.require_exact(plan, report, step=4, run="runs/x")
+    with pytest.raises(MismatchError, match=r"step 4: the log-probs of 3 of \d+ trained tokens"):
+        truth.require_exact(EXACT, apart, step=4, run="runs/x")

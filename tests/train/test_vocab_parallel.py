@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from milescli.platform import exact
 from milescli.train import vocab_parallel
 from milescli.train.vocab_parallel import Head, VocabShard, target_logprobs, top_logprobs
 
@@ -45,9 +46,13 @@ def _inputs(
     ("tokens", "vocab", "temperature"), [(1, 2, 1.0), (7, 50, 0.7), (33, 129, 1.5)]
 )
 @pytest.mark.parametrize("use", ["both", "logprob", "entropy"])
+@pytest.mark.parametrize("is_exact", [False, True])
 def test_values_and_gradients_are_those_of_log_softmax(
-    tokens: int, vocab: int, temperature: float, use: str
+    tokens: int, vocab: int, temperature: float, use: str, is_exact: bool, monkeypatch
 ) -> None:
+    monkeypatch.setattr(exact, "_is_on", is_exact)
+    if is_exact:  # several blocks of rows, as of a large vocabulary
+        monkeypatch.setattr(vocab_parallel, "head_block", lambda *, on_host: (4, 100))
     logits, targets, grad_logprob, grad_entropy = _inputs(tokens, vocab)
     weights = (grad_logprob * (use != "entropy"), grad_entropy * (use != "logprob"))
     expected_in = logits.clone().requires_grad_()

@@ -15,6 +15,7 @@ from torch.utils._device import _device_constructors
 from milescli.backends.megatron.cpu import collectives
 from milescli.core.imports import without_garbage_search, without_packages
 from milescli.plan.types import Plan
+from milescli.platform import exact
 from milescli.platform.allocation import keep_freed_memory
 from milescli.platform.no_compiler import compile_nothing
 
@@ -80,8 +81,15 @@ def take_device(plan: Plan) -> torch.device:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     if install():
         torch.set_num_threads(plan.cpu_threads)
+        if plan.on_policy == "exact":
+            exact.turn_on()
+            _route_exactly()
         return torch.device("cpu")
     import_megatron()
+    if plan.on_policy == "exact":
+        from megatron.core.transformer.custom_layers import batch_invariant_kernels
+
+        batch_invariant_kernels.enable_batch_invariant_mode()
     from milescli.backends.megatron.layers.attention import avoid_cudnn
 
     device = torch.device("cuda", 0)
@@ -193,6 +201,19 @@ def _mend_megatron() -> None:
     mend_router()
     # split sizes are turned into numpy only `if tensor.is_cuda`
     token_dispatcher.maybe_move_tensor_to_cpu = _maybe_to_numpy
+
+
+def _route_exactly() -> None:
+    """Routers multiply as the engine does."""
+    from megatron.core.transformer.moe import router
+
+    from milescli.backends.megatron.cpu import linear
+
+    def gate(x: torch.Tensor, weight: torch.Tensor, bias: Any, dtype: torch.dtype) -> torch.Tensor:
+        out = linear.product(x.to(dtype), weight.to(dtype))
+        return out if bias is None else out + bias.to(dtype)
+
+    router.router_gating_linear = gate
 
 
 def _maybe_to_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

@@ -17,6 +17,8 @@ import tempfile
 ENGINE_VARIABLE = "MILES_ENGINE"
 """Set to the device kind (cpu, cuda, rocm) by EngineServer, in the environment of the engines that
 it starts."""
+EXACT_VARIABLE = "MILES_ENGINE_EXACT"
+"""Set to 1 in the environment of engines on a CPU under `train.on_policy: exact`."""
 PIECES_VARIABLE = "MILES_ENGINE_PIECES"
 """Comma-separated modules of `cpu/` that the model needs beside those that every engine on a CPU
 has."""
@@ -48,9 +50,12 @@ def register() -> None:
             adapter.install()
         if device_kind == "cpu":
             from milescli.backends.sglang.inside import cpu
+            from milescli.platform import exact
             from milescli.platform.allocation import keep_freed_memory
 
             keep_freed_memory()
+            if os.environ.get(EXACT_VARIABLE) == "1":
+                exact.turn_on()
             cpu.install(tuple(filter(None, os.environ.get(PIECES_VARIABLE, "").split(","))))
     except Exception as error:  # SGLang would log it and go on; it does not catch SystemExit
         raise SystemExit(

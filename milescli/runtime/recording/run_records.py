@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "checkpoint",
     "rollout.speculative",
     "train.draft",
+    "train.on_policy",
     "train.steps",
 )
 """Where and how far it runs may change; what it learns may not."""

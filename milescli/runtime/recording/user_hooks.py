@@ -81,6 +81,7 @@ _REPORT = StepReport(
     lr=1e-6,
     logprob_diff_mean=0.0,
     logprob_diff_max=0.0,
+    logprob_diff_tokens=0,
     num_tokens=100,
     num_loss_tokens=50,
     num_microbatches=1,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.platform import cpu_kernels
+from milescli.platform import cpu_kernels, exact
 
 
 class CpuRmsNorm(torch.autograd.Function):
@@ -32,10 +32,11 @@ matrices, is as fast, and soon faster: 1.6 times at 128 positions of 128."""
 
 def is_for(query: torch.Tensor, longest: int) -> bool:
     """Return True if there is a kernel and it is faster, for queries [..., heads, d] of sequences
-    of at most `longest` positions."""
+    of at most `longest` positions; or if it is to be exact."""
     size = query.shape[-1]
-    fits = size % cpu_kernels.LANES == 0 and size <= _WIDEST_HEAD
-    return fits and longest * size <= _MOST_VALUES and cpu_kernels.suit(query)
+    is_faster = size <= _WIDEST_HEAD and longest * size <= _MOST_VALUES
+    fits = size % cpu_kernels.LANES == 0 and (is_faster or exact.is_on())
+    return fits and cpu_kernels.suit(query)
 
 
 class ShortAttention(torch.autograd.Function):
@@ -46,7 +47,8 @@ class ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, starts, longest, scale):
         ctx.settings = {"longest": longest, "scale": scale}
-        out, logs = cpu_kernels.attend_packed(query, key, value, starts, **ctx.settings)
+        attend = _attend_exactly if exact.is_on() else cpu_kernels.attend_packed
+        out, logs = attend(query, key, value, starts, **ctx.settings)
         ctx.save_for_backward(query, key, value, starts, logs)
         return out
 
@@ -54,3 +56,31 @@ class ShortAttention(torch.autograd.Function):
     def backward(ctx, grad):
         gradients = cpu_kernels.attend_packed_backward(grad, *ctx.saved_tensors, **ctx.settings)
         return *gradients, None, None, None
+
+
+def _attend_exactly(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    starts: torch.Tensor,
+    *,
+    longest: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute `attend_packed` by the kernel with which engines decode. The row is the cache, one
+    slot a position, so that a sequence is a part of one table of slots."""
+    tokens, heads, _ = query.shape
+    first = starts[:-1].long().repeat_interleave(starts.diff().long(), output_size=tokens)
+    place, logs = torch.arange(tokens), torch.empty((heads, tokens))
+    attended = cpu_kernels.attend_slots(
+        query,
+        key.contiguous(),
+        value.contiguous(),
+        place.int()[:, None],
+        first,
+        place - first + 1,
+        longest=longest,
+        scale=scale,
+        logs=logs,
+    )
+    return attended, logs

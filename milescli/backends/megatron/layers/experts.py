@@ -21,6 +21,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from milescli.backends.megatron.cpu_compat import mend_router
 from milescli.models.facts import ModelFacts
+from milescli.platform import exact
 
 _GELU_TANH = partial(F.gelu, approximate="tanh")
 
@@ -163,8 +164,9 @@ class Router(TopKRouter):
     ) -> torch.Tensor:
         if not self.facts.normalize_topk:
             return scores.gather(1, chosen)
-        if self.facts.router_score == "softmax":
+        if self.facts.router_score == "softmax" and not exact.is_on():
             return torch.softmax(logits.gather(1, chosen), dim=-1)
+        # as engines do, bit for bit
         weights = scores.gather(1, chosen)
         return weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
 

@@ -138,6 +138,7 @@ class UpdateLoss:
         before = tokens[Stream.OLD] if Stream.OLD in tokens else tokens.logprobs.detach()
         gap = torch.where(tokens.loss_mask, (before - tokens[Stream.ENGINE]).abs(), 0.0)
         self._add("engine_gap", gap.double().sum())
+        self._add("engine_gap_tokens", (gap != 0).sum().double())
         self._add("engine_tokens", tokens.loss_mask.sum().double())
         self._raise_peak("engine_gap_max", gap.max())
 
@@ -237,6 +238,7 @@ def report(
         lr=lr,
         logprob_diff_mean=total("engine_gap") / max(total("engine_tokens"), 1.0),
         logprob_diff_max=max(update.peaks.get("engine_gap_max", 0.0) for update in updates),
+        logprob_diff_tokens=int(total("engine_gap_tokens")),
         num_tokens=int(total("num_tokens")),
         num_loss_tokens=int(num_loss_tokens),
         num_microbatches=num_microbatches,

@@ -28,7 +28,7 @@ from milescli.backends.sglang.launch.speculation import (
     cpu_pieces,
     speculation_arguments,
 )
-from milescli.backends.sglang.plugin import ENGINE_VARIABLE, PIECES_VARIABLE
+from milescli.backends.sglang.plugin import ENGINE_VARIABLE, EXACT_VARIABLE, PIECES_VARIABLE
 from milescli.core.private import without_secrets
 from milescli.models.adapter import engine_slots
 from milescli.models.base import quantization_config
@@ -228,6 +228,8 @@ def _cpu_environment(spec: EngineSpec, family: CpuFamily, *, quantised: bool) ->
         "SGLANG_MAMBA_CONV_DTYPE": _DTYPES[spec.precision],  # else bfloat16, also beside float32
         "SGLANG_MAMBA_SSM_DTYPE": "float32",  # as the trainer's, whatever config.json says
     }
+    if spec.exact:
+        env[EXACT_VARIABLE] = "1"
     modules, pieces = {family.module}, [*family.pieces]
     if spec.speculation is not None:
         drafted = draft_config(spec)

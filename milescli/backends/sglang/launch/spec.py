@@ -62,6 +62,8 @@ class EngineSpec:
     seed: int = 0
     deterministic: bool = True
     """A request's seed counts, and a token does not depend on the batch it was sampled in."""
+    exact: bool = False
+    """On a CPU: its log-probs have the bits of the trainer's (`train.on_policy: exact`)."""
     prefix_cache: bool | None = None
     """Keep what was computed of a prompt; None: SGLang keeps it on accelerators, and none is kept
     on a CPU."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from milescli.platform import cpu_kernels
+from milescli.platform import cpu_kernels, exact
 
 FEW_POSITIONS = 128
 """New and all positions of a request up to which two plain products beat torch's fused attention,
@@ -33,6 +33,9 @@ def install() -> None:
             pool = self.token_to_kv_pool
             plain = type(pool) is MHATokenToKVPool and pool.dtype is torch.float32
             self._has_kernel = plain and cpu_kernels.are_there()
+            assert self._has_kernel or not exact.is_on(), (
+                f"`train.on_policy=exact` over a cache of {type(pool).__name__}, {pool.dtype}"
+            )
 
         def _store(self, layer, forward_batch, key, value) -> None:
             place = KVWriteLoc(forward_batch.out_cache_loc, self.swa_out_cache_loc)
@@ -51,9 +54,13 @@ class Batched:
     _has_kernel = False
     """A decode step over this cache is one call."""
     _by_kernel = False
-    """This forward is such a step."""
+    """This forward is such a step, or `exact`: each query is then summed by itself."""
+    _rows: torch.Tensor | None = None
+    """[T] row of the table of slots of each query, in such a step."""
+    _seen: torch.Tensor | None = None
+    """[T] positions that each query sees, its own included."""
     _longest_context = 0
-    """Positions, in this step."""
+    """The most of them."""
 
     num_guessed = 0
     """Tokens of every request that a draft model has guessed before this pass, which are in the
@@ -68,34 +75,42 @@ class Batched:
     """[H] of the layer that runs now: a logit beside those of the keys, whose value is nothing
     (gpt-oss)."""
 
-    def forward_extend(self, *arguments, sinks=None, **settings):
-        """Call the stock method, which accepts no sinks."""
+    def forward_extend(self, q, k, v, layer, forward_batch, *rest, sinks=None, **settings):
+        """Compute new tokens with the kernel under `exact`, else with the stock method, which
+        accepts no sinks."""
+        if self._by_kernel:
+            assert k is not None and sinks is None and _is_plain(layer), "the plan refuses it"
+            return self._attend_by_kernel(q, k, v, layer, forward_batch)
         self._sinks = sinks
-        return super().forward_extend(*arguments, **settings)
+        return super().forward_extend(q, k, v, layer, forward_batch, *rest, **settings)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, sinks=None, **more):
         """Decode with a kernel if there is one, else with the stock method, which accepts no
         sinks."""
         if self._by_kernel and k is not None and sinks is None and _is_plain(layer):
-            self._store(layer, forward_batch, k, v)
-            window = layer.sliding_window_size
-            attended = cpu_kernels.attend_slots(
-                q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
-                *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
-                self.req_to_token_pool.req_to_token,
-                forward_batch.req_pool_indices,
-                self._lens,
-                longest=self._longest_context,
-                scale=layer.scaling,
-                window=0 if window is None or window < 0 else window + 1,
-            )
-            return attended.flatten(1)
+            return self._attend_by_kernel(q, k, v, layer, forward_batch)
         if self._by_kernel and self._slots is None:
             self._plan_slots(forward_batch)
         self._sinks = sinks
         return super().forward_decode(
             q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **more
         )
+
+    def _attend_by_kernel(self, q, k, v, layer, forward_batch) -> torch.Tensor:
+        """Store keys and values, and compute each query by itself: [T, H * D]."""
+        self._store(layer, forward_batch, k, v)
+        window = layer.sliding_window_size
+        attended = cpu_kernels.attend_slots(
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim),
+            *self.token_to_kv_pool.get_kv_buffer(layer.layer_id),
+            self.req_to_token_pool.req_to_token,
+            self._rows,
+            self._seen,
+            longest=self._longest_context,
+            scale=layer.scaling,
+            window=0 if window is None or window < 0 else window + 1,
+        )
+        return attended.flatten(1)
 
     def init_forward_metadata(self, forward_batch) -> None:
         """Plan a forward pass; called once per pass, before the layers."""
@@ -107,8 +122,12 @@ class Batched:
         if forward_batch.forward_mode.is_target_verify():
             self._plan_guesses(forward_batch.spec_info)
             self._plan_slots(forward_batch)
-        elif self._has_kernel and forward_batch.forward_mode.is_decode():
+        elif self._has_kernel and (forward_batch.forward_mode.is_decode() or exact.is_on()):
             self._by_kernel = True
+            self._rows, self._seen = forward_batch.req_pool_indices, self._lens
+            if not forward_batch.forward_mode.is_decode():
+                self._rows = self._rows.repeat_interleave(forward_batch.extend_seq_lens)
+                self._seen = forward_batch.positions + 1
             self._longest_context = int(self._lens.max())
         else:
             self._plan_slots(forward_batch)

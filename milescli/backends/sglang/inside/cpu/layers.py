@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from milescli.platform import cpu_kernels
+from milescli.platform import cpu_kernels, exact
 from milescli.platform.onednn import product
 
 
@@ -100,14 +100,32 @@ def _install_products() -> None:
 
 def _install_experts() -> None:
     """Route experts by SGLang's plain torch form, which gives the same choice as its own CPU
-    routing; the kernels of that have no wheel. The record of chosen experts is not pinned."""
-    from sglang.srt.layers.moe import topk
+    routing; the kernels of that have no wheel. The record of chosen experts is not pinned. Under
+    `exact` experts are added as the trainer adds them."""
+    from sglang.srt.layers.moe import fused_moe_native, topk
     from sglang.srt.mem_cache.pool_host import common
 
     topk.TopK.forward_cpu = topk.TopK.forward_native
     common._cuda_host_register = _not_pinned
     common._cuda_host_unregister = _not_pinned
+    if exact.is_on():
+        fused_moe_native.moe_forward_native = experts_in_order
 
 
 def _not_pinned(*args: object, **kwargs: object) -> None:
     """Pinning is for copies to a GPU."""
+
+
+def experts_in_order(layer, x: torch.Tensor, topk_output, config) -> torch.Tensor:
+    """Compute the chosen experts of x [tokens, hidden] -> the same shape, as Megatron does: each is
+    weighted before its second matrix, and they are added in the order of their numbers. The
+    signature is that of SGLang's `moe_forward_native`."""
+    assert config.activation == "silu" and getattr(layer, "w13_weight_bias", None) is None
+    weights, ids, _ = topk_output
+    out, chosen = torch.zeros_like(x), ids.long()
+    for expert in chosen.unique().tolist():
+        rows, place = (chosen == expert).nonzero(as_tuple=True)
+        inner = cpu_kernels.swiglu(product(x[rows], layer.w13_weight[expert]))
+        inner *= weights[rows, place, None]
+        out.index_add_(0, rows, product(inner, layer.w2_weight[expert]))
+    return out

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import torch
 
+from milescli.platform import exact
+
 LARGE = 4096
 """Columns from which on rows are summed pairwise. Below, torch's kernel is off by 6e-7 at most, and
 it is faster: attention uses it too."""
@@ -19,10 +21,12 @@ it is faster: attention uses it too."""
 
 def install() -> None:
     """Replace torch's softmax for every caller in this process: the sampler, log-probs of prompts,
-    speculation. `torch.nn.functional` calls the methods of tensors."""
+    speculation. `torch.nn.functional` calls the methods of tensors. Under `exact`, log-probs have
+    the trainer's form whatever the size of the vocabulary."""
+    least = 1 if exact.is_on() else LARGE
     for owner in (torch, torch.Tensor):
-        owner.softmax = _unless_large(owner.softmax, softmax)  # type: ignore[attr-defined]
-        owner.log_softmax = _unless_large(owner.log_softmax, log_softmax)  # type: ignore[attr-defined]
+        owner.softmax = _from(LARGE, owner.softmax, softmax)  # type: ignore[attr-defined]
+        owner.log_softmax = _from(least, owner.log_softmax, log_softmax)  # type: ignore[attr-defined]
 
 
 def softmax(logits: torch.Tensor) -> torch.Tensor:
@@ -33,15 +37,19 @@ def softmax(logits: torch.Tensor) -> torch.Tensor:
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """Compute x - log(sum(exp(x))) over the last axis of float32 `logits`; keeps their shape."""
-    return logits - logits.logsumexp(-1, keepdim=True)
+    return logits - exact.log_total(logits)[..., None]
 
 
-def _unless_large(
-    stock: Callable[..., torch.Tensor], accurate: Callable[[torch.Tensor], torch.Tensor]
+def _from(
+    least: int,
+    stock: Callable[..., torch.Tensor],
+    accurate: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[..., torch.Tensor]:
+    """`accurate` for rows of at least so many columns, `stock` for all else."""
+
     def choose(input: torch.Tensor, dim: int | None = None, *rest, **settings) -> torch.Tensor:
         is_plain = not rest and not settings and input.dtype is torch.float32
-        if is_plain and input.dim() and dim in (-1, input.dim() - 1) and input.shape[-1] >= LARGE:
+        if is_plain and input.dim() and dim in (-1, input.dim() - 1) and input.shape[-1] >= least:
             return accurate(input)
         return stock(input, dim, *rest, **settings)
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from milescli.backends.sglang.inside.cpu import softmax as accurate
+from milescli.platform import exact
+from milescli.train.vocab_parallel import Head, VocabShard, target_logprobs
 
 
 @pytest.fixture
@@ -39,3 +41,19 @@ def test_other_rows_axes_and_types_are_torch_s_own() -> None:
     assert torch.equal(torch.softmax(small, -1), stock(small, -1))
     assert torch.equal(wide.softmax(0), stock(wide, 0))
     assert torch.randn(2, 5000).softmax(-1, dtype=torch.float64).dtype is torch.float64
+
+
+@pytest.mark.parametrize("vocab_size", [307, 40_001])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_the_trainer_s_bit_for_bit(
+    vocab_size: int, temperature: float, monkeypatch, request
+) -> None:
+    monkeypatch.setattr(exact, "_is_on", True)
+    request.getfixturevalue("installed")
+    hidden, weight = torch.randn(60, 72), torch.randn(vocab_size, 72)
+    head = Head(hidden=hidden, weight=weight, shard=VocabShard(size=vocab_size))
+    targets = torch.randint(0, vocab_size, (60,))
+    trained, _ = target_logprobs(head, targets, temperature=temperature)
+    logits = head.logits().div_(torch.full((60, 1), temperature))
+    sampled = torch.cat([torch.log_softmax(row, dim=-1) for row in logits.split([1, 2, 57])])
+    assert torch.equal(sampled.gather(1, targets[:, None])[:, 0], trained)

@@ -1,0 +1,135 @@
+"""Decides whether engines and trainer compute log-probs with the same bits, `train.on_policy`, and
+refuses what was not shown to be exact; `platform.exact` is how a CPU computes then. Pure; called by
+`make`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from milescli.models.facts import ModelFacts
+from milescli.plan.types import EngineLayout, Log, TrainerLayout
+from milescli.recipe.schema import Recipe
+from milescli.recipe.section import Rule, refuse
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+"""Whose difference is 0.0 on a CPU (tests/backends/sglang/test_exact.py)."""
+HEAD_UNIT = 8
+"""Head sizes of the kernel that sums each query by itself are multiples of it."""
+_OFF = "--set train.on_policy=auto"
+
+
+def choose_on_policy(
+    recipe: Recipe,
+    facts: ModelFacts,
+    *,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    precision: str,
+    on_cpu: bool,
+    log: Log,
+) -> Literal["auto", "exact"]:
+    """Return the plan's `on_policy`, noted with its reason where it is exact. Raises RecipeError if
+    the recipe asks for what is not exact, or was not shown to be."""
+    if recipe.train.on_policy == "auto":
+        return "auto"
+    refuse(_rules(recipe, trainer, engines))
+    if on_cpu:
+        refuse(_shown(facts, trainer, engines, precision))
+    log.note(
+        "train.on_policy",
+        "exact",
+        "each row of a product and each query is computed by itself on both sides; the check "
+        "before the first step, and every step, ask for a difference of 0.0"
+        if on_cpu
+        else "unverified: no accelerator was tried. SGLang's deterministic mode and Megatron's "
+        "batch-invariant kernels; the check before the first step asks for a difference of 0.0",
+    )
+    return "exact"
+
+
+def _rules(recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout) -> Iterator[Rule]:
+    """What makes two policies of one, or two sums of one, on any device."""
+    kind, stale = recipe.rollout.speculative.kind, recipe.rollout.max_staleness
+    yield _not(
+        recipe.learns_from_rows,
+        "a run that learns from rows",
+        "no engine samples what is learned from, so there is nothing to be equal to",
+        _OFF,
+    )
+    yield _not(
+        stale,
+        f"`rollout.max_staleness={stale}`",
+        "samples come from weights of steps before, whose log-probs are others",
+        "--set rollout.max_staleness=0",
+    )
+    yield _not(
+        kind != "none",
+        f"`rollout.speculative.kind={kind}`",
+        "guesses are verified several at once, by sums of another order",
+        "--set rollout.speculative.kind=none",
+    )
+    yield _not(
+        recipe.train.lora.is_on,
+        "an adapter",
+        "the engine multiplies by the adapter in another order than the trainer",
+        "--set train.lora.rank=null",
+    )
+    yield _not(
+        recipe.weights.format != "hf",
+        f"`weights.format={recipe.weights.format}`",
+        "engines hold other numbers than the trainer",
+        "--set weights.format=hf",
+    )
+    yield _not(
+        trainer.tp != engines.tp,
+        f"tp {trainer.tp} of the trainer beside tp {engines.tp} of the engines",
+        "row-parallel layers add a sum for each rank of tp, and other parts round otherwise",
+        f"--set parallel.tp={engines.tp}",
+        f"--set engines.tp={trainer.tp}",
+    )
+
+
+def _shown(
+    facts: ModelFacts, trainer: TrainerLayout, engines: EngineLayout, precision: str
+) -> Iterator[Rule]:
+    """What was not shown to be exact on a CPU."""
+    yield _not(
+        precision != "fp32",
+        f"`train.precision={precision}`",
+        "the kernels that compute a row by itself are for float32",
+        "--set train.precision=fp32",
+    )
+    layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
+    for room, (layout, *axes) in layouts.items():
+        for axis in axes:
+            yield _not(
+                (size := getattr(layout, axis)) > 1,
+                f"`{room}.{axis}={size}`",
+                "it was not shown to be exact: sums over ranks have an order of their own",
+                f"--set {room}.{axis}=1",
+            )
+    odd = next((layer.mixer for layer in facts.layers if layer.mixer != "full"), None)
+    reasons = {
+        f"only {', '.join(FAMILIES)} were shown to be exact": facts.family not in FAMILIES,
+        f"layers of kind `{odd}` were not shown to be exact": odd,
+        f"heads of {facts.head_dim} numbers, and the kernel takes multiples of {HEAD_UNIT}": (
+            facts.head_dim % HEAD_UNIT
+        ),
+        "biases of MLPs, or behind attention, were not shown to be exact": (
+            facts.mlp_bias or facts.attention_output_bias
+        ),
+        f"the activation `{facts.activation}` was not shown to be exact": facts.activation
+        != "silu",
+    }
+    for why, broken in reasons.items():
+        yield _not(broken, f"this `{facts.family}` model", why, _OFF)
+
+
+def _not(broken: object, what: str, why: str, *fixes: str) -> Rule:
+    return Rule(
+        broken,
+        f"`train.on_policy=exact` is not possible with {what}",
+        why=why,
+        fix=list(dict.fromkeys([*fixes, _OFF])),
+    )

@@ -1,0 +1,49 @@
+"""The switch of `train.on_policy: exact` in one process of an engine or a trainer on a CPU, and the
+form of log-softmax that both use then. While it is on, the log-prob of a token has the same bits in
+every such process, whatever is computed beside it:
+
+- products of matrices by oneDNN, a lone row doubled (`onednn.product`),
+- attention in which each query is summed by itself (`cpu_kernels.attend_slots`) at every place,
+- `log_total` over the whole vocabulary,
+- experts that are weighted before their second matrix and added in the order of their numbers.
+
+The places that compute ask `is_on`; nobody turns it off again.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from milescli.core.errors import MachineError
+from milescli.platform import cpu_kernels
+
+_is_on = False
+
+
+def turn_on() -> None:
+    """Make this process compute exactly, from now on. Raises MachineError if it cannot."""
+    global _is_on
+    if not cpu_kernels.are_there():
+        raise MachineError(
+            "`train.on_policy=exact` needs the compiled kernels for this CPU",
+            why="attention sums each query by itself in one of them, and they cannot be compiled",
+            fix="miles doctor   # its finding `kernels` says what is missing",
+        )
+    if not torch.backends.mkldnn.is_available():
+        raise MachineError(
+            "`train.on_policy=exact` needs a PyTorch with oneDNN",
+            why="the products of other libraries depend on the rows beside a row",
+            fix="make install   # the tested PyTorch has it",
+        )
+    _is_on = True
+
+
+def is_on() -> bool:
+    """Return True if this process computes exactly."""
+    return _is_on
+
+
+def log_total(logits: torch.Tensor) -> torch.Tensor:
+    """Return log sum exp of each row of float32 `logits` [rows, vocabulary] -> [rows]. A log-prob
+    is a logit minus it. The bits of a row do not depend on the others, nor on the threads."""
+    return torch.logsumexp(logits, dim=-1)
