@@ -348,7 +348,6 @@ def _rows(
                 key,
                 kind=kind,
                 tokenizer=tokenizer,
-                ends_at_turn=recipe.trains_scores,
                 folder=run.path,
             )
             reports[key] = report
