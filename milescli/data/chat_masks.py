@@ -123,14 +123,17 @@ class _Sequence:
 
     def marked(self) -> MarkedText:
         """Return what is learned, up to the end of the last turn."""
-        spans = _joined(self.spans)
-        if self.tags is not None:
-            spans = [
-                (max(start, left), min(end, right))
-                for start, end in spans
-                for left, right in self.tags
-                if max(start, left) < min(end, right)
+        spans = sorted(self.spans)
+        spans = (
+            []
+            if not spans
+            else [
+                (start, min(end, after))
+                for (start, end), (after, _) in pairwise([*spans, (self.end, 0)])
             ]
+        )
+        if self.tags is not None:
+            spans = _common(spans, self.tags)
         return MarkedText(
             text=self.placed.text[: self.end],
             spans=spans,
@@ -200,17 +203,17 @@ class _Chat:
         text = whole.text
         if prompt is None:
             opening = self.renderings.opening()
-            first = min(whole.of(place), default=(len(text), 0))[0]
+            first = next((whole.order[at][0] for at in whole.of(place)), len(text))
             found = text.rfind(opening, 0, first) if opening else -1
             return found + len(opening) if found >= 0 else first
         if text.startswith(prompt):
             return len(prompt)
-        pieces = sorted((at[1], key) for key, at in whole.places.items() if key.turn < place)
-        anchor = pieces[-1][0] if pieces else 0
+        given = [piece for piece in whole.order if piece[2].turn < place]
+        anchor = max((end for _, end, _ in given), default=0)
         if prompt.startswith(text[:anchor]):
             return anchor + self._shared(text[anchor:], prompt[anchor:])
         before = self.renderings.placed(place, opens_answer=True)
-        common = next((key for _, key in reversed(pieces) if key in before.places), None)
+        common = next((key for *_, key in reversed(given) if key in before.places), None)
         if common is None:
             raise UnknownPlacesError
         return _joint(before, whole, common, self._shared)
@@ -239,47 +242,46 @@ class _Chat:
     def _spans(self, whole: Placed, place: int, start: int) -> tuple[list[Span], int]:
         """Return what is learned of turn `place` from `start` on, and where it ends. Some templates
         write what a tool returned in the middle of a turn: it is left out."""
-        text = whole.text
-        pieces = sorted((at, key) for key, at in whole.places.items() if at[0] >= start)
         spans: list[Span] = []
-        for number, ((left, right), key) in enumerate(pieces):
-            if key.turn != place:
-                continue
+        for number in whole.of(place, start=start):
+            left, right, key = whole.order[number]
+            before = whole.order[number - 1 : number] if spans else []
             begins = left if spans else start
-            if number and pieces[number - 1][1].turn == place:
+            if before and before[0][2].turn == place:
                 begins = spans.pop()[0]
-            behind = pieces[number + 1 :][:1]
-            if behind and behind[0][1].turn == place:
+            behind = whole.order[number + 1 : number + 2]
+            if behind and behind[0][2].turn == place:
                 spans.append((begins, right))
             else:
-                until = behind[0][0][0] if behind else len(text)
-                spans.append((begins, self._end(text, (right, until), key, place)))
+                spans.append((begins, self._end(whole, place, right, key)))
         if not spans:
-            until = pieces[0][0][0] if pieces else len(text)
-            spans.append((start, self._end(text, (start, until), None, place)))
+            spans.append((start, self._end(whole, place, start, None)))
         return spans, spans[-1][1]
 
-    def _end(self, text: str, gap: Span, last: Piece | None, place: int) -> int:
+    def _end(self, whole: Placed, place: int, start: int, last: Piece | None) -> int:
         """Return where turn `place` ends: behind the token at which generation stops. `last`: its
-        last piece, which ends where the `gap` begins; the next turn's first piece ends the gap."""
-        start, until = gap
-        behind = text[start:until]
+        last piece, which ends at `start`."""
+        number = bisect_left(whole.order, start, key=lambda piece: piece[0])
+        until, _, follows = whole.order[number] if number < len(whole.order) else _NOTHING
+        behind = whole.text[start:until]
         if found := _first(behind, self.tokenizer.stop_texts):
             return start + found[1]
         closing = behind
-        if until < len(text) and last is not None:
+        if follows is not None and last is not None:
             alone = self.renderings.placed(place + 1, opens_answer=False)
-            closing = alone.text[alone.places[last][1] :]
+            closing = alone.text[alone.places[last][1] :] if last in alone.places else ""
             closing = behind[: self._shared(behind, closing)]
         special = self.tokenizer.special_texts
         if ends := [closing.rfind(one) + len(one) for one in special if one in closing]:
             return start + max(ends)
-        if until < len(text) and (end := self.tokenizer.end_in(behind)) is not None:
+        answers = follows is None or self.turns[follows.turn]["role"] == "assistant"
+        if not answers and (end := self.tokenizer.end_in(behind)) is not None:
             token = str(self.tokenizer.inner.convert_ids_to_tokens(end))
             return start + behind.index(token) + len(token)
         return start + len(closing.rstrip())
 
 
+_NOTHING = (None, None, None)
 _LONGEST = 64
 """Characters behind a place that may belong to its token."""
 
@@ -346,14 +348,24 @@ def marked_text(text: str) -> MarkedText:
     return MarkedText(text=text, spans=[(0, len(text))], ends_open=True)
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans that do not overlap: turns that follow each other may touch."""
-    kept: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if kept and start < kept[-1][1]:
-            start = kept[-1][1]
-        if start < end:
-            kept.append((start, end))
+def _common(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
+    """Return what is in both, ascending; tags that touch are one."""
+    merged: list[Span] = []
+    for left, right in sorted(tags):
+        if merged and left <= merged[-1][1]:
+            left, before = merged.pop()
+            right = max(right, before)
+        merged.append((left, right))
+    kept: list[Span] = []
+    at = 0
+    for start, end in spans:
+        while at < len(merged) and merged[at][1] <= start:
+            at += 1
+        while at < len(merged) and merged[at][0] < end:
+            kept.append((max(start, merged[at][0]), min(end, merged[at][1])))
+            if merged[at][1] > end:
+                break
+            at += 1
     return kept
 
 

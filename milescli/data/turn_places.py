@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from milescli.data.tokenizer import ChatTokenizer
@@ -48,7 +49,7 @@ class Piece(NamedTuple):
     """Counts the pieces of the chat."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Placed:
     """Holds a rendered text, and where the pieces of the chat are in it."""
 
@@ -59,21 +60,39 @@ class Placed:
     """[start, end) in characters, without what is left out. What others than the assistant said is
     marked by one point in its middle."""
 
-    def of(self, turn: int, *, start: int = 0) -> list[tuple[int, int]]:
-        """Return the places of a turn that do not begin before `start`, ascending."""
-        return sorted(
-            place for key, place in self.places.items() if key.turn == turn and place[0] >= start
-        )
+    @cached_property
+    def order(self) -> list[tuple[int, int, Piece]]:
+        """Return (start, end, piece), ascending."""
+        return sorted((*place, piece) for piece, place in self.places.items())
+
+    def of(self, turn: int, *, start: int = 0) -> list[int]:
+        """Return the numbers in `order` of a turn's pieces that do not begin before `start`."""
+        return [at for at in self._numbers.get(turn, ()) if self.order[at][0] >= start]
+
+    @cached_property
+    def _numbers(self) -> dict[int, list[int]]:
+        numbers: dict[int, list[int]] = {}
+        for at, (_, _, piece) in enumerate(self.order):
+            numbers.setdefault(piece.turn, []).append(at)
+        return numbers
+
+    @cached_property
+    def _missing(self) -> dict[int, list[Piece]]:
+        missing: dict[int, list[Piece]] = {}
+        for piece in self.texts.keys() - self.places.keys():
+            missing.setdefault(piece.turn, []).append(piece)
+        return missing
 
     def lost(self, turn: int) -> set[str]:
         """Return the parts of a turn that are not in the text, or not all of them. Reasoning that
         is given by several names must be there by one."""
-        missing = [key for key in self.texts if key.turn == turn and key not in self.places]
-        shown = {
-            self.texts[key] for key in self.places if key.turn == turn and key.part in REASONING
-        }
+        missing = self._missing.get(turn, [])
+        placed = [self.order[at][2] for at in self.of(turn)] if missing else []
+        shown = {self.texts[piece] for piece in placed if piece.part in REASONING}
         return {
-            key.part for key in missing if key.part not in REASONING or self.texts[key] not in shown
+            piece.part
+            for piece in missing
+            if piece.part not in REASONING or self.texts[piece] not in shown
         }
 
 
