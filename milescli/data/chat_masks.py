@@ -96,8 +96,9 @@ def marked_as_one(
     if not texts:
         return MarkedText(text=tokenizer.render(turns, tools=tools, opens_answer=False), spans=[])
     raise ValueError(
-        f"the chat template writes earlier turns otherwise once the chat goes on, so that its "
-        f"answers take {len(texts)} sequences; here a row is one: let it answer once"
+        "the chat template writes earlier turns otherwise once the chat goes on, so that the "
+        f"answers of this chat take {len(texts)} sequences, and here it may take one: keep the "
+        "turns up to its first answer"
     )
 
 
@@ -123,15 +124,8 @@ class _Sequence:
 
     def marked(self) -> MarkedText:
         """Return what is learned, up to the end of the last turn."""
-        spans = sorted(self.spans)
-        spans = (
-            []
-            if not spans
-            else [
-                (start, min(end, after))
-                for (start, end), (after, _) in pairwise([*spans, (self.end, 0)])
-            ]
-        )
+        ascending = [*sorted(self.spans), (self.end, self.end)]
+        spans = [(start, min(end, after)) for (start, end), (after, _) in pairwise(ascending)]
         if self.tags is not None:
             spans = _common(spans, self.tags)
         return MarkedText(
@@ -173,13 +167,13 @@ class _Chat:
         if isinstance(start, _Joint):
             whole, moved, start = start.placed, start.moved, start.start
             if tags is not None:
-                before = self.renderings.tags(place, opens_answer=True)
-                tags = before + [(left + moved, right + moved) for left, right in tags]
-                tags = [tag for tag in tags if tag in before or tag[1] > start]
+                behind = [(max(left + moved, start), right + moved) for left, right in tags]
+                tags = self.renderings.tags(place, opens_answer=True)
+                tags += [tag for tag in behind if tag[1] > start]
         made = _Sequence(placed=whole, tags=tags)
         made.spans, made.end = self._spans(whole, place, start)
         last = whole.text[start : made.end].rstrip()
-        made.ends_open = not last.endswith(tuple(self.tokenizer.special_texts))
+        made.ends_open = not last.endswith(tuple(self.tokenizer.turn_texts))
         if made.ends_open:
             made.end_id = self.tokenizer.end_in(self.renderings.next_header(place))
         return made
@@ -192,8 +186,9 @@ class _Chat:
         for turn in range(place):
             if self.turns[turn]["role"] != "assistant" and whole.lost(turn):
                 raise ValueError(
-                    f"the chat template leaves out what turn {turn + 1} ({_role(self.turns[turn])})"
-                    " says: the model would learn an answer to what it never reads"
+                    f"the chat template leaves out what turn {turn + 1} "
+                    f"({self.turns[turn]['role']}) says: the model would learn an answer to what "
+                    "it never reads"
                 )
 
     def _start(self, whole: Placed, place: int, prompt: str | None) -> int | _Joint:
@@ -216,7 +211,22 @@ class _Chat:
         common = next((key for *_, key in reversed(given) if key in before.places), None)
         if common is None:
             raise UnknownPlacesError
-        return _joint(before, whole, common, self._shared)
+        return self._joined(before, whole, common)
+
+    def _joined(self, before: Placed, whole: Placed, common: Piece) -> _Joint:
+        """Join the prompt `before` and the turn at the end of `whole`; both have the piece `common`
+        before the opening of the answer."""
+        left, right = before.places[common][1], whole.places[common][1]
+        opening = self._shared(whole.text[right:], before.text[left:])
+        cut, start = right + opening, left + opening
+        moved = start - cut
+        places = {key: at for key, at in before.places.items() if at[1] <= start}
+        places |= {
+            key: (at[0] + moved, at[1] + moved) for key, at in whole.places.items() if at[0] >= cut
+        }
+        text = before.text[:start] + whole.text[cut:]
+        placed = Placed(text=text, texts=whole.texts, places=places)
+        return _Joint(placed=placed, moved=moved, start=start)
 
     def _shared(self, text: str, opening: str) -> int:
         """Return how many characters both begin with, whole tokens only."""
@@ -271,7 +281,7 @@ class _Chat:
             alone = self.renderings.placed(place + 1, opens_answer=False)
             closing = alone.text[alone.places[last][1] :] if last in alone.places else ""
             closing = behind[: self._shared(behind, closing)]
-        special = self.tokenizer.special_texts
+        special = self.tokenizer.turn_texts
         if ends := [closing.rfind(one) + len(one) for one in special if one in closing]:
             return start + max(ends)
         answers = follows is None or self.turns[follows.turn]["role"] == "assistant"
@@ -296,32 +306,11 @@ class _Joint:
     start: int
 
 
-def _joint(before: Placed, whole: Placed, common: Any, shared: Any) -> _Joint:
-    """Join the prompt `before` and the turn at the end of `whole`; both have the piece `common`
-    before the opening of the answer."""
-    left, right = before.places[common][1], whole.places[common][1]
-    opening = shared(whole.text[right:], before.text[left:])
-    cut, start = right + opening, left + opening
-    moved = start - cut
-    places = {key: at for key, at in before.places.items() if at[1] <= start}
-    places |= {
-        key: (at[0] + moved, at[1] + moved) for key, at in whole.places.items() if at[0] >= cut
-    }
-    text = before.text[:start] + whole.text[cut:]
-    return _Joint(
-        placed=Placed(text=text, texts=whole.texts, places=places), moved=moved, start=start
-    )
-
-
 def _first(text: str, tokens: Sequence[str]) -> Span | None:
     """Return the place of the first of the tokens in the text, the longest if several begin
     there."""
     found = [(text.index(token), -len(token)) for token in tokens if token in text]
     return (min(found)[0], min(found)[0] - min(found)[1]) if found else None
-
-
-def _role(turn: Turn) -> str:
-    return str(turn.get("role"))
 
 
 def _lost(parts: set[str], place: int, template: str) -> str:

@@ -158,6 +158,12 @@ class ChatTokenizer:
         """Return the special tokens, as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
 
+    @cached_property
+    def turn_texts(self) -> list[str]:
+        """Return the tokens that are no text, as text: what ends a turn is one of them. Families
+        add others, which a turn contains (`</think>`, `</tool_call>`)."""
+        return [str(token) for token in self.inner.convert_ids_to_tokens([*self.special_ids])]
+
     def render(
         self,
         messages: Sequence[Message],
@@ -295,7 +301,7 @@ class ChatTokenizer:
         """Return the token that ends a turn which `text` follows: of the first special tokens that
         stand in a row the first at which engines stop, else the first; None if there is none, or
         only one that opens the assistant's turns too."""
-        run = _special_run(text, self.special_texts)
+        run = _special_run(text, self.turn_texts)
         ids = [int(self.inner.convert_tokens_to_ids(token)) for token in run]
         stops = {self.inner.eos_token_id} | engine_stop_ids(self.folder)
         if stop := next((token for token in ids if token in stops), None):

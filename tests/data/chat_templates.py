@@ -3,6 +3,7 @@ ends, what is left out of earlier turns, how tools are called. No family's own t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,15 @@ class Family:
     template: str
     special: list[str]
     eos: str
+    added: Sequence[str] = ()
+    """Tokens that a turn contains."""
     has_tools: bool = True
     has_system: bool = True
     has_reasoning: bool = False
     """Of the last turn; that of earlier turns is left out."""
 
 
+_TAGS = ("<think>", "</think>", "<tool>", "</tool>")
 _CHATML = ["<|im_start|>", "<|im_end|>"]
 _TOOL_CALLS = (
     "{%- for call in m.tool_calls or [] -%}"
@@ -133,6 +137,7 @@ GLM_4_5 = Family(
         *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     ],
     eos="<|endoftext|>",
+    added=_TAGS,
     has_reasoning=True,
     template=(
         "[gMASK]<sop>" + _LAST_USER + "{%- for m in messages -%}"
@@ -184,6 +189,7 @@ GEMMA = Family(
 # an empty block of reasoning stands before an answer without any, in one piece
 NEMOTRON = Family(
     special=_CHATML,
+    added=_TAGS,
     eos="<|im_end|>",
     has_reasoning=True,
     template=(
@@ -331,8 +337,10 @@ KINDS = FAMILIES | {
 """And those that lose something, or write earlier turns otherwise."""
 
 
-def tokenizer_of(template: str, *, special: list[str], eos: str) -> ChatTokenizer:
-    """A token for each byte, and the special ones."""
+def tokenizer_of(
+    template: str, *, special: list[str], eos: str, added: Sequence[str] = ()
+) -> ChatTokenizer:
+    """A token for each byte, the special ones, and those that are `added`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -341,5 +349,6 @@ def tokenizer_of(template: str, *, special: list[str], eos: str) -> ChatTokenize
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in added])
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)
     return ChatTokenizer(fast, folder=Path(), template=template)

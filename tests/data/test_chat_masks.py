@@ -50,7 +50,9 @@ EMPTY = "<think>\n\n</think>\n\n"
 def tokenizers() -> dict[str, ChatTokenizer]:
     """By family."""
     return {
-        name: tokenizer_of(family.template, special=family.special, eos=family.eos)
+        name: tokenizer_of(
+            family.template, special=family.special, eos=family.eos, added=family.added
+        )
         for name, family in FAMILIES.items()
     }
 
