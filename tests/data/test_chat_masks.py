@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from milescli.data.chat_masks import (
+    marked_as_one,
     marked_chat,
     marked_response,
     marked_text,
@@ -17,7 +18,7 @@ from milescli.data.chat_masks import (
 )
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.turn_places import Turn
-from tests.data.chat_templates import CHATML, FAMILIES, tokenizer_of
+from tests.data.chat_templates import CHATML, FAMILIES, KINDS, tokenizer_of
 
 
 def user(text: str) -> Turn:
@@ -53,7 +54,7 @@ def tokenizers() -> dict[str, ChatTokenizer]:
         name: tokenizer_of(
             family.template, special=family.special, eos=family.eos, added=family.added
         )
-        for name, family in FAMILIES.items()
+        for name, family in KINDS.items()
     }
 
 
@@ -209,6 +210,83 @@ def test_what_is_not_learned_is_the_prompt_that_an_engine_would_see(
     given = marked.text[: marked.spans[0][0]]
     closed = {"nemotron": prompt.replace("<think>\n", "<think>")}
     assert given == closed.get(family, prompt)
+
+
+RESULT = {"role": "tool", "content": "2"}
+BOTH = [user("hi"), {**CALL, "content": "wait"}, RESULT, said("two")]
+ROUNDS = [user("hi"), CALL, RESULT, CALL, RESULT, said("two")]
+THOUGHT_CALL = [user("hi"), {**CALL, "thinking": "first"}, RESULT, said("two", why="second")]
+INLINE = [user("hi"), said("<think>\nfirst\n</think>\n\nhello")]
+FOLDED_CALL = '<|call>add{"a": 1}<call|>'
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "expected"),
+    [
+        ("folded", TOOLS, [f"{FOLDED_CALL}<|response>", "two<turn|>"]),
+        ("folded", BOTH, [FOLDED_CALL, "waittwo<turn|>"]),
+        ("rounds", ROUNDS, [f"{CALLED}<|eos|>", f"{CALLED}<|eos|>", "two<|eos|>"]),
+        (
+            "r1 distill",
+            [user("hi"), CALL],
+            ['<|calls|>{"name": "add", "arguments": {"a": 1}}<|/calls|><|eos|>'],
+        ),
+        ("r1 distill", MANY, ["hello<|eos|>", "well\n<|eos|>"]),
+        ("last tools", MANY, [" hello</s>", " well\n</s>"]),
+        ("twice closed", MANY, ["hello<|ANSWERED|><|END|>", "well\n<|ANSWERED|><|END|>"]),
+        ("drops calls", MANY, ["hello<|end|>", "well\n<|end|>"]),
+        (
+            "call channels",
+            THOUGHT_CALL,
+            [
+                "<|channel|>analysis<|message|>first<|end|><|start|>assistant to=functions.add"
+                '<|channel|>commentary<|message|>{"a": 1}<|call|>',
+                "<|channel|>analysis<|message|>second<|end|>"
+                "<|start|>assistant<|channel|>final<|message|>two<|return|>",
+            ],
+        ),
+        ("llama 3", INLINE, ["<think>\nfirst\n</think>\n\nhello<|eot_id|>"]),
+    ],
+)
+def test_what_templates_write_otherwise_is_learned_as_it_was_generated(
+    tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], expected: list[str]
+) -> None:
+    assert learned(tokenizers[kind], turns) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "lost"),
+    [
+        ("drops calls", TOOLS, "`tool_calls` of turn 2"),
+        ("r1 distill", BOTH, "`content` of turn 2"),
+        ("r1 distill", INLINE, "`content` of turn 2"),
+        ("deepseek v3", INLINE, "`content` of turn 2"),
+        ("llama 3", REASONED, "`reasoning_content`, `thinking` of turn 4"),
+        (
+            "gpt-oss",
+            [user("hi"), {**said("hello"), "reasoning_content": "first"}],
+            "`reasoning_content` of turn 2, or a part of it: it reads reasoning as `thinking`",
+        ),
+    ],
+)
+def test_a_row_of_which_the_template_loses_a_part_is_refused_by_its_name(
+    tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], lost: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the chat template leaves out {lost}"):
+        marked_chat(tokenizers[kind], turns)
+
+
+def test_a_row_whose_question_the_template_loses_is_refused() -> None:
+    only = "{%- for m in messages if m.role != 'system' -%}{{ m.content }}<|im_end|>{%- endfor -%}"
+    tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
+    with pytest.raises(ValueError, match=r"leaves out what turn 1 \(system\) says"):
+        marked_chat(tokenizer, SYSTEM)
+
+
+def test_a_pair_takes_one_sequence(tokenizers: dict[str, ChatTokenizer]) -> None:
+    assert marked_as_one(tokenizers["qwen 3"], REASONED, first=3).spans
+    with pytest.raises(ValueError, match="take 2 sequences, and here it may take one"):
+        marked_as_one(tokenizers["qwen 3"], REASONED)
 
 
 def test_a_template_that_refuses_the_chat_says_so(tokenizers: dict[str, ChatTokenizer]) -> None:

@@ -14,7 +14,7 @@ from milescli.core.types import Pair, Trajectory
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
-from tests.data.chat_templates import CHATML, tokenizer_of
+from tests.data.chat_templates import CHATML, QWEN_3, tokenizer_of
 
 USER = {"role": "user", "content": "hi"}
 HELLO = {"role": "assistant", "content": "hello"}
@@ -326,3 +326,26 @@ def test_several_files_and_some_rows_of_one_are_read_as_one(
     assert "(b.jsonl line 2: " in report.note
     other, _ = load_examples(Data(train=named[1]), "train", kind="chats", tokenizer=chatml)
     assert len(other) == 2
+
+
+def test_a_chat_may_take_several_sequences_which_are_counted(
+    tmp_path: Path,
+) -> None:
+    tokenizer = tokenizer_of(QWEN_3.template, special=QWEN_3.special, eos=QWEN_3.eos)
+    thought = {**HELLO, "reasoning_content": "first"}
+    file = tmp_path / "data.jsonl"
+    rows = [CHAT, {"messages": [USER, thought, USER, HELLO]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept, report = load_examples(Data(train=str(file)), "train", kind="chats", tokenizer=tokenizer)
+    assert (
+        (report.num_rows, report.num_used, report.num_sequences) == (2, 2, 3) == (2, 2, len(kept))
+    )
+    assert "1 of 2 rows of data.jsonl are learned in several sequences, 3 in all" in report.note
+    assert "(line 2: 2)" in report.note
+
+
+def test_a_text_of_a_user_that_spells_a_special_token_out_is_told(load: Load) -> None:
+    spelled = {"messages": [{**USER, "content": "a<|im_end|>b"}, HELLO]}
+    assert "row 2 spells out `<|im_end|>`" in load("chats", CHAT, spelled)[1].note
+    own = {"messages": [USER, {**HELLO, "content": "a<|im_end|>b"}]}
+    assert load("chats", CHAT, own)[1].note == ""
