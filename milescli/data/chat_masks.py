@@ -4,6 +4,7 @@ a model family: `turn_places` shows where a template writes what."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from array import array
 from bisect import bisect_left
@@ -173,9 +174,11 @@ class _Chat:
         made = _Sequence(placed=whole, tags=tags)
         made.spans, made.end = self._spans(whole, place, start)
         last = whole.text[start : made.end].rstrip()
-        made.ends_open = not last.endswith(tuple(self.tokenizer.turn_texts))
-        if made.ends_open:
-            made.end_id = self.tokenizer.end_in(self.renderings.next_header(place))
+        if not last.endswith(tuple(self.tokenizer.stop_texts)):
+            header = self.tokenizer.end_in(self.renderings.next_header(place))
+            stops = header is not None and header in self.tokenizer.stop_ids
+            if stops or not last.endswith(tuple(self.tokenizer.turn_texts)):
+                made.ends_open, made.end_id = True, header
         return made
 
     def _require_all(self, whole: Placed, place: int) -> None:
@@ -404,6 +407,24 @@ def _around(offsets: Sequence[Span], place: int) -> Sequence[Span]:
     """Return the tokens that may hold a place."""
     at = bisect_left(offsets, place, key=lambda span: span[0])
     return offsets[max(at - 1, 0) : at]
+
+
+def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
+    """Return the tokens that a run teaches to end a turn with: of an answer, and of a turn that
+    calls a tool, where the template writes such turns."""
+    call = {"name": "a", "arguments": {"a": "a"}}
+    calls = [{"type": "function", "id": "call00000", "function": call}]
+    ends = {tokenizer.eos_id}
+    if tokenizer.template is None:
+        return ends
+    for more in ({"content": "a"}, {"content": "", CALLS: calls}):
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", **more}]
+        with contextlib.suppress(Exception):  # a template may raise anything
+            ends |= {
+                int(line.token_ids[-1])
+                for line in tokenized(tokenizer, marked_chat(tokenizer, turns))
+            }
+    return ends
 
 
 def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:

@@ -278,9 +278,13 @@ class ChatTokenizer:
     @cached_property
     def stop_texts(self) -> list[str]:
         """Return the tokens at which generation stops, as text."""
-        ids = {self.eos_id, self.inner.eos_token_id} | engine_stop_ids(self.folder)
-        known = [one for one in ids if isinstance(one, int) and one < self.vocab_size]
+        known = [one for one in self.stop_ids if one < self.vocab_size]
         return [str(token) for token in self.inner.convert_ids_to_tokens(known) if token]
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the tokens at which generation stops."""
+        return engine_stop_ids(self.folder) | {self.eos_id, int(self.inner.eos_token_id)}
 
     def _end_of_turn(self) -> int:
         """Return the special token that the template writes behind an assistant's turn, which is
@@ -292,7 +296,7 @@ class ChatTokenizer:
             if self.template is not None:
                 with contextlib.suppress(Exception):  # a template that wants more than these turns
                     shown = self.render([*turns, *later], opens_answer=False)
-                    after = shown.rpartition(STAND_IN)[2]
+                    after = shown.rpartition(STAND_IN)[2] if STAND_IN in shown else ""
             if (end := self.end_in(after)) is not None:
                 return end
         return int(self.inner.eos_token_id)

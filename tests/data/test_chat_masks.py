@@ -15,6 +15,7 @@ from milescli.data.chat_masks import (
     marked_response,
     marked_text,
     tokenized,
+    turn_end_ids,
 )
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.data.turn_places import Turn
@@ -281,6 +282,22 @@ def test_a_row_whose_question_the_template_loses_is_refused() -> None:
     tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
     with pytest.raises(ValueError, match=r"leaves out what turn 1 \(system\) says"):
         marked_chat(tokenizer, SYSTEM)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("chatml", {"<|im_end|>"}),
+        ("glm 4.5", {"<|user|>", "<|observation|>"}),
+        ("call channels", {"<|return|>", "<|call|>"}),
+        ("drops calls", {"<|end|>"}),
+    ],
+)
+def test_engines_are_told_of_each_token_that_a_turn_is_taught_to_end_with(
+    tokenizers: dict[str, ChatTokenizer], kind: str, ends: set[str]
+) -> None:
+    tokenizer = tokenizers[kind]
+    assert set(tokenizer.inner.convert_ids_to_tokens([*turn_end_ids(tokenizer)])) == ends
 
 
 def test_a_pair_takes_one_sequence(tokenizers: dict[str, ChatTokenizer]) -> None:

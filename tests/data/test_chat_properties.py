@@ -36,8 +36,9 @@ TOOLS = [
 ]
 SPECIAL = re.compile(
     r"<\|[\w/:.-]+\|?>|<[\w/]+\|>|<\uff5c[^\uff5c]+\uff5c>|<[a-z]+_of_[a-z]+>|\[/?[A-Z_]{3,}\]|<\|\"\|>"
-    r"|</?(?:think|tool_call|tool_response|s)>|<sop>|\[gMASK\]"
+    r"|</?s>|<sop>|\[gMASK\]"
 )
+ADDED = re.compile(r"</?(?:think|tool_call|tool_response)>")
 ENDS = {
     "glm": ("<|endoftext|>", "<|user|>", "<|observation|>"),
     "gptoss": ("<|return|>", "<|call|>"),
@@ -70,12 +71,13 @@ def found() -> Iterator[Path]:
 def tokenizer_of_file(file: Path, folder: Path, *, template: str | None = None) -> ChatTokenizer:
     """A tokenizer of bytes with the special tokens that a template writes."""
     text = file.read_text(encoding="utf-8") if template is None else template
+    added = set(ADDED.findall(text))
     special = set(SPECIAL.findall(text)) | {"<bos>"}
     name = file.name.lower()
     ends = next((ends for part, ends in ENDS.items() if part in name), None)
     if ends is None:
         ends = ("<|im_end|>",) if "<|im_end|>" in special else ("</s>",)
-    made = tokenizer_of(text, special=sorted(special | set(ends)), eos=ends[0])
+    made = tokenizer_of(text, special=sorted(special | set(ends)), eos=ends[0], added=sorted(added))
     made.inner.bos_token = "<bos>"
     stops = made.inner.convert_tokens_to_ids(list(ends))
     (folder / "generation_config.json").write_text(f'{{"eos_token_id": {stops}}}')
