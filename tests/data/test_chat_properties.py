@@ -68,6 +68,9 @@ def found() -> Iterator[Path]:
         yield from sorted(Path(named).glob("*.jinja"))
 
 
+FOUND = list(found())
+
+
 def tokenizer_of_file(file: Path, folder: Path, *, template: str | None = None) -> ChatTokenizer:
     """A tokenizer of bytes with the special tokens that a template writes."""
     text = file.read_text(encoding="utf-8") if template is None else template
@@ -262,14 +265,14 @@ def test_of_a_random_chat_what_engines_would_generate_is_learned(name: str) -> N
     assert outcomes.count("learned") >= 8, "all random chats are refused"
 
 
-@pytest.mark.parametrize("file", found(), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.stem)
 def test_templates_that_others_ship_are_read_the_same(file: Path, tmp_path: Path) -> None:
     tokenizer = tokenizer_of_file(file, tmp_path)
     for seed in range(9):
         check(tokenizer, chat_of(seed))
 
 
-TAGGED = [file for file in found() if TAGS.search(file.read_text(encoding="utf-8"))]
+TAGGED = [file for file in FOUND if TAGS.search(file.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.parametrize("file", TAGGED, ids=lambda file: file.stem)
