@@ -1,27 +1,33 @@
 """Tokenises chats for training, as trajectories that no engine sampled: the text of the chat
-template, and the mask of the assistant's tokens. It hard-codes no special token of a model family:
-if the template marks assistant text (`{% generation %}`), those marks count; otherwise it compares
-renderings of the chat's prefixes."""
+template, and the mask of what the assistant would have generated. It hard-codes no special token of
+a model family: `turn_places` shows where a template writes what."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from milescli.core.types import Prompt, Trajectory
-from milescli.data.tokenizer import STAND_IN, ChatTokenizer
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.turn_places import (
+    CALLS,
+    REASONING,
+    ChatRenderings,
+    Piece,
+    Placed,
+    Turn,
+    UnknownPlacesError,
+)
 
-Turn = Mapping[str, Any]
-"""A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
-reasoning_content, name)."""
-
+Span = tuple[int, int]
+"""[start, end) in characters."""
 _MARKS = re.compile(r"\{%-?\s*generation\b")
-_TAIL = 4
-"""Most tokens that a template writes behind the end of a turn."""
-_TEXT_OF_TURN = ("content", "tool_calls", "reasoning_content", "thinking", "reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +35,12 @@ class MarkedText:
     """Holds a text, and the parts of it that are learned."""
 
     text: str
-    spans: list[tuple[int, int]]
-    """[start, end) in characters, ascending."""
+    spans: list[Span]
+    """Ascending, without overlap."""
     ends_open: bool = False
-    """True if nothing in the text ends it: the end-of-sequence token is added, and learned."""
+    """True if nothing in the text ends it: a token that does is added, and learned."""
+    end_id: int | None = None
+    """The token that is added; None: the one that ends a response."""
 
 
 def marked_chat(
@@ -41,22 +49,284 @@ def marked_chat(
     *,
     first: int = 0,
     tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[MarkedText]:
+    """Render a chat and mark what the assistant generates from turn `first` on: from the first
+    character after the generation prompt to the end of the turn. Several texts are returned if the
+    template writes a turn, or what stands before it, otherwise once the chat goes on; each turn is
+    learned in one of them, behind the prompt that rollout samples it from.
+
+    Raises ValueError if the template leaves out a part of what is learned, or of what it answers,
+    and if it does not show where a turn begins and ends."""
+    chat = _Chat(tokenizer, turns, tools)
+    try:
+        return _sequences(chat, first)
+    except UnknownPlacesError:
+        if not chat.has_tags:
+            raise
+    whole = chat.renderings.text(len(turns), opens_answer=False)
+    start = len(chat.renderings.prompt(first) or "")
+    tags = chat.renderings.tags(len(turns), opens_answer=False)
+    return [MarkedText(text=whole, spans=[span for span in tags if span[1] > start])]
+
+
+def _sequences(chat: _Chat, first: int) -> list[MarkedText]:
+    turns = chat.turns
+    wanted = [at for at in range(first, len(turns)) if turns[at]["role"] == "assistant"]
+    made: list[_Sequence] = []
+    for place in reversed(wanted):
+        prompt = chat.renderings.prompt(place)
+        if any(chat.learn(sequence, place, prompt) for sequence in made):
+            continue
+        own = chat.ending_at(place, prompt)
+        if not any(sequence.takes(own) for sequence in made):
+            made.append(own)
+    return [sequence.marked() for sequence in reversed(made)]
+
+
+def marked_as_one(
+    tokenizer: ChatTokenizer,
+    turns: Sequence[Turn],
+    *,
+    first: int = 0,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> MarkedText:
-    """Render a chat and mark what the assistant writes from turn `first` on, the end of its turns
-    included. Raises ValueError if the template does not show where a turn begins and ends."""
-    if _MARKS.search(tokenizer.template or ""):
-        text, spans = tokenizer.render_marked(turns, tools=tools)
-        start = len(tokenizer.render(turns[:first], tools=tools)) if first else 0
-        spans = [span for span in spans if span[1] > start]
-        return MarkedText(text=text, spans=spans, ends_open=_ends_open(tokenizer, text, spans))
-    text = tokenizer.render(turns, tools=tools, opens_answer=False)
-    spans = [
-        _span_of(tokenizer, turns, place, text=text, tools=tools)
-        for place in range(first, len(turns))
-        if turns[place]["role"] == "assistant"
-    ]
-    spans = _joined(spans)
-    return MarkedText(text=text, spans=spans, ends_open=_ends_open(tokenizer, text, spans))
+    """Return the text of `marked_chat`. Raises ValueError as it does, and if there are several."""
+    texts = marked_chat(tokenizer, turns, first=first, tools=tools)
+    if len(texts) == 1:
+        return texts[0]
+    if not texts:
+        return MarkedText(text=tokenizer.render(turns, tools=tools, opens_answer=False), spans=[])
+    raise ValueError(
+        "the chat template writes earlier turns otherwise once the chat goes on, so that the "
+        f"answers of this chat take {len(texts)} sequences, and here it may take one: keep the "
+        "turns up to its first answer"
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """A text that is being marked."""
+
+    placed: Placed
+    tags: list[Span] | None
+    """What the template itself marks; None if it marks nothing."""
+    spans: list[Span] = field(default_factory=list)
+    end: int = 0
+    """Where the last turn that is learned ends."""
+    end_id: int | None = None
+    ends_open: bool = False
+
+    def takes(self, other: _Sequence) -> bool:
+        """Add what `other` marks, if this text begins with all of it. Returns whether it does."""
+        if other.ends_open or not self.placed.text.startswith(other.placed.text[: other.end]):
+            return False
+        self.spans += other.spans
+        return True
+
+    def marked(self) -> MarkedText:
+        """Return what is learned, up to the end of the last turn."""
+        ascending = [*sorted(self.spans), (self.end, self.end)]
+        spans = [(start, min(end, after)) for (start, end), (after, _) in pairwise(ascending)]
+        if self.tags is not None:
+            spans = _common(spans, self.tags)
+        return MarkedText(
+            text=self.placed.text[: self.end],
+            spans=spans,
+            ends_open=self.ends_open,
+            end_id=self.end_id,
+        )
+
+
+class _Chat:
+    """Finds the sequences of one chat."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        turns: Sequence[Turn],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        self.tokenizer, self.turns, self.tools = tokenizer, turns, tools
+        self.renderings = ChatRenderings(tokenizer, turns, tools=tools)
+        self.has_tags = bool(_MARKS.search(tokenizer.template or ""))
+
+    def learn(self, sequence: _Sequence, place: int, prompt: str | None) -> bool:
+        """Mark turn `place` in a sequence that goes on behind it, if it is there as rollout would
+        see it and make it. Returns whether it is."""
+        text = sequence.placed.text
+        if prompt is None or not text.startswith(prompt) or sequence.placed.lost(place):
+            return False
+        sequence.spans += self._spans(sequence.placed, place, len(prompt))[0]
+        return True
+
+    def ending_at(self, place: int, prompt: str | None) -> _Sequence:
+        """Return a new sequence that turn `place` ends, marked."""
+        whole = self.renderings.placed(place + 1, opens_answer=False)
+        self._require_all(whole, place)
+        start, moved = self._start(whole, place, prompt), 0
+        tags = self.renderings.tags(place + 1, opens_answer=False) if self.has_tags else None
+        if isinstance(start, _Joint):
+            whole, moved, start = start.placed, start.moved, start.start
+            if tags is not None:
+                behind = [(max(left + moved, start), right + moved) for left, right in tags]
+                tags = self.renderings.tags(place, opens_answer=True)
+                tags += [tag for tag in behind if tag[1] > start]
+        made = _Sequence(placed=whole, tags=tags)
+        made.spans, made.end = self._spans(whole, place, start)
+        last = whole.text[start : made.end].rstrip()
+        if not last.endswith(tuple(self.tokenizer.stop_texts)):
+            header = self.tokenizer.end_in(self.renderings.next_header(place))
+            stops = header is not None and header in self.tokenizer.stop_ids
+            if stops or not last.endswith(tuple(self.tokenizer.turn_texts)):
+                made.ends_open, made.end_id = True, header
+        return made
+
+    def _require_all(self, whole: Placed, place: int) -> None:
+        """Raise ValueError if the template leaves out a part of turn `place`, or what is said to
+        the assistant before it."""
+        if lost := whole.lost(place):
+            raise ValueError(_lost(lost, place, self.tokenizer.template or ""))
+        for turn in range(place):
+            if self.turns[turn]["role"] != "assistant" and whole.lost(turn):
+                raise ValueError(
+                    f"the chat template leaves out what turn {turn + 1} "
+                    f"({self.turns[turn]['role']}) says: the model would learn an answer to what "
+                    "it never reads"
+                )
+
+    def _start(self, whole: Placed, place: int, prompt: str | None) -> int | _Joint:
+        """Return where turn `place`, the last of `whole`, begins: behind its prompt. If the text
+        does not begin with the prompt, the turn begins where both part in the opening of the
+        answer; or its prompt and what it adds are joined."""
+        text = whole.text
+        if prompt is None:
+            opening = self.renderings.opening()
+            first = next((whole.order[at][0] for at in whole.of(place)), len(text))
+            found = text.rfind(opening, 0, first) if opening else -1
+            return found + len(opening) if found >= 0 else first
+        if text.startswith(prompt):
+            return len(prompt)
+        given = [piece for piece in whole.order if piece[2].turn < place]
+        anchor = max((end for _, end, _ in given), default=0)
+        if prompt.startswith(text[:anchor]):
+            return anchor + self._shared(text[anchor:], prompt[anchor:])
+        before = self.renderings.placed(place, opens_answer=True)
+        common = next((key for *_, key in reversed(given) if key in before.places), None)
+        if common is None:
+            raise UnknownPlacesError
+        return self._joined(before, whole, common)
+
+    def _joined(self, before: Placed, whole: Placed, common: Piece) -> _Joint:
+        """Join the prompt `before` and the turn at the end of `whole`; both have the piece `common`
+        before the opening of the answer."""
+        left, right = before.places[common][1], whole.places[common][1]
+        opening = self._shared(whole.text[right:], before.text[left:])
+        cut, start = right + opening, left + opening
+        moved = start - cut
+        places = {key: at for key, at in before.places.items() if at[1] <= start}
+        places |= {
+            key: (at[0] + moved, at[1] + moved) for key, at in whole.places.items() if at[0] >= cut
+        }
+        text = before.text[:start] + whole.text[cut:]
+        placed = Placed(text=text, texts=whole.texts, places=places)
+        return _Joint(placed=placed, moved=moved, start=start)
+
+    def _shared(self, text: str, opening: str) -> int:
+        """Return how many characters both begin with, whole tokens only."""
+        pairs = enumerate(zip(text, opening, strict=False))
+        shared = next(
+            (at for at, (one, other) in pairs if one != other), min(len(text), len(opening))
+        )
+        if shared == len(opening):
+            return shared
+        while True:
+            starts = [self._token_start(each, shared) for each in (text, opening)]
+            if min(starts) == shared:
+                return shared
+            shared = min(starts)
+
+    def _token_start(self, text: str, place: int) -> int:
+        """Return where the token that holds `place` begins."""
+        offsets = self.tokenizer.inner(
+            text[: place + _LONGEST], add_special_tokens=False, return_offsets_mapping=True
+        )["offset_mapping"]
+        return max((start for start, _ in offsets if start <= place), default=0)
+
+    def _spans(self, whole: Placed, place: int, start: int) -> tuple[list[Span], int]:
+        """Return what is learned of turn `place` from `start` on, and where it ends. Some templates
+        write what a tool returned in the middle of a turn: it is left out."""
+        spans: list[Span] = []
+        for number in whole.of(place, start=start):
+            left, right, key = whole.order[number]
+            before = whole.order[number - 1 : number] if spans else []
+            begins = left if spans else start
+            if before and before[0][2].turn == place:
+                begins = spans.pop()[0]
+            behind = whole.order[number + 1 : number + 2]
+            if behind and behind[0][2].turn == place:
+                spans.append((begins, right))
+            else:
+                spans.append((begins, self._end(whole, place, right, key)))
+        if not spans:
+            spans.append((start, self._end(whole, place, start, None)))
+        return spans, spans[-1][1]
+
+    def _end(self, whole: Placed, place: int, start: int, last: Piece | None) -> int:
+        """Return where turn `place` ends: behind the token at which generation stops. `last`: its
+        last piece, which ends at `start`."""
+        number = bisect_left(whole.order, start, key=lambda piece: piece[0])
+        until, _, follows = whole.order[number] if number < len(whole.order) else _NOTHING
+        behind = whole.text[start:until]
+        if found := _first(behind, self.tokenizer.stop_texts):
+            return start + found[1]
+        closing = behind
+        if follows is not None and last is not None:
+            alone = self.renderings.placed(place + 1, opens_answer=False)
+            closing = alone.text[alone.places[last][1] :] if last in alone.places else ""
+            closing = behind[: self._shared(behind, closing)]
+        special = self.tokenizer.turn_texts
+        if ends := [closing.rfind(one) + len(one) for one in special if one in closing]:
+            return start + max(ends)
+        answers = follows is None or self.turns[follows.turn]["role"] == "assistant"
+        if not answers and (end := self.tokenizer.end_in(behind)) is not None:
+            token = str(self.tokenizer.inner.convert_ids_to_tokens(end))
+            return start + behind.index(token) + len(token)
+        return start + len(closing.rstrip())
+
+
+_NOTHING = (None, None, None)
+_LONGEST = 64
+"""Characters behind a place that may belong to its token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joint:
+    """A prompt, and what a turn adds to it in another rendering."""
+
+    placed: Placed
+    moved: int
+    """How much farther behind the turn is than in that rendering."""
+    start: int
+
+
+def _first(text: str, tokens: Sequence[str]) -> Span | None:
+    """Return the place of the first of the tokens in the text, the longest if several begin
+    there."""
+    found = [(text.index(token), -len(token)) for token in tokens if token in text]
+    return (min(found)[0], min(found)[0] - min(found)[1]) if found else None
+
+
+def _lost(parts: set[str], place: int, template: str) -> str:
+    """Return the sentence about what a template leaves out of a turn."""
+    reasons = [part for part in REASONING if part in parts]
+    named = ", ".join(f"`{part}`" for part in sorted(parts))
+    known = [name for name in REASONING if re.search(rf"[.'\"]{name}\b", template)]
+    hint = ""
+    if CALLS in parts:
+        hint = ": it does not call tools so; set data.chat_template to a template that does"
+    elif reasons and known and not set(known) & parts:
+        hint = f": it reads reasoning as `{known[0]}`"
+    return f"the chat template leaves out {named} of turn {place + 1}, or a part of it{hint}"
 
 
 def marked_response(prompt: str, response: str) -> MarkedText:
@@ -70,136 +340,103 @@ def marked_text(text: str) -> MarkedText:
     return MarkedText(text=text, spans=[(0, len(text))], ends_open=True)
 
 
-def _ends_open(tokenizer: ChatTokenizer, text: str, spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a marked turn is last and the template writes no special token behind it, like
-    templates whose turns end where the next begins."""
-    if not spans or text[spans[-1][1] :].strip():
-        return False
-    return not text.rstrip().endswith(tuple(tokenizer.special_texts))
-
-
-def _span_of(
-    tokenizer: ChatTokenizer,
-    turns: Sequence[Turn],
-    place: int,
-    *,
-    text: str,
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> tuple[int, int]:
-    """Return (start, end) of turn `place` in the whole chat's `text`. The turn begins where the
-    opening of an answer to the turns before ends, and ends where a rendering that stops after it
-    ends. Some templates write a turn differently when others follow (without its reasoning, with
-    another end): for these, a stand-in takes the turn's place."""
-    start = end = None
-    with_turn = text
-    if place + 1 < len(turns):
-        with_turn = tokenizer.render(turns[: place + 1], tools=tools, opens_answer=False)
-    if text.startswith(with_turn):
-        end = len(with_turn)
-    opening = tokenizer.render(turns[:place], tools=tools) if place else None
-    if opening is not None and text.startswith(opening):
-        start = len(opening)
-    if start is None or end is None:
-        around = _around(tokenizer, turns, place, text=text, tools=tools) or (None, None)
-        start = around[0] if start is None else start
-        end = around[1] if end is None else end
-    if start is None and opening is not None:
-        start = _parting(tokenizer, turns[:place], opening, text=text, tools=tools)
-    if start is None or end is None:
-        raise ValueError(
-            f"the chat template does not tell where turn {place + 1} begins and ends: mark it "
-            "there by {% generation %} and {% endgeneration %}"
-        )
-    return start, end
-
-
-def _parting(
-    tokenizer: ChatTokenizer,
-    before: Sequence[Turn],
-    opening: str,
-    *,
-    text: str,
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> int | None:
-    """Return where the chat departs from the `opening` of an answer, within that opening. Needed
-    for templates whose opening states that there is no reasoning, and turns that have some."""
-    closed = tokenizer.render(before, tools=tools, opens_answer=False)
-    pairs = enumerate(zip(text, opening, strict=False))
-    shared = next((place for place, (one, other) in pairs if one != other), None)
-    return shared if shared and text.startswith(closed) and shared > len(closed) else None
-
-
-def _around(
-    tokenizer: ChatTokenizer,
-    turns: Sequence[Turn],
-    place: int,
-    *,
-    text: str,
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> tuple[int, int] | None:
-    """Return (start, end) of turn `place`, found by what stands around a stand-in in its place."""
-    plain = {key: value for key, value in turns[place].items() if key not in _TEXT_OF_TURN}
-    probe = [*turns[:place], {**plain, "content": STAND_IN}, *turns[place + 1 :]]
-    whole = tokenizer.render(probe, tools=tools, opens_answer=False)
-    before, found, after = whole.partition(STAND_IN)
-    if not found or not text.startswith(before) or not text.endswith(after):
-        return None
-    if place + 1 == len(turns):
-        return len(before), len(text)
-    # a rendering that stops after the turn ends it in the same way; or, for families that end a
-    # last turn otherwise, the first special token does
-    alone = tokenizer.render(probe[: place + 1], tools=tools, opens_answer=False)
-    closing = alone.rpartition(STAND_IN)[2]
-    if after.startswith(closing):
-        return len(before), len(text) - len(after) + len(closing)
-    ends = [(after.index(token), len(token)) for token in tokenizer.special_texts if token in after]
-    if not ends:
-        return None
-    return len(before), len(text) - len(after) + sum(min(ends))
-
-
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return spans that do not overlap: turns that follow each other may touch."""
-    kept: list[tuple[int, int]] = []
-    for start, end in sorted(spans):
-        if kept and start < kept[-1][1]:
-            start = kept[-1][1]
-        if start < end:
-            kept.append((start, end))
+def _common(spans: Sequence[Span], tags: Sequence[Span]) -> list[Span]:
+    """Return what is in both, ascending; tags that touch are one."""
+    merged: list[Span] = []
+    for left, right in sorted(tags):
+        if merged and left <= merged[-1][1]:
+            left, before = merged.pop()
+            right = max(right, before)
+        merged.append((left, right))
+    kept: list[Span] = []
+    at = 0
+    for start, end in spans:
+        while at < len(merged) and merged[at][1] <= start:
+            at += 1
+        while at < len(merged) and merged[at][0] < end:
+            kept.append((max(start, merged[at][0]), min(end, merged[at][1])))
+            if merged[at][1] > end:
+                break
+            at += 1
     return kept
 
 
 def tokenized(tokenizer: ChatTokenizer, texts: Sequence[MarkedText]) -> list[Trajectory]:
-    """Return [texts] trajectories. Tokens that begin in a span are on the loss mask, except for the
-    first token of all."""
+    """Return [texts] trajectories. Tokens in a span are on the loss mask, except for the first
+    token of all. What stands before a span is tokenised apart where a token would reach into it, as
+    engines read a prompt before they generate."""
     if not texts:
         return []
     encoded = tokenizer.inner(
         [text.text for text in texts], add_special_tokens=False, return_offsets_mapping=True
     )
-    return [
-        _trajectory(
-            [*prefix, *tokenizer.require_embedded(ids)],
-            [(0, 0)] * len(prefix) + offsets,
-            text,
-            eos_id=tokenizer.eos_id,
+    made = []
+    for text, ids, offsets in zip(
+        texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
+    ):
+        ids, offsets = _parted(tokenizer, text, ids, offsets)
+        prefix = tokenizer.missing_prefix(ids)
+        made.append(
+            _trajectory(
+                [*prefix, *tokenizer.require_embedded(ids)],
+                [(0, 0)] * len(prefix) + offsets,
+                text,
+                eos_id=tokenizer.eos_id,
+            )
         )
-        for ids, offsets, text in zip(
-            encoded["input_ids"], encoded["offset_mapping"], texts, strict=True
-        )
-        for prefix in [tokenizer.missing_prefix(ids)]
-    ]
+    return made
 
 
-def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> Trajectory:
+def _parted(
+    tokenizer: ChatTokenizer, text: MarkedText, ids: list[int], offsets: list[Span]
+) -> tuple[list[int], list[Span]]:
+    """Return the tokens with none that begins before a span and ends in it."""
+    starts = {start for start, _ in text.spans}
+    inner = sorted({cut for cut in starts for a, b in _around(offsets, cut) if a < cut < b})
+    if not inner:
+        return ids, offsets
+    cuts = [0, *inner, len(text.text)]
+    pieces = [text.text[a:b] for a, b in pairwise(cuts)]
+    encoded = tokenizer.inner(pieces, add_special_tokens=False, return_offsets_mapping=True)
+    ids = [token for piece in encoded["input_ids"] for token in piece]
+    places = zip(cuts, encoded["offset_mapping"], strict=False)
+    return ids, [(a + cut, b + cut) for cut, piece in places for a, b in piece]
+
+
+def _around(offsets: Sequence[Span], place: int) -> Sequence[Span]:
+    """Return the tokens that may hold a place."""
+    at = bisect_left(offsets, place, key=lambda span: span[0])
+    return offsets[max(at - 1, 0) : at]
+
+
+def turn_end_ids(tokenizer: ChatTokenizer) -> set[int]:
+    """Return the tokens that a run teaches to end a turn with: of an answer, and of a turn that
+    calls a tool, where the template writes such turns."""
+    call = {"name": "a", "arguments": {"a": "a"}}
+    calls = [{"type": "function", "id": "call00000", "function": call}]
+    ends = {tokenizer.eos_id}
+    if tokenizer.template is None:
+        return ends
+    for more in ({"content": "a"}, {"content": "", CALLS: calls}):
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", **more}]
+        with contextlib.suppress(Exception):  # a template may raise anything
+            ends |= {
+                int(line.token_ids[-1])
+                for line in tokenized(tokenizer, marked_chat(tokenizer, turns))
+            }
+    return ends
+
+
+def demonstrated(prompt: Prompt, tokenizer: ChatTokenizer) -> list[Trajectory]:
     """Return a prompt with its worked response, which is on the loss mask: what the assistant
-    writes there, not what tools return. Raises ValueError as `marked_chat`."""
+    writes there, not what tools return. There are several if `marked_chat` returns several; raises
+    ValueError as it does."""
     worked = prompt.demonstration
     assert worked is not None, f"prompt {prompt.index} has no demonstration"
     if isinstance(worked, str):
-        return demonstration(prompt.token_ids, tokenizer.encode_response(worked))
+        return [demonstration(prompt.token_ids, tokenizer.encode_response(worked))]
     turns, first = [*prompt.messages, *worked], len(prompt.messages)
-    return tokenized(tokenizer, [marked_chat(tokenizer, turns, first=first, tools=prompt.tools)])[0]
+    return tokenized(tokenizer, marked_chat(tokenizer, turns, first=first, tools=prompt.tools))
 
 
 def _trajectory(
@@ -213,10 +450,10 @@ def _trajectory(
             span = next(waiting, None)
         if span is None:
             break
-        # a token that begins before the span and ends in it is not the assistant's alone
         mask[place] = place > 0 and span[0] <= start and end > start
     if text.ends_open:
-        ids, mask = [*ids, eos_id], mask + b"\1"
+        end = eos_id if text.end_id is None else text.end_id
+        ids, mask = [*ids, end], mask + b"\1"
     return unsampled(ids, bytes(mask))
 
 
@@ -242,13 +479,3 @@ def cut(trajectory: Trajectory, num_tokens: int) -> Trajectory:
     if trajectory.num_tokens <= num_tokens:
         return trajectory
     return unsampled(trajectory.token_ids[:num_tokens], trajectory.loss_mask[:num_tokens])
-
-
-def up_to_last(trajectory: Trajectory, token_id: int) -> Trajectory:
-    """Return the trajectory without the few tokens behind the last `token_id`, if that token is
-    learned."""
-    ids = trajectory.token_ids
-    for place in range(len(ids) - 1, max(len(ids) - 1 - _TAIL, 0), -1):
-        if ids[place] == token_id and trajectory.loss_mask[place]:
-            return cut(trajectory, place + 1)
-    return trajectory

@@ -4,7 +4,8 @@ or pairs. Bad rows are reported by line; order and position are defined as for p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -14,11 +15,11 @@ from milescli.core.types import Pair, Trajectory
 from milescli.data.chat_masks import (
     MarkedText,
     cut,
+    marked_as_one,
     marked_chat,
     marked_response,
     marked_text,
     tokenized,
-    up_to_last,
 )
 from milescli.data.example_rows import Chat, ExampleForm, ExampleRow, Kind, RowField
 from milescli.data.file_prompts import EpochOrder
@@ -32,6 +33,8 @@ from milescli.recipe.data_files import DataFile, names_in
 
 Item = TypeVar("Item")
 """Trajectory or Pair."""
+NUM_LOOKED_AT = 2_000
+"""Rows of a file whose texts are searched for special tokens."""
 Reasons = dict[int, str]
 """Number of a row among all -> why it is left out."""
 
@@ -72,13 +75,10 @@ def load_examples(
     *,
     kind: Kind,
     tokenizer: ChatTokenizer,
-    ends_at_turn: bool = False,
     folder: Path | None = None,
 ) -> tuple[list[Trajectory] | list[Pair], ExampleReport]:
-    """Read, check and tokenise what `data.<key>` names, by absolute paths. `ends_at_turn`: whether
-    to remove what templates write after the token that ends the last turn. No engine would sample
-    that, and a reward model scores what was sampled. `folder`: where Arrow files are written; None:
-    where temporary files are.
+    """Read, check and tokenise what `data.<key>` names, by absolute paths. `folder`: where Arrow
+    files are written; None: where temporary files are.
 
     Raises DataError for a file that is missing or of another kind, for bad rows, and if nothing is
     left to learn from.
@@ -87,12 +87,14 @@ def load_examples(
     pairs: list[Pair] = []
     places: list[str] = []
     hashes: list[str] = []
+    spelled = ""
     for file in named:
         path = Path(file.name)
         read = read_examples(file, data=data, key=key, kind=kind, folder=folder)
         read.require_good()
         rows = read.read(range(len(read)))
-        made = _tokenised(rows, tokenizer, path=path, ends_at_turn=ends_at_turn)
+        made = _tokenised(rows, tokenizer, path=path, kind=kind)
+        spelled = spelled or _spelled_out(rows, tokenizer)
         unit = "line" if path.suffix in LINE_SUFFIXES else "row"
         whose = f"{path.name} {unit}" if named[1:] else unit
         places += [f"{whose} {pair.index + 1}" for pair in made]
@@ -108,24 +110,30 @@ def load_examples(
         path=", ".join(file.spelled() for file in named),
         sha256=sha256,
     )
+    report = replace(report, note="; ".join(note for note in (report.note, spelled) if note))
     if kind == "pairs":
         return kept, report
     return [side for pair in kept for side in pair.sides], report
 
 
 def _tokenised(
-    rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path, ends_at_turn: bool
+    rows: Sequence[ExampleRow], tokenizer: ChatTokenizer, *, path: Path, kind: Kind
 ) -> list[Pair]:
-    sides = [side for row in rows for side in (row.chosen, row.rejected) if side is not None]
-    lines = tokenized(tokenizer, _marked(rows, sides, tokenizer, path=path))
-    if ends_at_turn:
-        lines = [up_to_last(line, tokenizer.eos_id) for line in lines]
-    trajectories = iter(lines)
+    """Return the pairs of `rows`; of a chat one for each of its sequences, by the same index."""
+    sides = _sides(rows)
+    marked = _marked(rows, sides, tokenizer, path=path, kind=kind)
+    lines = iter(tokenized(tokenizer, [text for texts in marked for text in texts]))
+    if kind == "chats":
+        return [
+            Pair(index=row.index, chosen=next(lines), rejected=None, margin=row.margin)
+            for row, texts in zip(rows, marked, strict=True)
+            for _ in texts
+        ]
     return [
         Pair(
             index=row.index,
-            chosen=next(trajectories) if row.chosen is not None else None,
-            rejected=next(trajectories) if row.rejected is not None else None,
+            chosen=next(lines) if row.chosen is not None else None,
+            rejected=next(lines) if row.rejected is not None else None,
             margin=row.margin,
         )
         for row in rows
@@ -150,35 +158,61 @@ def read_examples(
     return rows
 
 
+def _sides(rows: Sequence[ExampleRow]) -> list[Chat]:
+    return [side for row in rows for side in (row.chosen, row.rejected) if side is not None]
+
+
+def _spelled_out(rows: Sequence[ExampleRow], tokenizer: ChatTokenizer) -> str:
+    """Return which special token the text of others than the assistant spells out first, and in
+    which row; empty if none does."""
+    for row in rows[:NUM_LOOKED_AT]:
+        for side in _sides([row]):
+            said = [turn for turn in side.turns if turn["role"] != "assistant"]
+            if found := sorted(tokenizer.special_texts_in(said)):
+                return (
+                    f"row {row.index + 1} spells out `{found[0]}`, which the model reads as a "
+                    "special token: text of users can open or end a turn there"
+                )
+    return ""
+
+
 def _marked(
-    rows: Sequence[ExampleRow], sides: Sequence[Chat], tokenizer: ChatTokenizer, *, path: Path
-) -> list[MarkedText]:
-    marked: list[MarkedText] = []
+    rows: Sequence[ExampleRow],
+    sides: Sequence[Chat],
+    tokenizer: ChatTokenizer,
+    *,
+    path: Path,
+    kind: Kind,
+) -> list[list[MarkedText]]:
+    """Return the texts of each side; one, unless they are chats."""
+    marked: list[list[MarkedText]] = []
     bad: list[BadRow] = []
     lines = [row.index + 1 for row in rows for side in (row.chosen, row.rejected) if side]
     for line, side in zip(lines, sides, strict=True):
         try:
-            marked.append(_text_of(side, tokenizer))
-            if not marked[-1].spans:
+            marked.append(_texts_of(side, tokenizer, kind=kind))
+            if not any(text.spans for text in marked[-1]):
                 raise ValueError("nothing of it is learned: its last turn has no text")
         except Exception as error:  # a chat template may raise anything
-            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            bad.append(BadRow(line=line, reason=f"{kind}{error}"))
+            named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            bad.append(BadRow(line=line, reason=f"{named}{error}"))
     if bad:
         raise bad_rows_error(f"{len(bad)} of {len(rows)} rows of {path} cannot be used", path, bad)
     return marked
 
 
-def _text_of(chat: Chat, tokenizer: ChatTokenizer) -> MarkedText:
-    if not chat.turns:
-        return marked_text(chat.text)
+def _texts_of(chat: Chat, tokenizer: ChatTokenizer, *, kind: Kind) -> list[MarkedText]:
+    turns = chat.turns
+    if not turns:
+        return [marked_text(chat.text)]
     if tokenizer.template is None:
-        if chat.first + 1 != len(chat.turns) and len(chat.turns) > 2 + (
-            chat.turns[0]["role"] == "system"
-        ):
+        if chat.first + 1 != len(turns) and len(turns) > 2 + (turns[0]["role"] == "system"):
             raise ValueError("a chat of several turns needs a chat template (data.chat_template)")
-        return marked_response(tokenizer.render(chat.turns[:-1]), chat.turns[-1]["content"])
-    return marked_chat(tokenizer, chat.turns, first=chat.first, tools=chat.tools or None)
+        return [marked_response(tokenizer.render(turns[:-1]), turns[-1]["content"])]
+    tools = chat.tools or None
+    if kind == "pairs":
+        return [marked_as_one(tokenizer, turns, first=chat.first, tools=tools)]
+    return marked_chat(tokenizer, turns, first=chat.first, tools=tools)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,10 +225,13 @@ class ExampleReport:
     num_rows: int
     """Rows in the file."""
     num_used: int
+    """Rows that are learned from, or a part of them."""
+    num_sequences: int
+    """What they come to: a chat may take several sequences (`marked_chat`)."""
     num_too_long: int
-    """Rows left out because they are longer than `data.max_row_tokens`."""
+    """Sequences left out because they are longer than `data.max_row_tokens`."""
     num_cut: int
-    """Rows cut at that length."""
+    """Sequences cut at that length."""
     num_equal: int
     """Pairs left out whose sides are equal."""
     tokens: int
@@ -207,7 +244,7 @@ class ExampleReport:
     tokens_p99: int
     tokens_max: int
     note: str = ""
-    """Which rows were left out, the first of them by line."""
+    """Which rows were left out, and which are several sequences, the first of them by line."""
 
 
 def fitted(
@@ -238,7 +275,8 @@ def fitted(
         for at, pair in enumerate(now)
         if at not in long and _is_equal(pair)
     }
-    kept = [pair for at, pair in enumerate(now) if at not in long and at not in equal]
+    out = {**long, **equal}
+    kept = [pair for at, pair in enumerate(now) if at not in out]
     if not kept:
         if long:
             raise _too_long(path, long, lengths, bound, places)
@@ -252,15 +290,16 @@ def fitted(
     return kept, ExampleReport(
         path=path,
         sha256=sha256,
-        num_rows=len(pairs),
-        num_used=len(kept),
+        num_rows=len(set(places)),
+        num_used=len({places[at] for at in range(len(now)) if at not in out}),
+        num_sequences=len(kept),
         num_too_long=len(long),
         num_cut=num_cut,
         num_equal=len(equal),
         tokens=sum(side.num_tokens for side in sides),
         loss_tokens=sum(side.num_loss_tokens for side in sides),
         **percentiles(ascending, "tokens"),
-        note=_note(path, key, {**long, **equal}, len(pairs), places),
+        note="; ".join(_notes(path, key, out, places)),
     )
 
 
@@ -284,11 +323,20 @@ def _is_equal(pair: Pair) -> bool:
     )
 
 
-def _note(path: str, key: RowField, reasons: Reasons, num_rows: int, places: Sequence[str]) -> str:
-    if not reasons:
-        return ""
-    what = f"data.{key}: {len(reasons)} of {num_rows} rows of {path.rpartition('/')[2]}"
-    return f"{what} are left out ({_shown(reasons, places)})"
+def _notes(path: str, key: RowField, out: Reasons, places: Sequence[str]) -> Iterator[str]:
+    """Yield what people should know of rows that are left out, and of those that are several
+    sequences."""
+    counts = Counter(places)
+    of = f"of {len(counts)} rows of {path.rpartition('/')[2]}"
+    if out:
+        left = len({places[at] for at in out})
+        yield f"data.{key}: {left} {of} are left out ({_shown(out, places)})"
+    if several := [place for place in counts if counts[place] > 1]:
+        yield (
+            f"data.{key}: {len(several)} {of} are learned in several sequences, {len(places)} in "
+            "all: the chat template writes earlier turns otherwise once the chat goes on "
+            f"({several[0]}: {counts[several[0]]})"
+        )
 
 
 def _shown(reasons: Reasons, places: Sequence[str]) -> str:

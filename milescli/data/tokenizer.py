@@ -158,6 +158,12 @@ class ChatTokenizer:
         """Return the special tokens, as text."""
         return [str(token) for token in self.inner.added_tokens_decoder.values()]
 
+    @cached_property
+    def turn_texts(self) -> list[str]:
+        """Return the tokens that are no text, as text: what ends a turn is one of them. Families
+        add others, which a turn contains (`</think>`, `</tool_call>`)."""
+        return [str(token) for token in self.inner.convert_ids_to_tokens([*self.special_ids])]
+
     def render(
         self,
         messages: Sequence[Message],
@@ -184,21 +190,26 @@ class ChatTokenizer:
         )
 
     def render_marked(
-        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """Return the chat, and the characters [start, end) within the template's own `generation`
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        opens_answer: bool = False,
+    ) -> list[tuple[int, int]]:
+        """Return the characters [start, end) of `render` within the template's own `generation`
         marks."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         tools = tools or self.tools
-        rendered, spans = render_jinja_template(
+        _, spans = render_jinja_template(
             conversations=[list(messages)],
             tools=list(tools) if tools else None,
             chat_template=self.template,
             return_assistant_tokens_mask=True,
+            add_generation_prompt=opens_answer,
             **self.inner.special_tokens_map,
         )
-        return rendered[0], [(start, end) for start, end in spans[0]]
+        return [(start, end) for start, end in spans[0]]
 
     def encode_chats(
         self,
@@ -264,17 +275,53 @@ class ChatTokenizer:
         texts = [text for text in contents if isinstance(text, str)]
         return {token for token in self.special_texts if any(token in text for text in texts)}
 
+    @cached_property
+    def stop_texts(self) -> list[str]:
+        """Return the tokens at which generation stops, as text."""
+        known = [one for one in self.stop_ids if one < self.vocab_size]
+        return [str(token) for token in self.inner.convert_ids_to_tokens(known) if token]
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Return the tokens at which generation stops."""
+        return engine_stop_ids(self.folder) | {self.eos_id, int(self.inner.eos_token_id)}
+
     def _end_of_turn(self) -> int:
         """Return the special token that the template writes behind an assistant's turn, which is
-        what a run learns to end with; the end of sequence if it writes none."""
+        what a run learns to end with; some families write it as the header of the next turn. The
+        end of sequence if it writes none."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
-        after = ""
-        if self.template is not None:
-            with contextlib.suppress(Exception):  # a template that wants more than these turns
-                after = self.render(turns, opens_answer=False).rpartition(STAND_IN)[2]
-        ends = [(after.index(token), token) for token in self.special_texts if token in after]
-        end = self.inner.convert_tokens_to_ids(min(ends)[1]) if ends else None
-        return int(self.inner.eos_token_id) if end is None else int(end)
+        for later in ([], [turns[0]]):
+            after = ""
+            if self.template is not None:
+                with contextlib.suppress(Exception):  # a template that wants more than these turns
+                    shown = self.render([*turns, *later], opens_answer=False)
+                    after = shown.rpartition(STAND_IN)[2] if STAND_IN in shown else ""
+            if (end := self.end_in(after)) is not None:
+                return end
+        return int(self.inner.eos_token_id)
+
+    def end_in(self, text: str) -> int | None:
+        """Return the token that ends a turn which `text` follows: of the first special tokens that
+        stand in a row the first at which engines stop, else the first; None if there is none, or
+        only one that opens the assistant's turns too."""
+        run = _special_run(text, self.turn_texts)
+        ids = [int(self.inner.convert_tokens_to_ids(token)) for token in run]
+        stops = {self.inner.eos_token_id} | engine_stop_ids(self.folder)
+        if stop := next((token for token in ids if token in stops), None):
+            return stop
+        opens = not run or run[0] in self._answer_opening or ids[0] == self.inner.bos_token_id
+        return None if opens else ids[0]
+
+    @cached_property
+    def _answer_opening(self) -> str:
+        """Return what the template writes between a user's turn and the answer."""
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": STAND_IN}]
+        with contextlib.suppress(Exception):  # a template that wants more than these turns
+            asked = self.render(turns[:1], opens_answer=False)
+            text = self.render(turns, opens_answer=False)
+            return text[len(asked) :].partition(STAND_IN)[0] if text.startswith(asked) else ""
+        return ""
 
     def encode_response(self, text: str) -> list[int]:
         """Return [num_tokens] of a response as the model should write it: the text, then the
@@ -391,6 +438,17 @@ def _raw(messages: Sequence[Message]) -> str:
             f"{', '.join(roles)}"
         )
     return "\n\n".join(str(message["content"]) for message in messages)
+
+
+def _special_run(text: str, special: Sequence[str]) -> list[str]:
+    """Return the first special tokens in the text that stand in a row."""
+    found = list[str]()
+    starts = [text.index(token) for token in special if token in text]
+    at = min(starts, default=len(text))
+    while token := max((one for one in special if text.startswith(one, at)), key=len, default=""):
+        found.append(token)
+        at += len(token)
+    return found
 
 
 def _prefix_of(inner: PreTrainedTokenizerBase) -> list[int]:

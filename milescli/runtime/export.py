@@ -22,6 +22,7 @@ from milescli.console.output import Output
 from milescli.console.transfer import Transfer
 from milescli.conversion.source import find_checkpoint, find_model
 from milescli.core.errors import CheckpointError, DataError
+from milescli.data.chat_masks import turn_end_ids
 from milescli.data.tokenizer import (
     GENERATION_CONFIG,
     engine_stop_ids,
@@ -240,8 +241,8 @@ def _own_template(story: Story | None, output: Output) -> dict[str, str]:
 
 
 def _own_end(base: Path, story: Story | None) -> dict[str, str]:
-    """Return generation_config.json with the token that a run taught to end a turn with, where the
-    base model's does not name it: who serves the export must stop there, as the run did."""
+    """Return generation_config.json with the tokens that a run taught to end a turn with, where the
+    base model's does not name them: who serves the export must stop there, as the run did."""
     if story is None:
         return {}
     try:
@@ -249,11 +250,12 @@ def _own_end(base: Path, story: Story | None) -> dict[str, str]:
     except DataError:
         return {}
     stops = engine_stop_ids(base)
-    if tokenizer.eos_id in stops:
+    own = turn_end_ids(tokenizer) - stops
+    if not own:
         return {}
     file = base / GENERATION_CONFIG
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    config["eos_token_id"] = [*sorted(stops), tokenizer.eos_id]
+    config["eos_token_id"] = [*sorted(stops), *sorted(own)]
     return {GENERATION_CONFIG: json.dumps(config, indent=2) + "\n"}
 
 

@@ -3,6 +3,7 @@ ends, what is left out of earlier turns, how tools are called. No family's own t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,15 @@ class Family:
     template: str
     special: list[str]
     eos: str
+    added: Sequence[str] = ()
+    """Tokens that a turn contains."""
     has_tools: bool = True
     has_system: bool = True
     has_reasoning: bool = False
     """Of the last turn; that of earlier turns is left out."""
 
 
+_TAGS = ("<think>", "</think>", "<tool>", "</tool>")
 _CHATML = ["<|im_start|>", "<|im_end|>"]
 _TOOL_CALLS = (
     "{%- for call in m.tool_calls or [] -%}"
@@ -133,6 +137,7 @@ GLM_4_5 = Family(
         *("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     ],
     eos="<|endoftext|>",
+    added=_TAGS,
     has_reasoning=True,
     template=(
         "[gMASK]<sop>" + _LAST_USER + "{%- for m in messages -%}"
@@ -184,6 +189,7 @@ GEMMA = Family(
 # an empty block of reasoning stands before an answer without any, in one piece
 NEMOTRON = Family(
     special=_CHATML,
+    added=_TAGS,
     eos="<|im_end|>",
     has_reasoning=True,
     template=(
@@ -209,6 +215,102 @@ KIMI = Family(
         "{%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}"
     ),
 )
+# what a tool returned is written into the turn that called it, before its content
+FOLDED = Family(
+    special=["<|turn>", "<turn|>", "<|call>", "<call|>", "<|response>", "<response|>"],
+    eos="<turn|>",
+    template=(
+        "{%- set ns = namespace(open=false) -%}{%- for m in messages -%}{%- if m.role != 'tool' -%}"
+        "{%- set turn = loop.index0 -%}"
+        "{%- if not ns.open -%}<|turn>{{ m.role ~ '\\n' }}{%- endif -%}{%- set ns.open = false -%}"
+        "{%- for call in m.tool_calls or [] -%}"
+        "<|call>{{ call.function.name ~ (call.function.arguments | tojson) }}<call|>"
+        "{%- endfor -%}"
+        "{%- if m.tool_calls -%}{%- for later in messages[turn + 1:] -%}"
+        "{%- if later.role == 'tool' and not ns.open -%}"
+        "{%- set ns.open = true -%}<|response>{{ later.content }}<response|>"
+        "{%- endif -%}{%- endfor -%}{%- endif -%}{{ m.content | trim }}"
+        "{%- if m.tool_calls and not ns.open -%}<|response>"
+        "{%- elif not ns.open -%}<turn|>{{ '\\n' }}{%- endif -%}"
+        "{%- endif -%}{%- endfor -%}"
+        "{%- if add_generation_prompt and not ns.open -%}<|turn>assistant{{ '\\n' }}{%- endif -%}"
+    ),
+)
+# what a model should call is left out
+DROPS = Family(
+    special=["<|user|>", "<|assistant|>", "<|tool|>", "<|system|>", "<|end|>", "<|endoftext|>"],
+    eos="<|endoftext|>",
+    template=(
+        "{%- for m in messages -%}<|{{ m.role }}|>{{ '\\n' ~ m.content }}<|end|>{{ '\\n' }}"
+        "{%- endfor -%}"
+        "{%- if add_generation_prompt -%}<|assistant|>{{ '\\n' }}{%- else -%}<|endoftext|>"
+        "{%- endif -%}"
+    ),
+)
+# the opening of an answer opens reasoning, which no turn shows again
+R1_DISTILL = Family(
+    special=["<|bos|>", "<|User|>", "<|Assistant|>", "<|calls|>", "<|/calls|>", "<|eos|>"],
+    eos="<|eos|>",
+    template=(
+        "<|bos|>{%- for m in messages -%}{%- if m.role == 'assistant' -%}<|Assistant|>"
+        "{%- if m.tool_calls -%}<|calls|>{{ m.tool_calls[0].function | tojson }}<|/calls|>"
+        "{%- else -%}{{ m.content.split('</think>')[-1] }}{%- endif -%}<|eos|>"
+        "{%- else -%}<|User|>{{ m.content }}{%- endif -%}{%- endfor -%}"
+        "{%- if add_generation_prompt -%}<|Assistant|><think>{{ '\\n' }}{%- endif -%}"
+    ),
+)
+# what tools return is closed before an answer, but not before another call
+ROUNDS = Family(
+    special=["<|bos|>", "<|User|>", "<|Assistant|>", "<|outputs|>", "<|/outputs|>", "<|eos|>"],
+    eos="<|eos|>",
+    template=(
+        "<|bos|>{%- set ns = namespace(tool=false) -%}{%- for m in messages -%}"
+        "{%- if m.role == 'tool' -%}<|outputs|>{{ m.content }}{%- set ns.tool = true -%}"
+        "{%- elif m.role == 'assistant' -%}"
+        "{%- if not ns.tool -%}<|Assistant|>{%- elif not m.tool_calls -%}<|/outputs|>{%- endif -%}"
+        "{%- set ns.tool = false -%}{{ m.content }}" + _TOOL_CALLS + "<|eos|>"
+        "{%- else -%}<|User|>{{ m.content }}{%- endif -%}{%- endfor -%}"
+        "{%- if ns.tool -%}<|/outputs|>{%- elif add_generation_prompt -%}<|Assistant|>"
+        "{%- endif -%}"
+    ),
+)
+# tools are declared before the last question, wherever that is
+LAST_TOOLS = Family(
+    special=["<s>", "</s>", "[INST]", "[/INST]", "[TOOLS]", "[RESULT]"],
+    eos="</s>",
+    template=(
+        "<s>" + _LAST_USER + "{%- for m in messages -%}"
+        "{%- if m.role == 'assistant' -%}{{ ' ' ~ m.content }}" + _TOOL_CALLS + "</s>"
+        "{%- elif m.role == 'tool' -%}[RESULT]{{ m.content }}[/INST]"
+        "{%- else -%}{%- if loop.index0 == ns.last -%}[TOOLS]{{ (tools or []) | tojson }}"
+        "{%- endif -%}[INST]{{ ' ' ~ m.content }}[/INST]{%- endif -%}{%- endfor -%}"
+    ),
+)
+# an answer is closed, and then the turn; the user's turn ends by the same token
+TWICE_CLOSED = Family(
+    special=["<|START|>", "<|USER|>", "<|BOT|>", "<|ANSWERED|>", "<|END|>"],
+    eos="<|END|>",
+    template=(
+        "{%- for m in messages -%}<|START|>"
+        "{%- if m.role == 'assistant' -%}<|BOT|>{{ m.content }}" + _TOOL_CALLS + "<|ANSWERED|>"
+        "{%- else -%}<|USER|>{{ m.content }}{%- endif -%}<|END|>{%- endfor -%}"
+        "{%- if add_generation_prompt -%}<|START|><|BOT|>{%- endif -%}"
+    ),
+)
+# reasoning before a call is written as long as no answer follows
+CALL_CHANNELS = Family(
+    special=GPT_OSS.special,
+    eos=GPT_OSS.eos,
+    has_reasoning=True,
+    template=GPT_OSS.template.replace(
+        "{%- if m.role == 'assistant' and m.tool_calls -%}",
+        "{%- if m.role == 'assistant' and m.tool_calls -%}"
+        "{%- set later = messages[loop.index:] | selectattr('role', 'equalto', 'assistant')"
+        " | rejectattr('tool_calls', 'defined') | list -%}"
+        "{%- if m.thinking and not later -%}"
+        "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{%- endif -%}",
+    ),
+)
 FAMILIES = {
     "chatml": CHATML,
     "marked": MARKED,
@@ -223,10 +325,22 @@ FAMILIES = {
     "nemotron": NEMOTRON,
     "kimi": KIMI,
 }
+KINDS = FAMILIES | {
+    "folded": FOLDED,
+    "drops calls": DROPS,
+    "r1 distill": R1_DISTILL,
+    "rounds": ROUNDS,
+    "last tools": LAST_TOOLS,
+    "twice closed": TWICE_CLOSED,
+    "call channels": CALL_CHANNELS,
+}
+"""And those that lose something, or write earlier turns otherwise."""
 
 
-def tokenizer_of(template: str, *, special: list[str], eos: str) -> ChatTokenizer:
-    """A token for each byte, and the special ones."""
+def tokenizer_of(
+    template: str, *, special: list[str], eos: str, added: Sequence[str] = ()
+) -> ChatTokenizer:
+    """A token for each byte, the special ones, and those that are `added`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -235,5 +349,6 @@ def tokenizer_of(template: str, *, special: list[str], eos: str) -> ChatTokenize
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(token, special=True) for token in special])
+    inner.add_tokens([AddedToken(token, normalized=False) for token in added])
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=eos)
     return ChatTokenizer(fast, folder=Path(), template=template)

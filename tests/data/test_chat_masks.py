@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from milescli.data.chat_masks import (
-    Turn,
+    marked_as_one,
     marked_chat,
     marked_response,
     marked_text,
     tokenized,
+    turn_end_ids,
 )
 from milescli.data.tokenizer import ChatTokenizer
-from tests.data.chat_templates import CHATML, FAMILIES, tokenizer_of
+from milescli.data.turn_places import Turn
+from tests.data.chat_templates import CHATML, FAMILIES, KINDS, tokenizer_of
 
 
 def user(text: str) -> Turn:
@@ -41,6 +44,7 @@ SYSTEM = [{"role": "system", "content": "be brief"}, *ONE]
 TOOLS = [user("hi"), CALL, {"role": "tool", "content": "2"}, said("two")]
 REASONED = [user("hi"), said("hello", why="first"), user("more"), said("well", why="second")]
 CALLED = '<tool>add({"a": 1})</tool>'
+REASONS = [("first", "hello"), ("second", "well")]
 EMPTY = "<think>\n\n</think>\n\n"
 
 
@@ -48,29 +52,38 @@ EMPTY = "<think>\n\n</think>\n\n"
 def tokenizers() -> dict[str, ChatTokenizer]:
     """By family."""
     return {
-        name: tokenizer_of(family.template, special=family.special, eos=family.eos)
-        for name, family in FAMILIES.items()
+        name: tokenizer_of(
+            family.template, special=family.special, eos=family.eos, added=family.added
+        )
+        for name, family in KINDS.items()
     }
 
 
-def learned(tokenizer: ChatTokenizer, turns: Sequence[Turn], *, first: int = 0) -> list[str]:
-    """The parts on the loss mask, as the tokens of it say."""
-    (line,) = tokenized(tokenizer, [marked_chat(tokenizer, turns, first=first)])
+def learned(
+    tokenizer: ChatTokenizer,
+    turns: Sequence[Turn],
+    *,
+    first: int = 0,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> list[str]:
+    """The parts on the loss mask, as the tokens of it say, of all sequences."""
+    lines = tokenized(tokenizer, marked_chat(tokenizer, turns, first=first, tools=tools))
     parts: list[list[int]] = []
-    for place, on in enumerate(line.loss_mask):
-        if on and not line.loss_mask[place - 1]:
-            parts.append([])
-        if on:
-            parts[-1].append(line.token_ids[place])
+    for line in lines:
+        for place, on in enumerate(line.loss_mask):
+            if on and not line.loss_mask[place - 1]:
+                parts.append([])
+            if on:
+                parts[-1].append(line.token_ids[place])
     return [str(tokenizer.inner.decode(ids)) for ids in parts]
 
 
 EXPECTED: dict[str, dict[str, list[str]]] = {
     "chatml": {
-        "one": ["hello<|im_end|>\n"],
-        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
-        "system": ["hello<|im_end|>\n"],
-        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
+        "one": ["hello<|im_end|>"],
+        "many": ["hello<|im_end|>", "well\n<|im_end|>"],
+        "system": ["hello<|im_end|>"],
+        "tools": [f"{CALLED}<|im_end|>", "two<|im_end|>"],
     },
     "marked": {
         "one": ["hello<|im_end|>"],
@@ -85,25 +98,25 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "tools": [f"{CALLED}<|eot_id|>", "two<|eot_id|>"],
     },
     "qwen 3": {
-        "one": [f"{EMPTY}hello<|im_end|>\n"],
-        "many": ["hello<|im_end|>\n", f"{EMPTY}well\n<|im_end|>\n"],
-        "system": [f"{EMPTY}hello<|im_end|>\n"],
-        "tools": [f"{CALLED}<|im_end|>\n", f"{EMPTY}two<|im_end|>\n"],
-        "reasoned": ["hello<|im_end|>\n", "<think>\nsecond\n</think>\n\nwell<|im_end|>\n"],
+        "one": [f"{EMPTY}hello<|im_end|>"],
+        "many": ["hello<|im_end|>", f"{EMPTY}well\n<|im_end|>"],
+        "system": [f"{EMPTY}hello<|im_end|>"],
+        "tools": [f"{CALLED}<|im_end|>", f"{EMPTY}two<|im_end|>"],
+        "reasoned": [f"<think>\n{why}\n</think>\n\n{text}<|im_end|>" for why, text in REASONS],
     },
     "qwen 3.5": {
-        "one": ["\n</think>\n\nhello<|im_end|>\n"],
-        "many": ["hello<|im_end|>\n", "\n</think>\n\nwell\n<|im_end|>\n"],
-        "system": ["\n</think>\n\nhello<|im_end|>\n"],
-        "tools": [f"\n</think>\n\n{CALLED}<|im_end|>\n", "\n</think>\n\ntwo<|im_end|>\n"],
-        "reasoned": ["hello<|im_end|>\n", "second\n</think>\n\nwell<|im_end|>\n"],
+        "one": ["\n</think>\n\nhello<|im_end|>"],
+        "many": [f"\n</think>\n\n{text}<|im_end|>" for text in ("hello", "well\n")],
+        "system": ["\n</think>\n\nhello<|im_end|>"],
+        "tools": [f"\n</think>\n\n{CALLED}<|im_end|>", "\n</think>\n\ntwo<|im_end|>"],
+        "reasoned": [f"{why}\n</think>\n\n{text}<|im_end|>" for why, text in REASONS],
     },
     "qwen 3.5 short": {
-        "one": ["hello<|im_end|>\n"],
-        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
-        "system": ["hello<|im_end|>\n"],
-        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
-        "reasoned": ["hello<|im_end|>\n", "second\n</think>\n\nwell<|im_end|>\n"],
+        "one": ["hello<|im_end|>"],
+        "many": ["hello<|im_end|>", "well\n<|im_end|>"],
+        "system": ["hello<|im_end|>"],
+        "tools": [f"{CALLED}<|im_end|>", "two<|im_end|>"],
+        "reasoned": [f"{why}\n</think>\n\n{text}<|im_end|>" for why, text in REASONS],
     },
     "deepseek v3": {
         "one": ["hello<|eos|>"],
@@ -112,11 +125,14 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "tools": [f"{CALLED}<|eos|>", "two<|eos|>"],
     },
     "glm 4.5": {
-        "one": ["\n<think></think>\nhello<|endoftext|>"],
-        "many": ["\n<think></think>\nhello", "\n<think></think>\nwell<|endoftext|>"],
-        "system": ["\n<think></think>\nhello<|endoftext|>"],
-        "tools": [f"\n<think></think>\n{CALLED}", "\n<think></think>\ntwo<|endoftext|>"],
-        "reasoned": ["\n<think></think>\nhello", "\n<think>second</think>\nwell<|endoftext|>"],
+        "one": ["\n<think></think>\nhello<|user|>"],
+        "many": [f"\n<think></think>\n{text}<|user|>" for text in ("hello", "well")],
+        "system": ["\n<think></think>\nhello<|user|>"],
+        "tools": [
+            f"\n<think></think>\n{CALLED}<|observation|>",
+            "\n<think></think>\ntwo<|user|>",
+        ],
+        "reasoned": [f"\n<think>{why}</think>\n{text}<|user|>" for why, text in REASONS],
     },
     "gpt-oss": {
         "one": ["<|channel|>final<|message|>hello<|return|>"],
@@ -130,21 +146,21 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
             "<|channel|>final<|message|>two<|return|>",
         ],
         "reasoned": [
-            "<|channel|>final<|message|>hello<|end|>",
-            "<|channel|>analysis<|message|>second<|end|>"
-            "<|start|>assistant<|channel|>final<|message|>well<|return|>",
+            f"<|channel|>analysis<|message|>{why}<|end|>"
+            f"<|start|>assistant<|channel|>final<|message|>{text}<|return|>"
+            for why, text in REASONS
         ],
     },
     "gemma": {
-        "one": ["hello<end_of_turn>\n"],
-        "many": ["hello<end_of_turn>\n", "well<end_of_turn>\n"],
+        "one": ["hello<end_of_turn>"],
+        "many": ["hello<end_of_turn>", "well<end_of_turn>"],
     },
     "nemotron": {
-        "one": ["hello<|im_end|>\n"],
-        "many": ["hello<|im_end|>\n", "well\n<|im_end|>\n"],
-        "system": ["hello<|im_end|>\n"],
-        "tools": [f"{CALLED}<|im_end|>\n", "two<|im_end|>\n"],
-        "reasoned": ["hello<|im_end|>\n", "second\n</think>\nwell<|im_end|>\n"],
+        "one": ["</think>hello<|im_end|>"],
+        "many": ["</think>hello<|im_end|>", "</think>well\n<|im_end|>"],
+        "system": ["</think>hello<|im_end|>"],
+        "tools": [f"</think>{CALLED}<|im_end|>", "</think>two<|im_end|>"],
+        "reasoned": [f"{why}\n</think>\n{text}<|im_end|>" for why, text in REASONS],
     },
     "kimi": {
         "one": ["hello<|im_end|>"],
@@ -190,11 +206,104 @@ def test_what_is_not_learned_is_the_prompt_that_an_engine_would_see(
 ) -> None:
     """But for reasoning that a template opens, and a row without any closes in one piece."""
     tokenizer = tokenizers[family]
-    marked = marked_chat(tokenizer, MANY, first=3)
+    (marked,) = marked_chat(tokenizer, MANY, first=3)
     prompt = tokenizer.render(MANY[:3])
     given = marked.text[: marked.spans[0][0]]
-    closed = {"nemotron": prompt.replace("<think>\n", "<think></think>")}
+    closed = {"nemotron": prompt.replace("<think>\n", "<think>")}
     assert given == closed.get(family, prompt)
+
+
+RESULT = {"role": "tool", "content": "2"}
+BOTH = [user("hi"), {**CALL, "content": "wait"}, RESULT, said("two")]
+ROUNDS = [user("hi"), CALL, RESULT, CALL, RESULT, said("two")]
+THOUGHT_CALL = [user("hi"), {**CALL, "thinking": "first"}, RESULT, said("two", why="second")]
+INLINE = [user("hi"), said("<think>\nfirst\n</think>\n\nhello")]
+FOLDED_CALL = '<|call>add{"a": 1}<call|>'
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "expected"),
+    [
+        ("folded", TOOLS, [f"{FOLDED_CALL}<|response>", "two<turn|>"]),
+        ("folded", BOTH, [FOLDED_CALL, "waittwo<turn|>"]),
+        ("rounds", ROUNDS, [f"{CALLED}<|eos|>", f"{CALLED}<|eos|>", "two<|eos|>"]),
+        (
+            "r1 distill",
+            [user("hi"), CALL],
+            ['<|calls|>{"name": "add", "arguments": {"a": 1}}<|/calls|><|eos|>'],
+        ),
+        ("r1 distill", MANY, ["hello<|eos|>", "well\n<|eos|>"]),
+        ("last tools", MANY, [" hello</s>", " well\n</s>"]),
+        ("twice closed", MANY, ["hello<|ANSWERED|><|END|>", "well\n<|ANSWERED|><|END|>"]),
+        ("drops calls", MANY, ["hello<|end|>", "well\n<|end|>"]),
+        (
+            "call channels",
+            THOUGHT_CALL,
+            [
+                "<|channel|>analysis<|message|>first<|end|><|start|>assistant to=functions.add"
+                '<|channel|>commentary<|message|>{"a": 1}<|call|>',
+                "<|channel|>analysis<|message|>second<|end|>"
+                "<|start|>assistant<|channel|>final<|message|>two<|return|>",
+            ],
+        ),
+        ("llama 3", INLINE, ["<think>\nfirst\n</think>\n\nhello<|eot_id|>"]),
+    ],
+)
+def test_what_templates_write_otherwise_is_learned_as_it_was_generated(
+    tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], expected: list[str]
+) -> None:
+    assert learned(tokenizers[kind], turns) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "turns", "lost"),
+    [
+        ("drops calls", TOOLS, "`tool_calls` of turn 2"),
+        ("r1 distill", BOTH, "`content` of turn 2"),
+        ("r1 distill", INLINE, "`content` of turn 2"),
+        ("deepseek v3", INLINE, "`content` of turn 2"),
+        ("llama 3", REASONED, "`reasoning_content`, `thinking` of turn 4"),
+        (
+            "gpt-oss",
+            [user("hi"), {**said("hello"), "reasoning_content": "first"}],
+            "`reasoning_content` of turn 2, or a part of it: it reads reasoning as `thinking`",
+        ),
+    ],
+)
+def test_a_row_of_which_the_template_loses_a_part_is_refused_by_its_name(
+    tokenizers: dict[str, ChatTokenizer], kind: str, turns: Sequence[Turn], lost: str
+) -> None:
+    with pytest.raises(ValueError, match=f"the chat template leaves out {lost}"):
+        marked_chat(tokenizers[kind], turns)
+
+
+def test_a_row_whose_question_the_template_loses_is_refused() -> None:
+    only = "{%- for m in messages if m.role != 'system' -%}{{ m.content }}<|im_end|>{%- endfor -%}"
+    tokenizer = tokenizer_of(only, special=CHATML.special, eos=CHATML.eos)
+    with pytest.raises(ValueError, match=r"leaves out what turn 1 \(system\) says"):
+        marked_chat(tokenizer, SYSTEM)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends"),
+    [
+        ("chatml", {"<|im_end|>"}),
+        ("glm 4.5", {"<|user|>", "<|observation|>"}),
+        ("call channels", {"<|return|>", "<|call|>"}),
+        ("drops calls", {"<|end|>"}),
+    ],
+)
+def test_engines_are_told_of_each_token_that_a_turn_is_taught_to_end_with(
+    tokenizers: dict[str, ChatTokenizer], kind: str, ends: set[str]
+) -> None:
+    tokenizer = tokenizers[kind]
+    assert set(tokenizer.inner.convert_ids_to_tokens([*turn_end_ids(tokenizer)])) == ends
+
+
+def test_a_pair_takes_one_sequence(tokenizers: dict[str, ChatTokenizer]) -> None:
+    assert marked_as_one(tokenizers["qwen 3"], REASONED, first=3).spans
+    with pytest.raises(ValueError, match="take 2 sequences, and here it may take one"):
+        marked_as_one(tokenizers["qwen 3"], REASONED)
 
 
 def test_a_template_that_refuses_the_chat_says_so(tokenizers: dict[str, ChatTokenizer]) -> None:
@@ -202,17 +311,19 @@ def test_a_template_that_refuses_the_chat_says_so(tokenizers: dict[str, ChatToke
         marked_chat(tokenizers["gemma"], SYSTEM)
 
 
-def test_a_template_that_does_not_tell_is_refused_with_the_turn(
-    tokenizers: dict[str, ChatTokenizer],
-) -> None:
-    """It counts the turns, and nothing that is put in place of one comes out as it went in."""
-    odd = (
-        "{{ messages | length }}{%- for m in messages -%}{{ m.content | upper ~ '<|im_end|>' }}"
-        "{%- endfor -%}"
-    )
-    tokenizer = tokenizer_of(odd, special=CHATML.special, eos=CHATML.eos)
-    with pytest.raises(ValueError, match=r"where turn 4 begins and ends.*\{% generation %\}"):
+COUNTS = (
+    "{%- for m in messages -%}{{ m.content | length ~ m.content ~ '<|im_end|>' }}{%- endfor -%}"
+)
+"""Nothing that is put in place of a turn comes out as it went in."""
+
+
+def test_a_template_that_does_not_tell_is_refused_unless_it_marks_turns() -> None:
+    tokenizer = tokenizer_of(COUNTS, special=CHATML.special, eos=CHATML.eos)
+    with pytest.raises(ValueError, match=r"where a turn begins and ends.*\{% generation %\}"):
         marked_chat(tokenizer, MANY, first=3)
+    marked = COUNTS.replace("{{ m", "{% generation %}{{ m").replace("}}", "}}{% endgeneration %}")
+    tokenizer = tokenizer_of(marked, special=CHATML.special, eos=CHATML.eos)
+    assert learned(tokenizer, ONE, first=1) == ["5hello<|im_end|>"]
 
 
 def test_a_response_without_a_template_is_all_that_follows_the_prompt(
@@ -225,18 +336,18 @@ def test_a_response_without_a_template_is_all_that_follows_the_prompt(
     assert all(line.token_ids[-1] == tokenizer.eos_id for line in lines)
 
 
-def test_a_token_that_belongs_to_both_sides_is_not_learned(tokenizer: ChatTokenizer) -> None:
-    """What a token says that begins before the response is not the assistant's alone."""
+def test_a_prompt_is_tokenised_as_engines_read_it(tokenizer: ChatTokenizer) -> None:
+    """Alone, where a token would reach from it into the response."""
     word = next(
         text
         for text in (" of", "What", " sum", "the")
         if len(tokenizer.inner(text, add_special_tokens=False)["input_ids"]) == 1
     )
-    (line,) = tokenized(tokenizer, [marked_response(f"is {word[:1]}", f"{word[1:]} 4")])
-    (whole,) = tokenized(tokenizer, [marked_text(f"is {word} 4")])
-    joined = line.token_ids.index(tokenizer.inner(word, add_special_tokens=False)["input_ids"][0])
-    assert list(line.token_ids) == list(whole.token_ids)
-    assert not line.loss_mask[joined] and all(line.loss_mask[joined + 1 :])
+    prompt, response = f"is {word[:1]}", f"{word[1:]} 4"
+    (line,) = tokenized(tokenizer, [marked_response(prompt, response)])
+    before = tokenizer.encode_text(prompt)
+    assert list(line.token_ids) == [*before, *tokenizer.encode_response(response)]
+    assert list(line.loss_mask) == [0] * len(before) + [1] * (line.num_tokens - len(before))
 
 
 TRL = importlib.util.find_spec("trl")

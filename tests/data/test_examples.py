@@ -14,7 +14,7 @@ from milescli.core.types import Pair, Trajectory
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.data import Data
-from tests.data.chat_templates import CHATML, tokenizer_of
+from tests.data.chat_templates import CHATML, QWEN_3, tokenizer_of
 
 USER = {"role": "user", "content": "hi"}
 HELLO = {"role": "assistant", "content": "hello"}
@@ -40,14 +40,13 @@ def chatml() -> ChatTokenizer:
 def load(jsonl: Callable[..., Path], chatml: ChatTokenizer) -> Load:
     """(kind, *rows, **keys of `data`) -> items and their report."""
 
-    def loaded(kind: Any, *rows: object, ends_at_turn: bool = False, **data: Any) -> Any:
+    def loaded(kind: Any, *rows: object, **data: Any) -> Any:
         path = jsonl(*rows)
         return load_examples(
             Data(train=str(path), **data),
             "train",
             kind=kind,
             tokenizer=chatml,
-            ends_at_turn=ends_at_turn,
         )
 
     return loaded
@@ -78,8 +77,8 @@ def test_a_chat_in_any_form_is_the_same_line_of_tokens(
     load: Load, chatml: ChatTokenizer, row: dict[str, Any]
 ) -> None:
     ((line,), report) = load("chats", row)
-    assert _split(line, chatml) == (ASKED, "hello<|im_end|>\n")
-    assert (report.tokens, report.loss_tokens) == (line.num_tokens, 7)
+    assert _split(line, chatml) == (ASKED, "hello<|im_end|>")
+    assert (report.tokens, report.loss_tokens) == (line.num_tokens, 6)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_what_an_instruction_is_about_is_part_of_the_prompt(
     load: Load, chatml: ChatTokenizer, row: dict[str, Any], asked: str
 ) -> None:
     ((line,), _) = load("chats", row)
-    assert _split(line, chatml) == (ASKED.replace("hi", asked), "hello<|im_end|>\n")
+    assert _split(line, chatml) == (ASKED.replace("hi", asked), "hello<|im_end|>")
 
 
 def test_a_plain_text_is_learned_whole_and_ends(load: Load, chatml: ChatTokenizer) -> None:
@@ -118,8 +117,8 @@ def test_a_pair_in_any_form_has_two_sides_to_one_prompt(
     (((pair),), _) = load("pairs", {**row, "margin": 0.5}, system_prompt=system_prompt)
     asked = (BE_BRIEF if system_prompt else "") + ASKED
     assert isinstance(pair, Pair) and pair.margin == 0.5
-    assert _split(pair.chosen, chatml) == (asked, "hello<|im_end|>\n")
-    assert _split(pair.rejected, chatml) == (asked, "no<|im_end|>\n")
+    assert _split(pair.chosen, chatml) == (asked, "hello<|im_end|>")
+    assert _split(pair.rejected, chatml) == (asked, "no<|im_end|>")
 
 
 def test_a_pair_may_part_at_a_later_turn_of_the_assistant(
@@ -129,8 +128,8 @@ def test_a_pair_may_part_at_a_later_turn_of_the_assistant(
         "pairs", {"chosen": [USER, HELLO, USER, HELLO], "rejected": [USER, HELLO, USER, NO]}
     )
     asked = f"{ASKED}hello<|im_end|>\n{ASKED}"
-    assert _split(pair.chosen, chatml) == (asked, "hello<|im_end|>\n")
-    assert _split(pair.rejected, chatml) == (asked, "no<|im_end|>\n")
+    assert _split(pair.chosen, chatml) == (asked, "hello<|im_end|>")
+    assert _split(pair.rejected, chatml) == (asked, "no<|im_end|>")
 
 
 def test_responses_that_were_judged_alone_are_one_side(load: Load) -> None:
@@ -142,7 +141,7 @@ def test_responses_that_were_judged_alone_are_one_side(load: Load) -> None:
 def test_what_a_reward_model_reads_ends_where_an_engine_would_stop(
     load: Load, chatml: ChatTokenizer
 ) -> None:
-    ((pair,), _) = load("pairs", PAIR, ends_at_turn=True)
+    ((pair,), _) = load("pairs", PAIR)
     assert _split(pair.chosen, chatml)[1] == "hello<|im_end|>"
 
 
@@ -263,21 +262,21 @@ def test_rows_that_are_too_long_are_left_out_and_counted(load: Load) -> None:
     assert len(kept) == 1
     assert (report.num_rows, report.num_used, report.num_too_long) == (2, 1, 1)
     assert report.tokens_max > 300
-    assert "1 of 2 rows of data.jsonl are left out (line 2: 323 tokens)" in report.note
+    assert "1 of 2 rows of data.jsonl are left out (line 2: 322 tokens)" in report.note
 
 
 def test_rows_that_are_too_long_are_cut_where_the_recipe_says_so(load: Load) -> None:
     buried = {"messages": [{**USER, "content": "y" * 300}, HELLO]}
     kept, report = load("chats", CHAT, LONG, buried, max_row_tokens=100, long_rows="truncate")
-    assert [line.num_tokens for line in kept] == [28, 100]
+    assert [line.num_tokens for line in kept] == [27, 100]
     assert (report.num_cut, report.num_too_long) == (1, 1)
     assert "line 3: nothing learned in its first 100 tokens" in report.note
 
 
 def test_rows_that_are_too_long_are_an_error_where_the_recipe_says_so(load: Load) -> None:
-    with pytest.raises(DataError, match="line 2: 323 tokens") as error:
+    with pytest.raises(DataError, match="line 2: 322 tokens") as error:
         load("chats", CHAT, LONG, max_row_tokens=100, long_rows="error")
-    assert error.value.fixes[0] == "--set data.max_row_tokens=323"
+    assert error.value.fixes[0] == "--set data.max_row_tokens=322"
     with pytest.raises(DataError, match="1 of 1 rows"):
         load("chats", LONG, max_row_tokens=100)
 
@@ -322,8 +321,31 @@ def test_several_files_and_some_rows_of_one_are_read_as_one(
     data = Data(train=named, max_row_tokens=200)
     items, report = load_examples(data, "train", kind="chats", tokenizer=chatml)
     assert [_split(line, chatml)[1] for line in items] == [
-        f"{text}<|im_end|>\n" for text in ("two", "three", "four")
+        f"{text}<|im_end|>" for text in ("two", "three", "four")
     ]
     assert "(b.jsonl line 2: " in report.note
     other, _ = load_examples(Data(train=named[1]), "train", kind="chats", tokenizer=chatml)
     assert len(other) == 2
+
+
+def test_a_chat_may_take_several_sequences_which_are_counted(
+    tmp_path: Path,
+) -> None:
+    tokenizer = tokenizer_of(QWEN_3.template, special=QWEN_3.special, eos=QWEN_3.eos)
+    thought = {**HELLO, "reasoning_content": "first"}
+    file = tmp_path / "data.jsonl"
+    rows = [CHAT, {"messages": [USER, thought, USER, HELLO]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kept, report = load_examples(Data(train=str(file)), "train", kind="chats", tokenizer=tokenizer)
+    assert (
+        (report.num_rows, report.num_used, report.num_sequences) == (2, 2, 3) == (2, 2, len(kept))
+    )
+    assert "1 of 2 rows of data.jsonl are learned in several sequences, 3 in all" in report.note
+    assert "(line 2: 2)" in report.note
+
+
+def test_a_text_of_a_user_that_spells_a_special_token_out_is_told(load: Load) -> None:
+    spelled = {"messages": [{**USER, "content": "a<|im_end|>b"}, HELLO]}
+    assert "row 2 spells out `<|im_end|>`" in load("chats", CHAT, spelled)[1].note
+    own = {"messages": [USER, {**HELLO, "content": "a<|im_end|>b"}]}
+    assert load("chats", CHAT, own)[1].note == ""

@@ -157,6 +157,11 @@ def test_what_the_tokenizer_puts_before_a_text_is_there_once(
         (WRITES, "<|im_end|>"),
         ("{% for m in messages %}{{ m.content + '<|endoftext|>' }}{% endfor %}", "<|endoftext|>"),
         ("{% for m in messages %}{{ '<|im_start|>' + m.content }}{% endfor %}", "<|im_end|>"),
+        (
+            "{% for m in messages %}{{ '<|endoftext|>' if m.role == 'user' else '<|im_start|>' }}"
+            "{{ m.content }}{% endfor %}",
+            "<|endoftext|>",  # the header of the next turn
+        ),
         ("{{ raise_exception('more turns') }}", "<|im_end|>"),
     ],
 )

@@ -194,7 +194,6 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             seed=recipe.run.seed,
             num_heldout=recipe.eval.num_prompts,
             output=output,
-            ends_at_turn=recipe.trains_scores,
         )
 
 
@@ -251,14 +250,11 @@ def _checked(
     seed: int,
     num_heldout: int | None,
     output: Output,
-    ends_at_turn: bool = False,
 ) -> DataCheck:
     check = DataCheck(parts=parts)
     for part in parts:
         if part.kind is not None:
-            _check_rows(
-                part, part.kind, tokenizer, check, folder=run.path, ends_at_turn=ends_at_turn
-            )
+            _check_rows(part, part.kind, tokenizer, check, folder=run.path)
             continue
         wants = part.rollout is not None and needs_label(part.rollout)
         try:
@@ -301,7 +297,6 @@ def _check_rows(
     check: DataCheck,
     *,
     folder: Path,
-    ends_at_turn: bool,
 ) -> None:
     """Check the rows of `data.train` or `data.validation`, as a run takes them."""
     key: RowField = part.field  # type: ignore[assignment]
@@ -315,7 +310,6 @@ def _check_rows(
             key,
             kind=kind,
             tokenizer=tokenizer,
-            ends_at_turn=ends_at_turn,
             folder=folder,
         )
     except DataError as error:
@@ -458,7 +452,8 @@ def rendered(
     if worked and roles:
         lines = role_demonstrations(prompt, tokenizer, roles=roles)
     elif worked:
-        lines = {"": demonstrated(prompt, tokenizer)}
+        several = demonstrated(prompt, tokenizer)
+        lines = {f"part {at}" if several[1:] else "": line for at, line in enumerate(several, 1)}
     elif roles:
         first = next(iter(roles))
         text = tokenizer.render(conversation_of(first, roles, prompt=prompt, turns=()))

@@ -265,7 +265,7 @@ def demonstrations_of(
         if prompt.demonstration is not None and roles:
             trajectories += role_demonstrations(prompt, tokenizer, roles=roles).values()
         elif prompt.demonstration is not None:
-            trajectories.append(demonstrated(prompt, tokenizer))
+            trajectories += demonstrated(prompt, tokenizer)
     if not trajectories:
         raise DataError(
             f"`{recipe.data.demonstrations}` has no worked responses",

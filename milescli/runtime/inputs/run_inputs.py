@@ -19,6 +19,7 @@ from milescli.checkpoint.score_model import score_model
 from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
+from milescli.data.chat_masks import turn_end_ids
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
@@ -102,9 +103,9 @@ class RunInputs:
 
     @property
     def own_stop_ids(self) -> list[int]:
-        """Return the token that ends a turn of the chat template, where config.json and
-        generation_config.json do not have it: the run teaches it, so engines must stop at it."""
-        return sorted({self.tokenizer.eos_id} - engine_stop_ids(self.model_dir))
+        """Return the tokens that end a turn of the chat template, where config.json and
+        generation_config.json do not have them: the run teaches them, so engines stop there."""
+        return sorted(turn_end_ids(self.tokenizer) - engine_stop_ids(self.model_dir))
 
     @property
     def data_sha256(self) -> str:
@@ -348,7 +349,6 @@ def _rows(
                 key,
                 kind=kind,
                 tokenizer=tokenizer,
-                ends_at_turn=recipe.trains_scores,
                 folder=run.path,
             )
             reports[key] = report

@@ -38,7 +38,7 @@ def test_each_role_imitates_its_own_turns_in_what_it_sees(tokenizer: ChatTokeniz
         )
         for name, line in made.items()
     }
-    assert learned == {"teller": "3 4\n3 4!\n", "solver": "?\n7\n"}
+    assert learned == {"teller": "3 43 4!", "solver": "?7"}
 
 
 def test_a_role_that_an_endpoint_plays_is_not_imitated(tokenizer: ChatTokenizer) -> None:

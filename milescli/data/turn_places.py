@@ -1,0 +1,277 @@
+"""Finds where a chat template writes each piece of a chat, and which pieces it leaves out, for any
+template: it renders the chat once more with a pair of unused characters around each piece, and
+trusts the result only if the text without them is the text. `chat_masks` decides what is learned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from milescli.data.tokenizer import ChatTokenizer
+
+Turn = Mapping[str, Any]
+"""A message as chat templates take it: `role`, `content`, and what else a family knows (tool_calls,
+reasoning_content, name)."""
+CONTENT, CALLS = "content", "tool_calls"
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""The names that families have for the reasoning of a turn."""
+
+_TAGS = re.compile(r"(<[^<>\s]*think[^<>\s]*>|\[/?THINK\])")
+"""Divide the reasoning that a content holds from its answer: templates split there."""
+_UNUSED = (0xF0000, 0x100000)
+"""Where planes 15 and 16 of Unicode begin, which no text of people uses."""
+_NUM_UNUSED = 0xFFF0
+_EVERYTHING, _NO_ARGUMENTS, _NO_CALLS, _ASSISTANT = range(4)
+"""What is marked, most first: some templates sort arguments, or read the texts of users."""
+
+
+class UnknownPlacesError(ValueError):
+    """Says that a template changes the texts of a chat, so that nobody finds them again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the chat template does not tell where a turn begins and ends: mark it there by "
+            "{% generation %} and {% endgeneration %}"
+        )
+
+
+class Piece(NamedTuple):
+    """Names a text of the chat."""
+
+    turn: int
+    part: str
+    """`content`, `tool_calls`, or one of REASONING."""
+    number: int
+    """Counts the pieces of the chat."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Holds a rendered text, and where the pieces of the chat are in it."""
+
+    text: str
+    texts: Mapping[Piece, str]
+    """All pieces of the chat."""
+    places: Mapping[Piece, tuple[int, int]]
+    """[start, end) in characters, without what is left out. What others than the assistant said is
+    marked by one point in its middle."""
+
+    @cached_property
+    def order(self) -> list[tuple[int, int, Piece]]:
+        """Return (start, end, piece), ascending."""
+        return sorted((*place, piece) for piece, place in self.places.items())
+
+    def of(self, turn: int, *, start: int = 0) -> list[int]:
+        """Return the numbers in `order` of a turn's pieces that do not begin before `start`."""
+        return [at for at in self._numbers.get(turn, ()) if self.order[at][0] >= start]
+
+    @cached_property
+    def _numbers(self) -> dict[int, list[int]]:
+        numbers: dict[int, list[int]] = {}
+        for at, (_, _, piece) in enumerate(self.order):
+            numbers.setdefault(piece.turn, []).append(at)
+        return numbers
+
+    @cached_property
+    def _missing(self) -> dict[int, list[Piece]]:
+        missing: dict[int, list[Piece]] = {}
+        for piece in self.texts.keys() - self.places.keys():
+            missing.setdefault(piece.turn, []).append(piece)
+        return missing
+
+    def lost(self, turn: int) -> set[str]:
+        """Return the parts of a turn that are not in the text, or not all of them. Reasoning that
+        is given by several names must be there by one."""
+        missing = self._missing.get(turn, [])
+        placed = [self.order[at][2] for at in self.of(turn)] if missing else []
+        shown = {self.texts[piece] for piece in placed if piece.part in REASONING}
+        return {
+            piece.part
+            for piece in missing
+            if piece.part not in REASONING or self.texts[piece] not in shown
+        }
+
+
+class ChatRenderings:
+    """Renders the beginnings of one chat."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        turns: Sequence[Turn],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        self.turns = turns
+        self._render = lambda some, opens: tokenizer.render(some, tools=tools, opens_answer=opens)
+        self._mark = lambda some, opens: tokenizer.render_marked(
+            some, tools=tools, opens_answer=opens
+        )
+        self._depth = _EVERYTHING
+
+    def text(self, num_turns: int, *, opens_answer: bool) -> str:
+        """Return the first turns as the model reads them."""
+        return str(self._render(self.turns[:num_turns], opens_answer))
+
+    def tags(self, num_turns: int, *, opens_answer: bool) -> list[tuple[int, int]]:
+        """Return what the template itself marks in `text`."""
+        return self._mark(self.turns[:num_turns], opens_answer)
+
+    def prompt(self, turn: int) -> str | None:
+        """Return what rollout samples turn `turn` from; None if the template takes no empty
+        chat."""
+        try:
+            return self.text(turn, opens_answer=True)
+        except Exception:
+            if turn:
+                raise
+            return None
+
+    def opening(self) -> str:
+        """Return what opens an answer behind the turn of a user."""
+        asked = [{"role": "user", "content": "a"}]
+        return str(self._render(asked, True))[len(self._render(asked, False)) :]
+
+    def next_header(self, turn: int) -> str:
+        """Return what the template writes behind turn `turn` before the next turn's text, where
+        that one is a tool's (if the turn calls tools) or a user's; empty if it cannot tell."""
+        role = "tool" if self.turns[turn].get(CALLS) else "user"
+        until = self.turns[: turn + 1]
+        try:
+            text = str(self._render(until, False))
+            more = str(self._render([*until, {"role": role, "content": _LATER}], False))
+        except Exception:  # a template that wants other turns
+            return ""
+        return more.partition(_LATER)[0][len(text) :] if more.startswith(text) else ""
+
+    def placed(self, num_turns: int, *, opens_answer: bool) -> Placed:
+        """Return the first turns with their pieces found. Raises UnknownPlacesError if the
+        template does not show them."""
+        text, turns = self.text(num_turns, opens_answer=opens_answer), self.turns[:num_turns]
+        base = next((base for base in _UNUSED if not _marks_from(base).search(text)), None)
+        while base is not None and self._depth <= _ASSISTANT:
+            marker = _Marker(base, self._depth)
+            try:
+                marked = str(self._render([*marker.turns(turns)], opens_answer))
+            except Exception:  # the template reads what is marked
+                marked = ""
+            found = marker.found(marked)
+            if found is not None and found.text == text:
+                return found
+            self._depth += 1
+        raise UnknownPlacesError
+
+
+_LATER = "\u241flater\u241f"
+
+
+class _Marker:
+    """Puts characters from `base` on around the pieces of turns."""
+
+    def __init__(self, base: int, depth: int) -> None:
+        self._base, self._depth = base, depth
+        self._texts: dict[Piece, str] = {}
+
+    def turns(self, turns: Sequence[Turn]) -> Iterator[dict[str, Any]]:
+        """Yield the turns with marks in them."""
+        for number, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                yield self._said(number, turn)
+            elif self._depth < _ASSISTANT:
+                yield self._given(number, turn)
+            else:
+                yield dict(turn)
+
+    def _said(self, number: int, turn: Turn) -> dict[str, Any]:
+        made = dict(turn)
+        for part in (*REASONING, CONTENT):
+            if part in made:
+                made[part] = _in_texts(
+                    made[part],
+                    lambda text, part=part: "".join(
+                        self._around(number, part, piece) if place % 2 == 0 else piece
+                        for place, piece in enumerate(_TAGS.split(text))
+                    ),
+                )
+        if made.get(CALLS) and self._depth < _NO_CALLS:
+            made[CALLS] = [self._call(number, call) for call in made[CALLS]]
+        return made
+
+    def _call(self, number: int, call: Mapping[str, Any]) -> dict[str, Any]:
+        if isinstance(call.get("function"), Mapping):
+            return {**call, "function": self._call(number, call["function"])}
+        made = dict(call)
+        for key in ("name", "arguments") if self._depth < _NO_ARGUMENTS else ("name",):
+            if key in made:
+                made[key] = self._in_data(number, made[key])
+        return made
+
+    def _in_data(self, number: int, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._around(number, CALLS, value)
+        if isinstance(value, Mapping):
+            return {
+                self._around(number, CALLS, key): self._in_data(number, item)
+                for key, item in value.items()
+            }
+        return [self._in_data(number, item) for item in value] if type(value) is list else value
+
+    def _given(self, number: int, turn: Turn) -> dict[str, Any]:
+        def pointed(text: str) -> str:
+            core = text.strip()
+            middle = text.find(core) + len(core) // 2
+            return text[:middle] + self._pair(number, CONTENT, core)("") + text[middle:]
+
+        return {**turn, CONTENT: _in_texts(turn.get(CONTENT), pointed)}
+
+    def _around(self, number: int, part: str, text: str) -> str:
+        if not (core := text.strip()):
+            return text
+        before, _, after = text.partition(core)
+        return before + self._pair(number, part, core)(core) + after
+
+    def _pair(self, number: int, part: str, core: str) -> Callable[[str], str]:
+        if not core or 2 * len(self._texts) + 2 > _NUM_UNUSED:
+            return lambda text: text
+        first = self._base + 2 * len(self._texts)
+        self._texts[Piece(number, part, len(self._texts))] = core
+        return lambda text: f"{chr(first)}{text}{chr(first + 1)}"
+
+    def found(self, marked: str) -> Placed | None:
+        """Return the text without marks, and where they were."""
+        starts: dict[int, int] = {}
+        places: dict[Piece, tuple[int, int]] = {}
+        keys, clean, last = list(self._texts), list[str](), 0
+        length = 0
+        for mark in _marks_from(self._base).finditer(marked):
+            clean.append(marked[last : mark.start()])
+            length, last = length + mark.start() - last, mark.end()
+            number, closes = divmod(ord(mark[0]) - self._base, 2)
+            if not closes:
+                starts.setdefault(number, length)
+            elif number in starts:
+                places.setdefault(keys[number], (starts[number], length))
+        clean.append(marked[last:])
+        return Placed(text="".join(clean), texts=self._texts, places=places)
+
+
+def _marks_from(base: int) -> re.Pattern[str]:
+    return re.compile(f"[{chr(base)}-{chr(base + _NUM_UNUSED)}]")
+
+
+def _in_texts(content: Any, change: Callable[[str], str]) -> Any:
+    """Apply `change` to a content: a text, or a list of parts with texts."""
+    if isinstance(content, str):
+        return change(content)
+    if isinstance(content, list):
+        return [
+            {**part, "text": change(part["text"])}
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+            else part
+            for part in content
+        ]
+    return content
