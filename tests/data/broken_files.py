@@ -146,7 +146,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "parquet of bytes": (
         "a.parquet",
         _parquet([{"prompt": b"a", "label": "1"}]),
-        r"row 1: `prompt` must be text or a list of messages, not bytes",
+        r"row 1: `prompt` must be text or a list of messages, not binary",
     ),
     "arrow cut off": ("a.arrow", ARROW[: len(ARROW) // 2], r"not an arrow file"),
     "arrow of nothing": ("a.arrow", b"", r"not an arrow file"),

@@ -1,0 +1,99 @@
+"""Restores the values of a row that a columnar type changed: fields that the row never had, numbers
+of 32 bits, JSON in texts. `tables` applies it to columns of such types, and to no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Restore = Callable[[Any], Any]
+JSON_TYPE = "arrow.json"
+"""Name of Arrow's extension type for JSON, which `datasets` writes where types are mixed."""
+OPEN_OBJECT = "properties"
+"""Name of the field of a JSON schema whose fields are names that its author chose."""
+
+
+def restorer(kind: pa.DataType) -> Restore | None:
+    """Return what restores the values of a column of type `kind`; None: they are exact."""
+    import pyarrow as pa
+
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return _json if kind.extension_name == JSON_TYPE else restorer(kind.storage_type)
+    if types.is_dictionary(kind):
+        return restorer(kind.value_type)
+    if types.is_float32(kind) or types.is_float16(kind):
+        return _shortest(kind)
+    if types.is_struct(kind):
+        return _fields({field.name: restorer(field.type) for field in kind})
+    if types.is_map(kind):
+        return _entries(restorer(kind.item_type))
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        return _items(restorer(kind.value_type))
+    return None
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a JSON value without the fields that are null, at any depth."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def _shortest(kind: pa.DataType) -> Restore:
+    """Return what makes a number of few bits the double whose text is shortest: 0.1, which a column
+    of float32 gives as 0.10000000149011612."""
+    import numpy as np
+    import pyarrow as pa
+
+    number = np.float16 if pa.types.is_float16(kind) else np.float32
+    return lambda value: None if value is None else float(str(number(value)))
+
+
+def _json(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _fields(restore: dict[str, Restore | None]) -> Restore:
+    """Return what takes the null fields off an object: every object of the column has the fields
+    of all, with null in place of those that it lacks."""
+
+    inner = {name: each for name, each in restore.items() if each is not None}
+    is_open = OPEN_OBJECT in restore
+
+    def restored(value: Any) -> Any:
+        if value is None:
+            return None
+        if None in value.values():
+            value = {name: item for name, item in value.items() if item is not None}
+        for name, each in inner.items():
+            if name in value:
+                value[name] = each(value[name])
+        if is_open and isinstance(named := value.get(OPEN_OBJECT), dict):
+            # some writers make an object of nulls of a field that the row lacks
+            value[OPEN_OBJECT] = {name: item for name, item in named.items() if item != {}}
+        return value
+
+    return restored
+
+
+def _entries(restore: Restore | None) -> Restore:
+    def restored(value: Any) -> Any:
+        if value is None:
+            return None
+        return {key: item if restore is None else restore(item) for key, item in value}
+
+    return restored
+
+
+def _items(restore: Restore | None) -> Restore | None:
+    if restore is None:
+        return None
+    return lambda value: None if value is None else [restore(item) for item in value]
