@@ -17,23 +17,25 @@ OPEN_OBJECT = "properties"
 """Name of the field of a JSON schema whose fields are names that its author chose."""
 
 
-def restorer(kind: pa.DataType) -> Restore | None:
-    """Return what restores the values of a column of type `kind`; None: they are exact."""
+def restorer(column: pa.Array) -> Restore | None:
+    """Return what restores the values of a column; None: they are exact."""
     import pyarrow as pa
 
-    types = pa.types
+    kind, types = column.type, pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        return _json if kind.extension_name == JSON_TYPE else restorer(kind.storage_type)
+        return _json if kind.extension_name == JSON_TYPE else restorer(column.storage)
     if types.is_dictionary(kind):
-        return restorer(kind.value_type)
+        return restorer(column.dictionary)
     if types.is_float32(kind) or types.is_float16(kind):
         return _shortest(kind)
     if types.is_struct(kind):
-        return _fields({field.name: restorer(field.type) for field in kind})
+        parts = {field.name: column.field(place) for place, field in enumerate(kind)}
+        has_nulls = any(part.null_count for part in parts.values())
+        return _fields({name: restorer(part) for name, part in parts.items()}, has_nulls=has_nulls)
     if types.is_map(kind):
-        return _entries(restorer(kind.item_type))
-    if types.is_nested(kind) and hasattr(kind, "value_type"):
-        return _items(restorer(kind.value_type))
+        return _entries(restorer(column.items))
+    if types.is_nested(kind) and hasattr(column, "flatten"):
+        return _items(restorer(column.flatten()))
     return None
 
 
@@ -61,12 +63,13 @@ def _json(value: Any) -> Any:
         return value
 
 
-def _fields(restore: dict[str, Restore | None]) -> Restore:
+def _fields(restore: dict[str, Restore | None], *, has_nulls: bool) -> Restore | None:
     """Return what takes the null fields off an object: every object of the column has the fields
     of all, with null in place of those that it lacks."""
-
     inner = {name: each for name, each in restore.items() if each is not None}
     is_open = OPEN_OBJECT in restore
+    if not inner and not is_open and not has_nulls:
+        return None
 
     def restored(value: Any) -> Any:
         if value is None:

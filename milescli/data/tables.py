@@ -276,7 +276,7 @@ def _split_header(header: list[str] | str, delimiter: str) -> list[str] | str:
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
     """Yield the rows of a batch, with the values that their writer gave."""
-    restorers = [restorer(column.type) for column in batch.columns]
+    restorers = [restorer(column) for column in batch.columns]
     if not any(restorers):
         yield from batch.to_pylist()
         return
