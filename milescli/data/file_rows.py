@@ -41,11 +41,12 @@ class Form(Protocol):
     field: PathField
     """The key below `data` that names the file."""
 
-    def find(self, names: Sequence[str], path: Path) -> Any:
-        """Find the columns by `names`, those of the first row. Raises DataError."""
+    def find(self, record: Mapping[str, Any], path: Path) -> Any:
+        """Find the columns by the first row. Raises DataError."""
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Any) -> Parsed:
-        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
+        DataError if that holds for the file."""
 
 
 class ArrowRows:
@@ -189,10 +190,12 @@ class FileRows:
             return
         if self.columns is None:
             self.names = list(record)
-            self.columns = self.form.find(self.names, self.path)
+            self.columns = self.form.find(record, self.path)
         try:
             parsed = self.form.parse(record, line, self.columns)
             packed = pickle.dumps(tuple(parsed.row))
+        except DataError:
+            raise
         except ValueError as error:
             self._add_bad(line, str(error))
             return
