@@ -40,10 +40,16 @@ def restorer(column: pa.Array) -> Restore | None:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a JSON value without the fields that are null, at any depth."""
-    if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
-    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+    """Return a JSON value without the fields that are null, at any depth, as `restorer` does."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(named := found.get(OPEN_OBJECT), dict):
+        before = value[OPEN_OBJECT]
+        found[OPEN_OBJECT] = {k: item for k, item in named.items() if item != {} or not before[k]}
+    return found
 
 
 def _shortest(kind: pa.DataType) -> Restore:

@@ -125,8 +125,8 @@ class FileRows:
     """The good rows."""
     columns: Any = None
     """The columns that the form found; None if no row could be read."""
-    names: list[str] = field(default_factory=list)
-    """All columns of the first row."""
+    first: dict[str, object] = field(default_factory=dict)
+    """The first row that could be read."""
     num_rows: int = 0
     last_line: int = 0
     """Line of the last row, counted from 1."""
@@ -189,7 +189,7 @@ class FileRows:
             self._add_bad(line, str(record))
             return
         if self.columns is None:
-            self.names = list(record)
+            self.first = record
             self.columns = self.form.find(record, self.path)
         try:
             parsed = self.form.parse(record, line, self.columns)

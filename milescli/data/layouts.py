@@ -4,6 +4,7 @@ stands in the columns."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -369,10 +370,10 @@ class Columns:
             else:
                 why = f"it looks like part of the prompt, and a row has {kind_in(value)} there"
             ignored = [*sorted(self.ignored), name]
-            value = ignored[0] if len(ignored) == 1 else f"[{','.join(ignored)}]"
-            fixes = [f"--set data.ignore_columns={value}   # train without it"]
+            given = name if len(ignored) == 1 else f"[{', '.join(ignored)}]"
+            fixes = [f"{setting('ignore_columns', given)}   # train without it"]
             if name in PROMPT_COLUMNS and self.prompt is not None:
-                fixes.append(f"--set data.prompt_key={name}")
+                fixes.append(setting("prompt_key", name))
             raise DataError(
                 f"the column `{name}` of {self.path} would be left out", why=why, fix=fixes
             )
@@ -388,6 +389,11 @@ class Columns:
             "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
         }  # fmt: skip
         return {column: role for role, column in roles.items() if column is not None}
+
+
+def setting(key: str, value: str) -> str:
+    """Return the option that sets `data.<key>`, to be pasted."""
+    return f"--set {shlex.quote(f'data.{key}={value}')}"
 
 
 def _first(names: Sequence[str | None], there: set[str]) -> str | None:
@@ -429,15 +435,10 @@ def require_column(wanted: str, record: Mapping[str, Any], path: Path, *, key: s
     if wanted in record or value_at(record, wanted) is not None:
         return wanted
     names = fields_of(record)
-    return _absent(wanted, names, path, key=key)
-
-
-def _absent(wanted: str, names: Sequence[str], path: Path, *, key: str) -> str:
-    guess = nearest(wanted, names) or names[0]
     raise DataError(
         f"{path} has no column `{wanted}`",
         why=f"its columns are {', '.join(names)}",
-        fix=f"--set data.{key}={guess}",
+        fix=setting(key, nearest(wanted, names) or names[0]),
     )
 
 
@@ -462,12 +463,23 @@ def find_column(
     if len(likely) > 1:
         raise DataError(
             f"which column of {path} is the {key.removesuffix('_key')}?",
-            why=f"{' and '.join(likely)} are all there; its columns are {', '.join(record)}"
-            if len(likely) > 2
-            else f"{' and '.join(likely)} are both there; its columns are {', '.join(record)}",
-            fix=[f"--set data.{key}={name}" for name in likely],
+            why=f"{' and '.join(likely)} are {'both' if len(likely) == 2 else 'all'} there; its "
+            f"columns are {', '.join(record)}",
+            fix=[setting(key, name) for name in likely],
         )
     return likely[0] if likely else None
+
+
+def require_text_label(label: str, record: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError if the label of the first row is an object, one of whose fields is meant."""
+    value = value_at(record, label)
+    if isinstance(value, dict) and value:
+        plain = [name for name in value if not isinstance(value[name], dict | list)]
+        raise DataError(
+            f"the label column `{label}` of {path} holds objects",
+            why=f"a label is a text or a number; the fields are {', '.join(value)}",
+            fix=[setting("label_key", f"{label}.{name}") for name in plain or value],
+        )
 
 
 def no_column(
@@ -494,7 +506,7 @@ def no_column(
     return DataError(
         f"{path} has no {role} column",
         why=f"none of {', '.join(known)} is there; its columns are {', '.join(names)}",
-        fix=f"--set data.{key}={guess}" if guess else _OTHERWISE[role].format(path=path),
+        fix=setting(key, guess) if guess else _OTHERWISE[role].format(path=path),
     )
 
 

@@ -314,16 +314,19 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", OPEN_OBJECT: properties, "required": required}
 
 
-_MAY_BE_NULL = ("default", "const", "example")
+_NEVER_NULL = frozenset(
+    f"type description {OPEN_OBJECT} required items enum name parameters function format title "
+    "anyOf minimum maximum additionalProperties".split()
+)
+"""Words that no tool and no JSON schema sets to null."""
 
 
 def _was_columnar(value: Any, name: str = "") -> bool:
-    """Return whether a schema has a null that only a columnar type leaves: for an argument, or for
-    a word that no schema sets to null."""
+    """Return whether a tool has a null that only a columnar type leaves, in JSON that was written
+    from one: for an argument, or for a word that is never null."""
     if isinstance(value, dict):
         return any(
-            (item is None and (name == OPEN_OBJECT or key not in _MAY_BE_NULL))
-            or (item is not None and _was_columnar(item, key))
+            name == OPEN_OBJECT or key in _NEVER_NULL if item is None else _was_columnar(item, key)
             for key, item in value.items()
         )
     return isinstance(value, list) and any(_was_columnar(item) for item in value)

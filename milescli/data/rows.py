@@ -21,6 +21,7 @@ from milescli.data.layouts import (
     find_column,
     no_column,
     recognise,
+    require_text_label,
 )
 from milescli.data.messages import (
     Tools,
@@ -138,6 +139,8 @@ class RowForm:
             raise no_column(
                 record, path, key="label_key", known=LABEL_COLUMNS, taken=(prompt, demonstration)
             )
+        if label is not None:
+            require_text_label(label, record, path)
         return Columns(
             path=path,
             layout=layout,
@@ -241,7 +244,7 @@ def bad_rows_error(
     look = (
         f"sed -n {bad[0].line}p {path}"
         if path.suffix in LINE_SUFFIXES
-        else f"mend row {bad[0].line} of {path}"
+        else f"miles data check '{path}[{bad[0].line - 1}:{bad[0].line}]'"
     )
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
 
@@ -347,12 +350,11 @@ def _text_of(record: Mapping[str, object], key: str) -> str:
 
 
 def _kind_of_label(value: object, key: str) -> str:
-    """Name what a label is instead of a text, and what to name instead."""
-    if isinstance(value, dict) and value:
-        fields = " or ".join(f"{key}.{name}" for name in list(value)[:4])
-        return f"an object; name a field of it (--set data.label_key={fields})"
-    if isinstance(value, list) and value:
+    """Name what a label is instead of a text."""
+    if isinstance(value, list) and len(value) > 1:
         return f"a list of {len(value)} (a reward that takes several reads them as JSON in a text)"
+    if isinstance(value, dict) and value:
+        return f"an object (its fields have names such as `{key}.{next(iter(value))}`)"
     return kind_of(value)
 
 

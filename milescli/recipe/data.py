@@ -72,13 +72,13 @@ class Data(Section):
     """Column of the prompt (text, or a list of messages), or a field in one (`input.messages`);
     null: found by the layout of the rows, or by its name (`docs/data.md`)."""
     label_key: str | None = None
-    """Column of the label, or a field in one (`reward_model.ground_truth`); null: found by the layout
-    of the rows, or by its name."""
+    """Column of the label, or a field in one (`reward_model.ground_truth`); null: found by the
+    layout of the rows, or by its name."""
     response_key: str | None = None
-    """Column of the response in rows of prompts and responses; null: found by the layout of the rows,
-    or by its name."""
+    """Column of the response in rows of prompts and responses; null: found by the layout of the
+    rows, or by its name."""
     ignore_columns: Names | None = None
-    """Columns that are left out, though they look like part of the prompt (`images`, `context`, ...);
+    """Columns that are left out, though they look like part of the prompt (`images`, `context`);
     null: such a column stops the run."""
     system_prompt: str | None = None
     """Put before every prompt as the system message; null: none."""

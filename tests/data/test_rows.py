@@ -40,7 +40,7 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
         (b'{"prompt": "a", "label": NaN}', "`label` is nan"),
         (b'{"prompt": "a", "label": ""}', "`label` is empty"),
         (b'{"prompt": "a", "label": ["1", "2"]}', "`label` must be text or a number, not a list"),
-        (b'{"prompt": "a", "label": {"b": "1"}}', "an object.* data.label_key=label.b"),
+        (b'{"prompt": "a", "label": {"b": "1"}}', "an object .*`label.b`"),
         (b'{"prompt": "a", "label": true}', "not true or false"),
         (b'{"prompt": "\\ud800", "label": "1"}', "surrogate"),
         (b'{"prompt": [], "label": "1"}', "an empty list"),
