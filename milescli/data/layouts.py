@@ -195,7 +195,7 @@ _LIKE_PROMPT = frozenset(
         *PROMPT_COLUMNS, *SYSTEM_COLUMNS, *TOOLS_COLUMNS, HISTORY_COLUMN,
         "chat_history", "context", "contexts", "instructions", "choices", "options", "document",
         "documents", "passage", "passages", "article", "background", "few_shot", "fewshot",
-        "starter_code", "chat_template_kwargs", "objects", "dialog", "dialogue", "image_urls",
+        "starter_code", "chat_template_kwargs", "objects", "dialog", "dialogue",
     )
 )  # fmt: skip
 """Names of columns that look like part of the prompt, besides those of MEDIA."""
@@ -401,7 +401,7 @@ def _first(names: Sequence[str | None], there: set[str]) -> str | None:
 
 
 def _what(value: Any, name: str) -> str:
-    return kind_in(value) if is_media(value) else f"{name.rstrip('s')}s"
+    return kind_in(value) if is_media(value) else f"`{name}`"
 
 
 def _stands_in(value: Any, turns: Turns) -> bool:

@@ -28,9 +28,11 @@ in its content; empty: the same name."""
 MEDIA = frozenset(
     f"{name}{end}"
     for name in ("image", "video", "audio", "input_image", "input_audio")
-    for end in ("", "s", "_url", "_path")
-)
+    for end in ("", "s", "_url", "_urls", "_path", "_paths")
+) | frozenset(("pixel_values", "jpg", "png", "webp", "mp4", "wav", "mp3", "flac"))
 """Names of columns, parts and fields that hold what no text is."""
+_MEDIA_FIELDS = {"bytes", "path", "array", "sampling_rate"}
+"""Fields of an image, sound or video as `datasets` writes it."""
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 """What begins each turn of a dialogue written as one text (HH)."""
@@ -384,13 +386,7 @@ def is_media(value: Any) -> bool:
     """Return whether a value is an image, a sound or a video, or a list of some, as `datasets`
     writes them."""
     first = value[0] if isinstance(value, list) and value else value
-    if isinstance(first, bytes):
-        return True
-    return (
-        isinstance(first, dict)
-        and bool(first)
-        and first.keys() <= {"bytes", "path", "array", "sampling_rate"}
-    )
+    return isinstance(first, dict) and bool(first) and first.keys() <= _MEDIA_FIELDS
 
 
 def _parsed(text: Any) -> Any:

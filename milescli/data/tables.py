@@ -9,9 +9,11 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,8 +170,14 @@ class Table:
             except UnicodeDecodeError as error:
                 raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line)") from None
 
-        lines = map(decoded, self._lines())
-        rows, delimiter = csv.reader(lines, strict=True), ","
+        raw, heads = self._lines(), list[bytes | None]()
+        for head in raw:
+            heads.append(head)
+            if head is None or head.strip():
+                break
+        delimiter = _delimiter((heads[-1] if heads else None) or b"")
+        lines = map(decoded, chain(heads, raw))
+        rows = csv.reader(lines, strict=True, delimiter=delimiter)
         while True:
             first = number + 1
             fields: list[str] | str
@@ -184,9 +192,7 @@ class Table:
             if not fields:
                 continue
             if names is None:
-                delimiter = _delimiter(fields)
-                rows = csv.reader(lines, strict=True, delimiter=delimiter)
-                names = self._header(first, _split_header(fields, delimiter))
+                names = self._header(first, fields)
             elif isinstance(fields, str):
                 yield first, fields
             elif len(fields) != len(names):
@@ -263,15 +269,13 @@ class Table:
             ) from error
 
 
-def _delimiter(header: list[str] | str) -> str:
-    """Return what parts the fields of a CSV file: a comma, or what parts the header where there is
+def _delimiter(header: bytes) -> str:
+    """Return what parts the fields of a CSV file: a comma, or what parts its header where there is
     no comma, as a semicolon in tables written in many countries of Europe."""
-    alone = header[0] if len(header) == 1 else ""
-    return max(_DELIMITERS, key=alone.count) if any(map(alone.count, _DELIMITERS)) else ","
-
-
-def _split_header(header: list[str] | str, delimiter: str) -> list[str] | str:
-    return header if delimiter == "," else next(csv.reader(header, delimiter=delimiter))
+    names = re.sub(rb'"[^"]*"', b"", header)
+    if b"," in names:
+        return ","
+    return max((",", *_DELIMITERS), key=lambda each: names.count(each.encode()))
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
@@ -440,7 +444,7 @@ def _unknown_format(path: Path) -> DataError:
         why=f"its suffix is {path.suffix or 'missing'}, and the format is known by it",
         fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
         if path.suffix == ".json"
-        else f"mv {path} {path.with_suffix('.jsonl')}",
+        else f"mv {path} {path.with_suffix('.csv' if path.suffix == '.tsv' else '.jsonl')}",
     )
 
 

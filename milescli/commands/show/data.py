@@ -96,10 +96,17 @@ def _lengths(part: Part) -> tuple[str, list[int]]:
 
 def _show_file(title: str, look: FileLook, *, output: Output) -> None:
     whole = "row" if look.learned else "prompt"
+    seen = {
+        "columns": ", ".join(look.columns) or "none",
+        "layout": look.layout or "none of the known ones; columns are found by name",
+    }
+    if look.problem is not None and not look.num_rows:
+        output.kv(seen, title=title)
+        output.blank()
+        return
     output.kv(
         {
-            "columns": ", ".join(look.columns) or "none",
-            "layout": look.layout or "none of the known ones; columns are found by name",
+            **seen,
             **({"learned": look.learned} if look.learned else {}),
             "prompt": look.prompt_key,
             "label": look.label_key,

@@ -545,8 +545,24 @@ def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list
         sides = (columns.chosen or columns.chat, columns.rejected)
         learned = columns.chat or columns.text or columns.response or columns.calls
         look.learned = ", ".join(filter(None, sides)) if columns.rejected else learned
+        if look.problem is None and columns.rejected:
+            look.problem = _equal_sides(rows)
         looks.append(look)
     return looks
+
+
+def _equal_sides(rows: FileRows) -> DataError | None:
+    """Return the error that no pair of a small file has two different sides, as a run reports it;
+    None if one has."""
+    if len(rows) > NUM_MEASURED or any(
+        row.chosen != row.rejected for row in rows.read(range(len(rows)))
+    ):
+        return None
+    return DataError(
+        f"no row of {rows.path} teaches anything",
+        why=f"both sides are equal in each of its {len(rows)}",
+        fix=f"--set data.{rows.form.field}=FILE   # pairs whose sides differ",
+    )
 
 
 def rendered_rows(
