@@ -493,21 +493,27 @@ def no_column(
     """Return the error that no column is the one that `data.<key>` would name. `taken`: columns
     that are something else."""
     role, names = key.removesuffix("_key"), fields_of(record)
-    free = [
-        name
-        for name in names
-        if name not in taken and not is_media(value_at(record, name)) and name not in MEDIA
-    ]
-    if role == "label":
-        free = [name for name in free if name not in _LIKE_PROMPT]
-    guess = next((found for name in known if (found := nearest(name, free))), None)
-    if guess is None and free:
-        guess = free[0] if role == "prompt" else free[-1]
+    free = [name for name in names if name not in taken and _is_plain(record, name, role)]
+    meant = next((found for name in known if (found := nearest(name, free))), None)
+    likely = [meant] if meant else free[:1] if role == "prompt" else free[:MAX_GUESSES]
     return DataError(
         f"{path} has no {role} column",
         why=f"none of {', '.join(known)} is there; its columns are {', '.join(names)}",
-        fix=setting(key, guess) if guess else _OTHERWISE[role].format(path=path),
+        fix=[setting(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
     )
+
+
+MAX_GUESSES = 4
+"""Columns that an error offers where the name of none is near a known one."""
+
+
+def _is_plain(record: Mapping[str, Any], name: str, role: str) -> bool:
+    """Return whether a column may be meant: it holds a text, a number or, as a prompt, a chat."""
+    value = value_at(record, name)
+    if role == "prompt" and is_chat(value):
+        return True
+    is_other = role == "label" and name.partition(".")[0] in _LIKE_PROMPT | MEDIA
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and not is_other
 
 
 _OTHERWISE = {

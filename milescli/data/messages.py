@@ -21,10 +21,11 @@ ROLES = {
     **dict.fromkeys(("assistant", "gpt", "bot", "model", "ai", "chatgpt"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function", "tool_response"), "tool"),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
-    **dict.fromkeys(("system", "developer"), ""),
+    "system": "system",
+    "developer": "developer",
 }
 """Roles of other programs -> those of chat templates. call: the assistant's call of a tool, as JSON
-in its content; empty: the same name."""
+in its content."""
 MEDIA = frozenset(
     f"{name}{end}"
     for name in ("image", "video", "audio", "input_image", "input_audio")
@@ -107,9 +108,10 @@ def _is_simple(item: Any) -> bool:
     """Return whether a message is as it must be: a quick test that most of millions pass."""
     if type(item) is not dict or len(item) != 2:
         return False
-    content = item.get("content")
+    role, content = item.get("role"), item.get("content")
     return (
-        ROLES.get(item.get("role")) == item.get("role")
+        type(role) is str
+        and ROLES.get(role) == role
         and type(content) is str
         and content.isascii()
         and not content.isspace()
@@ -138,7 +140,7 @@ def _turns_of(value: Any, where: str) -> Turns:
     role = value.get("role")
     if not isinstance(role, str) or not role.strip():
         raise ValueError(f"{where} has no `role`")
-    value["role"] = ROLES.get(role) or role
+    value["role"] = ROLES.get(role, role)
     if "parts" in value and "content" not in value:  # Gemini's name for it
         value["content"] = value.pop("parts")
     if value["role"] == "call":

@@ -218,7 +218,9 @@ def _text_beside(record: Mapping[str, Any], key: str) -> str:
     """Return the text in a column beside the prompt; empty if it is a gap."""
     value = value_at(record, key)
     if isinstance(value, dict) and "parts" in value:  # Gemini's system instruction
-        value = turns_in([{"role": "system", **value}], key)[0]["content"]
+        value = value["parts"]
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # parts of a text
+        value = turns_in([{"role": "system", "content": value}], key)[0]["content"]
     if value is None or value != value or (isinstance(value, str) and not value.strip()):
         return ""
     if not isinstance(value, str):
