@@ -45,7 +45,7 @@ ANSWER_COLUMN = "answer"
 """The response, where no column has a name that is only of responses."""
 TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
-WEIGHTS = ("weight", "loss")
+WEIGHTS = ("weight", "loss", "loss_weight", "train")
 """Fields of a message that state whether it is learned."""
 
 

@@ -419,9 +419,13 @@ def test_a_known_layout_that_cannot_be_used_says_why(
         _learned(_written(tmp_path, row), layout.use)
 
 
-def test_each_layout_has_a_row_here() -> None:
+def test_each_layout_has_a_row_here_and_stands_in_the_docs() -> None:
     rows = (*PROMPTS, *CHATS, *PAIRS, *JUDGED, *REFUSED)
-    assert {row[0] for row in rows} == {layout.name for layout in LAYOUTS}
+    names = {layout.name for layout in LAYOUTS}
+    assert {row[0] for row in rows} == names
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    flat = " ".join(page.split())
+    assert not [name for name in names if name not in flat]
 
 
 @pytest.mark.parametrize(
