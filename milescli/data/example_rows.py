@@ -99,7 +99,10 @@ class ExampleForm:
             )
 
         def found(**columns: str | None) -> Columns:
-            return Columns(path=path, layout=layout, ignored=ignored, **columns)
+            is_given = data.prompt_key is not None
+            return Columns(
+                path=path, layout=layout, ignored=ignored, is_prompt_given=is_given, **columns
+            )
 
         chat = layout.reads.get("chat") or next((n for n in CHAT_COLUMNS if n in record), None)
         if self.kind == "chats" and chat and (data.prompt_key, data.response_key) == (None, None):

@@ -173,6 +173,8 @@ LAYOUTS: tuple[Layout, ...] = (
     _layout("chat", "conversation=chat", "chats", chat="conversation"),
     _layout("Gemini", "contents=chat", "chats", chat="contents"),
     _layout("TRL prompt and completion", "prompt completion", "chats"),
+    _layout("verl SFT", "prompt response", "chats", prompt="prompt", response="response"),
+    _layout("NeMo SFT", "input output", "chats", prompt="input", response="output"),
     _layout("TRL language modeling", "text=text", "chats"),
     _layout("TRL prompt-only", "prompt", "prompts"),
 )  # fmt: skip
@@ -199,6 +201,8 @@ _LIKE_PROMPT = frozenset(
     )
 )  # fmt: skip
 """Names of columns that look like part of the prompt, besides those of MEDIA."""
+_RIVALS = frozenset(PROMPT_COLUMNS) - {INSTRUCTION_COLUMN, CONTEXT_COLUMN}
+"""Columns each of which is a whole prompt, so that one of them excludes the others."""
 _KNOWN_ROWS = 1000
 """Different sets of columns that are remembered."""
 
@@ -311,6 +315,8 @@ class Columns:
     rejected: str | None = None
     ignored: frozenset[str] = frozenset()
     """`data.ignore_columns`."""
+    is_prompt_given: bool = False
+    """Whether a key names the prompt, and so sets other columns aside that could be it."""
     known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
     """Columns of a row -> what stands beside the prompt."""
 
@@ -344,6 +350,8 @@ class Columns:
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
         read = {system, tools, context, history}
         read |= {each.partition(".")[0] for each in own}
+        if self.is_prompt_given:
+            read |= _RIVALS
         unread = tuple(
             name
             for name in record

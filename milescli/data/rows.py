@@ -149,6 +149,7 @@ class RowForm:
             needs_label=bool(needed),
             demonstration=demonstration,
             ignored=self.ignored,
+            is_prompt_given=self.prompt_key is not None,
         )
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:

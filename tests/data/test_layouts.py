@@ -276,6 +276,8 @@ CHATS: list[tuple[str, dict[str, Any], str]] = [
         f"{PLAIN} | assistant: 4",
     ),
     ("TRL prompt and completion", {"prompt": "2+2?", "completion": "4"}, f"{PLAIN} | assistant: 4"),
+    ("verl SFT", {"prompt": "2+2?", "response": "4"}, f"{PLAIN} | assistant: 4"),
+    ("NeMo SFT", {"input": "2+2?", "output": "4"}, f"{PLAIN} | assistant: 4"),
     ("TRL language modeling", {"text": "2+2 is 4"}, "2+2 is 4"),
     (
         "OpenMathInstruct",
@@ -546,6 +548,16 @@ def test_columns_that_are_not_clear_are_refused_with_the_options_that_decide(
         _prompts(_written(tmp_path, row), needs_label=True, **keys)
     assert len(error.value.fixes) == len(fixes)
     assert all(want in fix for want, fix in zip(fixes, error.value.fixes, strict=True))
+
+
+def test_a_key_of_the_prompt_sets_its_rivals_aside_and_nothing_else(tmp_path: Path) -> None:
+    rivals = {"problem": "2+2?", "question": "1+1?", "messages": [_turn("user", "3+3?")]}
+    path = _written(tmp_path, {**rivals, "system": "Brief."})
+    (row,) = _prompts(path, prompt_key="problem").read([0])
+    assert _text(row.messages) == f"system: Brief. | {PLAIN}"
+    path = _written(tmp_path, {**rivals, "images": ["a.jpg"]})
+    with pytest.raises(DataError, match=r"`images` of .* would be left out"):
+        _prompts(path, prompt_key="problem")
 
 
 def test_a_key_may_name_a_field_of_an_object_or_of_its_json(tmp_path: Path) -> None:
