@@ -286,11 +286,11 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
     if not (last.get("content") or last.get("tool_calls")):
         raise ValueError(f"the last turn of `{key}` is empty")
     for place, turn in enumerate(turns[first:], start=first):
-        off = next((name for name in WEIGHTS if turn.get(name, 1) in (0, False)), None)
+        off = next((name for name in WEIGHTS if turn.get(name, 1) not in (1, True)), None)
         if off and turn["role"] == "assistant":
             raise ValueError(
                 f"turn {place + 1} of `{key}` has `{off}` {turn[off]}, and every turn of the "
-                "assistant is learned"
+                "assistant is learned with weight 1"
             )
     return Chat(turns=turns, first=first, tools=tools)
 

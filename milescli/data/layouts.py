@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from milescli.core.errors import DataError, nearest
-from milescli.data.messages import MEDIA, Turns, as_chat, is_chat, is_media, kind_in, value_at
+from milescli.data.messages import (
+    MEDIA,
+    Turns,
+    as_chat,
+    is_chat,
+    is_dialogue,
+    is_media,
+    kind_in,
+    value_at,
+)
 
 Use = Literal["prompts", "chats", "pairs"]
 """What rows are for: prompts are answered; chats and pairs are learned from."""
@@ -101,6 +110,15 @@ LAYOUTS: tuple[Layout, ...] = (
     _layout("Orca DPO pairs", "system=text question=text chosen=text rejected=text", "pairs"),
     _layout("TRL preference", "prompt chosen rejected", "pairs", prompt="prompt"),
     _layout("TRL preference, implicit prompt", "chosen=chat rejected=chat", "pairs"),
+    _layout(
+        "XTuner preference", "chosen_messages=chat rejected_messages=chat", "pairs",
+        chosen="chosen_messages", rejected="rejected_messages",
+    ),
+    _layout(
+        "Argilla preference", "instruction chosen_response rejected_response", "pairs",
+        chosen="chosen_response", rejected="rejected_response",
+    ),
+    _layout("preference by name", "chosen rejected", "pairs"),
     _layout("TRL unpaired preference", "prompt completion label=bool", "pairs", judged="label"),
     _layout("ms-swift KTO", "messages=chat label=bool", "pairs", chat="messages", judged="label"),
     _layout(
@@ -215,7 +233,7 @@ def _fits(value: Any, shape: str) -> bool:
         case "text":
             return isinstance(value, str)
         case "dialogue":
-            return isinstance(value, str) and value.startswith("\n\nHuman:")
+            return isinstance(value, str) and is_dialogue(value)
         case "bool":
             return isinstance(value, bool)
         case "list":

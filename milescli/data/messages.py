@@ -67,13 +67,18 @@ def as_chat(value: Any, key: str) -> Turns | None:
     """Return the turns of a list of messages, one message, JSON of these, or a dialogue in one
     text; None if `value` is something else. Raises ValueError with the reason."""
     if isinstance(value, str):
-        if value.startswith("\n\nHuman:"):
+        if is_dialogue(value):
             return _dialogue(value)
         found = _parsed(value) if value.lstrip()[:1] == "[" else None
         return turns_in(found, key) if is_chat(found) else None
     if isinstance(value, dict) and is_chat([value]):
         return turns_in([value], key)
     return turns_in(value, key) if isinstance(value, list) else None
+
+
+def is_dialogue(text: str) -> bool:
+    """Return whether a text is a dialogue with the markers of HH."""
+    return text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
 
 
 def is_chat(value: object) -> bool:
@@ -246,7 +251,7 @@ def _calls(value: Any, where: str) -> list[dict[str, Any]]:
 
 def _dialogue(text: str) -> Turns:
     """Return the turns of a dialogue in one text, without those that are empty at its end."""
-    _, *parts = _DIALOGUE.split(text)
+    _, *parts = _DIALOGUE.split(f"\n\n{text.lstrip()}")
     roles = {"Human": "user", "Assistant": "assistant"}
     turns = [
         {"role": roles[role], "content": content.strip()}

@@ -302,12 +302,19 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("HH", {"chosen": f"{HH} 4", "rejected": f"{HH} 5"}),
+    ("HH", {"chosen": f"{HH} 4".strip(), "rejected": f"{HH} 5".strip()}),
     ("HH with a prompt", {"prompt": HH, "chosen": " 4", "rejected": " 5"}),
     ("Orca DPO pairs", {"system": "", "question": "2+2?", "chosen": "4", "rejected": "5"}),
     (
         "LLaMA-Factory preference",
         {"conversations": [HUMAN], "chosen": GPT, "rejected": {"from": "gpt", "value": "5"}},
     ),
+    ("XTuner preference", {"chosen_messages": [ASK, TELL], "rejected_messages": [ASK, WRONG]}),
+    (
+        "Argilla preference",
+        {"instruction": "2+2?", "chosen_response": "4", "rejected_response": "5"},
+    ),
+    ("preference by name", {"question": "2+2?", "chosen": "4", "rejected": "5"}),
     ("ms-swift preference", {"messages": [ASK, TELL], "rejected_response": "5"}),
     ("ms-swift preference", {"messages": [ASK, TELL], "rejected_messages": [ASK, WRONG]}),
     (
@@ -510,9 +517,12 @@ def test_a_row_that_cannot_be_read_whole_says_why(
     assert bad.line == 2 and reason in bad.reason
 
 
-def test_a_turn_that_is_not_to_be_learned_is_refused(tmp_path: Path) -> None:
-    row = {"messages": [ASK, {**WRONG, "weight": 0}, ASK, TELL]}
-    with pytest.raises(DataError, match="turn 2 of `messages` has `weight` 0"):
+@pytest.mark.parametrize("weight", [{"weight": 0}, {"loss": False}, {"loss_weight": 0.5}])
+def test_a_turn_that_is_not_to_be_learned_as_others_is_refused(
+    tmp_path: Path, weight: dict[str, Any]
+) -> None:
+    row = {"messages": [ASK, {**WRONG, **weight}, ASK, TELL]}
+    with pytest.raises(DataError, match=f"turn 2 of `messages` has `{next(iter(weight))}`"):
         _learned(_written(tmp_path, row), "chats")
 
 
