@@ -156,7 +156,8 @@ class RowForm:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
         DataError if a column would be left out that looks like part of the prompt."""
         assert columns.prompt is not None, columns
-        prompt, tools = _prompt(record, columns.prompt), list[dict[str, Any]]()
+        prompt = _prompt(record, columns.prompt)
+        tools: Tools = []
         beside = columns.known.get(tuple(record)) or columns.beside(record)
         if beside is not NOTHING:
             prompt, tools = prompt_beside(prompt, record, columns, beside)
