@@ -19,6 +19,7 @@ from milescli.data.messages import (
     is_dialogue,
     is_media,
     kind_in,
+    parsed,
     value_at,
 )
 
@@ -207,7 +208,9 @@ PROMPT_COLUMNS = (
 LABEL_COLUMNS = (
     *("label", "answer", "solution", "target", "ground_truth", "expected_answer", "final_answer"),
 )
-SYSTEM_COLUMNS = ("system", "system_prompt", "system_message", "systemInstruction")
+SYSTEM_COLUMNS = (
+    *("system", "system_prompt", "system_message", "systemInstruction", "system_instruction"),
+)
 TOOLS_COLUMNS = ("tools", "functions")
 HISTORY_COLUMN, CONTEXT_COLUMN, INSTRUCTION_COLUMN = "history", "input", "instruction"
 _LIKE_PROMPT = frozenset(
@@ -259,12 +262,11 @@ def _fits(value: Any, shape: str) -> bool:
 
 def _messages(value: Any) -> Sequence[dict[str, Any]]:
     """Return the messages of a value; empty if it is no chat."""
-    if isinstance(value, str):
-        try:
-            return as_chat(value, "") or []
-        except ValueError:
-            return []
-    return [each for each in value if isinstance(each, dict)] if is_chat(value) else []
+    found = parsed(value) if isinstance(value, str) else value
+    if not is_chat(found):
+        return []
+    each = (parsed(item) if isinstance(item, str) else item for item in found)
+    return [item for item in each if isinstance(item, dict)]
 
 
 def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -367,30 +369,49 @@ class Columns:
             context = _first((CONTEXT_COLUMN,), free)
         history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
         read = {system, tools, context, history}
-        read |= {each.partition(".")[0] for each in own}
+        read |= {each.partition(".")[0] for each in own} - {self._around}
         if self.is_prompt_given:
             read |= _RIVALS
+        left = free - read - self.layout.aside
+        # what is empty in this row may be an image in the next
         unread = tuple(
             name
             for name in record
-            if name in free - read - self.layout.aside and self._is_like_prompt(name, record[name])
+            if name in left
+            and (name == self._around or _is_like_prompt(name, value := record[name]) or not value)
         )
         found = Beside(system=system, context=context, history=history, tools=tools, unread=unread)
         return NOTHING if found == NOTHING else found
 
-    @staticmethod
-    def _is_like_prompt(name: str, value: Any) -> bool:
-        return name in _LIKE_PROMPT or name.lower() in MEDIA or is_media(value)
+    @property
+    def _around(self) -> str | None:
+        """Return the column whose object the prompt is a field of; None if it is a column."""
+        return self.prompt.partition(".")[0] if self.prompt and "." in self.prompt else None
+
+    def _unread_in(
+        self, record: Mapping[str, Any], unread: Sequence[str]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each column of `unread` that has something, with what it has; of the object around
+        the prompt, its other fields."""
+        read = {self.prompt, self.label, self.layout.reads.get("tools"), *self.ignored}
+        for name in unread:
+            value = record.get(name)
+            inner = value if name == self._around and isinstance(value, dict) else {}
+            fields = {f"{name}.{each}": inner[each] for each in inner}
+            for place, found in (fields or {name: value}).items():
+                last = place.rpartition(".")[2] if fields else place
+                is_gap = isinstance(found, str) and not found.strip()
+                if found and not is_gap and place not in read and _is_like_prompt(last, found):
+                    yield place, found
 
     def require_read(self, record: Mapping[str, Any], unread: Sequence[str], turns: Turns) -> None:
         """Raise DataError if the row has something in a column that looks like part of the prompt
         and is not read. A text that stands in `turns`, which are read, is not lost."""
-        for name in unread:
-            value = record.get(name)
-            if not value or (isinstance(value, str) and not value.strip()):
-                continue
-            if is_media(value) or name.lower() in MEDIA:
-                why = f"it holds {_what(value, name)}, and only text is read"
+        for name, value in self._unread_in(record, unread):
+            if is_media(value):
+                why = f"it holds {kind_in(value)}, and only text is read"
+            elif name.rpartition(".")[2].lower() in MEDIA:
+                why = f"it holds `{name}`, and only text is read"
             elif _stands_in(value, turns):
                 continue
             else:
@@ -422,12 +443,12 @@ def setting(key: str, value: str) -> str:
     return f"--set {shlex.quote(f'data.{key}={value}')}"
 
 
+def _is_like_prompt(name: str, value: Any) -> bool:
+    return name.lower() in _LIKE_PROMPT or name.lower() in MEDIA or is_media(value)
+
+
 def _first(names: Sequence[str | None], there: set[str]) -> str | None:
     return next((name for name in names if name in there), None)
-
-
-def _what(value: Any, name: str) -> str:
-    return kind_in(value) if is_media(value) else f"`{name}`"
 
 
 def _stands_in(value: Any, turns: Turns) -> bool:

@@ -47,7 +47,7 @@ def value_at(record: Mapping[str, Any], key: str) -> Any:
     value: Any = record
     for name in key.split("."):
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            value = _parsed(value)
+            value = parsed(value)
         if not isinstance(value, Mapping):
             return None
         value = value.get(name)
@@ -69,7 +69,7 @@ def as_chat(value: Any, key: str) -> Turns | None:
     if isinstance(value, str):
         if is_dialogue(value):
             return _dialogue(value)
-        found = _parsed(value) if value.lstrip()[:1] == "[" else None
+        found = parsed(value) if value.lstrip()[:1] == "[" else None
         return turns_in(found, key) if is_chat(found) else None
     if isinstance(value, dict) and is_chat([value]):
         return turns_in([value], key)
@@ -85,7 +85,7 @@ def is_chat(value: object) -> bool:
     """Return whether a value is a list of messages, of any form."""
     if not isinstance(value, list) or not value:
         return False
-    first = _parsed(value[0]) if isinstance(value[0], str) else value[0]
+    first = parsed(value[0]) if isinstance(value[0], str) else value[0]
     return isinstance(first, dict) and (
         "role" in first or {"from", "value"} <= set(first) or _is_exchange(first)
     )
@@ -128,7 +128,7 @@ def _turns_of(value: Any, where: str) -> Turns:
     """Return the turns of one message: usually one; several if results of tools are parts of it, or
     it is a question with its answer."""
     if isinstance(value, str) and value.lstrip()[:1] == "{":
-        value = _parsed(value)
+        value = parsed(value)
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a message with `role` and `content`")
     if _is_exchange(value):
@@ -231,14 +231,14 @@ def calls_in(value: Any, key: str) -> Turns:
 
 
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
-    value = _parsed(value) if isinstance(value, str) else value
+    value = parsed(value) if isinstance(value, str) else value
     calls = []
     for call in value if isinstance(value, list) else [value]:
         inner = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
             raise ValueError(f"{where} is no call of a tool: JSON with `name` and `arguments`")
         given = inner.get("arguments", inner.get("parameters", {}))
-        found = _parsed(given) if isinstance(given, str) else given
+        found = parsed(given) if isinstance(given, str) else given
         function = {"name": inner["name"], "arguments": given if found is None else found}
         number = call.get("id")
         calls.append(
@@ -280,7 +280,7 @@ def tools_in(record: Mapping[str, Any], key: str) -> Tools:
     if value is None:
         return []
     if isinstance(value, list):
-        value = [_parsed(tool) if isinstance(tool, str) else tool for tool in value]
+        value = [parsed(tool) if isinstance(tool, str) else tool for tool in value]
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise ValueError(f"`{key}` must be a list of tools")
     return [_tool(without_nulls(tool) if _was_columnar(tool) else tool) for tool in value]
@@ -364,7 +364,7 @@ def without_foreign_arguments(turns: Turns, tools: Tools) -> Turns:
 def history_in(value: Any, key: str) -> Turns:
     """Return the turns before a prompt: a list of (question, answer), of messages, or its JSON.
     Raises ValueError with the reason."""
-    value = _parsed(value) if isinstance(value, str) else value
+    value = parsed(value) if isinstance(value, str) else value
     if is_chat(value):
         return turns_in(value, key)
     turns: Turns = []
@@ -396,7 +396,7 @@ def is_media(value: Any) -> bool:
     return isinstance(first, dict) and bool(first) and first.keys() <= _MEDIA_FIELDS
 
 
-def _parsed(text: Any) -> Any:
+def parsed(text: Any) -> Any:
     """Return what a text holds as JSON; None if it is none."""
     try:
         return json.loads(text)

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from milescli.core.errors import DataError
@@ -469,6 +471,23 @@ def test_a_column_of_the_prompt_that_is_not_read_stops_the_run_unless_it_is_set_
         with pytest.raises(DataError, match=f"the column `{name}` of .* would be left out"):
             _learned(learned, "chats")
         assert len(_learned(learned, "chats", ignore_columns=name)) == len(rows)
+
+
+def test_an_image_in_a_later_row_or_beside_a_field_that_is_read_is_not_left_out(
+    tmp_path: Path,
+) -> None:
+    image = {"bytes": b"x", "path": None}
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    table = pa.table({"prompt": ["a", "b"], "pic": pa.array([None, image], kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"`pic` of .* holds an image, a sound or a video"):
+        _prompts(tmp_path / "a.parquet")
+    good = {"input": {"messages": [ASK]}}
+    path = _written(tmp_path, good, {"input": {"messages": [ASK], "images": ["a.jpg"]}})
+    with pytest.raises(DataError, match=r"`input\.images` of .* would be left out"):
+        _prompts(path, prompt_key="input.messages")
+    ignored = frozenset(["input.images"])
+    assert len(_prompts(path, prompt_key="input.messages", ignored=ignored)) == 2
 
 
 @pytest.mark.parametrize(
