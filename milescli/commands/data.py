@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -16,13 +15,14 @@ from milescli.core.errors import DataError
 EXAMPLES = [
     "miles data check train.jsonl",
     "miles data check train.parquet --prompt-key problem --model ./Qwen3-0.6B",
+    "miles data check train.jsonl --set data.ignore_columns=images",
     "miles data check quickstart",
     "miles data check my.yaml --set data.prompts=other.csv --json",
 ]
 PAGE = """\
 miles data: look at data before a run does
 
-  miles data check FILE       its columns, bad rows by line, repeated prompts, lengths
+  miles data check FILE       its layout, columns, bad rows by line, repeated prompts, lengths
   miles data check RECIPE     all of a recipe's data, in tokens, with its reward and its leaks
 
 Nothing is written, and no device is taken.
@@ -76,8 +76,7 @@ def check(
     is_recipe = what.endswith(RECIPE_SUFFIXES) or what in (*template_names(), *ALIASES)
     if is_recipe and (prompt_key or label_key):
         raise typer.BadParameter("a recipe has its own: --set data.prompt_key=COLUMN")
-    if not is_recipe and sets:
-        raise typer.BadParameter("--set belongs to a recipe; a file takes --prompt-key")
+    given = {} if is_recipe else _given(sets or [], prompt_key=prompt_key, label_key=label_key)
     loaded = load(what, sets=sets or [], **here()) if is_recipe else None
     from milescli.runtime.inputs import data_check
 
@@ -86,7 +85,12 @@ def check(
             data_check.check_recipe(loaded.recipe, model=model, output=output)
             if loaded
             else data_check.check_file_alone(
-                what, prompt_key=prompt_key, label_key=label_key, model=model, output=output
+                what,
+                prompt_key=prompt_key,
+                label_key=label_key,
+                model=model,
+                output=output,
+                settings={name.removeprefix(_DATA): value for name, value in given.items()},
             )
         )
         show_data(checked, output=output)
@@ -95,17 +99,51 @@ def check(
     except DataError as error:
         if is_recipe:
             raise
-        fixes = [_for_file(fix, what) for fix in error.fixes]
+        fixes = [_for_file(fix, what, given, model=model) for fix in error.fixes]
         raise DataError(error.what, why=error.why, fix=fixes) from None
 
 
-_KEY = re.compile(r"--set data\.(prompt|label)_key=")
-_FILE = re.compile(r"--set data\.prompts=")
+_DATA = "data."
+_OPTIONS = {"data.prompt_key": "--prompt-key", "data.label_key": "--label-key"}
+_FILES = ("data.prompts", "data.train")
 
 
-def _for_file(fix: str, what: str) -> str:
+def _given(sets: list[str], *, prompt_key: str | None, label_key: str | None) -> dict[str, object]:
+    """Return the keys of `data` that the command line sets for a file. Raises BadParameter for a
+    key that belongs to a recipe."""
+    from milescli.recipe.keys import keys
+    from milescli.recipe.layers import from_command_line
+
+    table = from_command_line(sets, {})
+    if other := next((name for name in table if not _is_of_a_file(name)), None):
+        raise typer.BadParameter(f"`{other}` belongs to a recipe; a file takes keys of `data`")
+    options = dict(zip(_OPTIONS, (prompt_key, label_key), strict=True))
+    assert set(options) <= set(keys()), options
+    return {name: value for name, value in options.items() if value is not None} | {
+        name: entry.value for name, entry in table.items()
+    }
+
+
+def _is_of_a_file(name: str) -> bool:
+    from milescli.recipe.data_files import FIELDS
+
+    return name.startswith(_DATA) and name.removeprefix(_DATA) not in (*FIELDS, "mix")
+
+
+def _for_file(fix: str, what: str, given: dict[str, object], *, model: Path | None) -> str:
     """Return the fix of a recipe as one for the file alone, which has no recipe to set keys of."""
-    if _KEY.match(fix):
-        option = _KEY.sub(r"--\1-key ", fix)
-        return f"miles data check {shlex.quote(what)} {option}"
-    return _FILE.sub("miles data check ", fix) if _FILE.match(fix) else fix
+    option, _, comment = fix.partition("   #")
+    try:
+        words = shlex.split(option)
+    except ValueError:
+        return fix
+    if len(words) != 2 or words[0] != "--set" or not words[1].startswith(_DATA):
+        return fix
+    name, _, value = words[1].partition("=")
+    file, settings = (value, given) if name in _FILES else (what, {**given, name: value})
+    command = ["miles", "data", "check", file]
+    for key, setting in settings.items():
+        text = f"[{', '.join(setting)}]" if isinstance(setting, list) else str(setting)
+        command += [_OPTIONS[key], text] if key in _OPTIONS else ["--set", f"{key}={text}"]
+    command += ["--model", str(model)] if model is not None else []
+    return shlex.join(command) + (f"   #{comment}" if comment else "")

@@ -3,26 +3,34 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from milescli.core.errors import DataError
-from milescli.data.rows import (
-    Parsed,
+from milescli.data.layouts import (
+    NOTHING,
+    Columns,
+    find_column,
+    no_column,
+    recognise,
+)
+from milescli.data.messages import (
     Tools,
     Turns,
+    as_chat,
+    calls_in,
     present,
-    require_column,
     require_text,
-    tools_in,
-    turns_in,
+    value_at,
     with_system,
 )
+from milescli.data.rows import Parsed, prompt_beside
+from milescli.data.tables import kind_of
 from milescli.recipe.data import Data
+from milescli.recipe.data_files import names_in
 
 Kind = Literal["chats", "pairs"]
 """What an objective learns from: supervised from chats (or texts), preference and reward_model from
@@ -30,28 +38,15 @@ pairs."""
 RowField = Literal["train", "validation"]
 """The key under `data` that named the file."""
 
-CHAT_COLUMNS = ("messages", "conversations", "conversation")
-PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "input")
-RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration", "answer")
-INSTRUCTION_COLUMN, CONTEXT_COLUMN = "instruction", "input"
-"""Alpaca's form: the text that an instruction is about, if any, has a column of its own."""
+CHAT_COLUMNS = ("messages", "conversations", "conversation", "contents")
+PROMPT_COLUMNS = ("prompt", "question", "instruction", "problem", "query", "input")
+RESPONSE_COLUMNS = ("completion", "response", "output", "demonstration")
+ANSWER_COLUMN = "answer"
+"""The response, where no column has a name that is only of responses."""
 TEXT_COLUMN, MARGIN_COLUMN, JUDGED_COLUMN = "text", "margin", "label"
 CHOSEN, REJECTED = "chosen", "rejected"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExampleColumns:
-    """The columns that are read: exactly one of `chat`, `text`, `response` and the two sides."""
-
-    prompt: str | None = None
-    context: str | None = None
-    """A column whose text follows the prompt as a paragraph of its own."""
-    chat: str | None = None
-    text: str | None = None
-    response: str | None = None
-    judged: str | None = None
-    """A column that states whether the response is good (KTO)."""
-    sides: bool = False
+WEIGHTS = ("weight", "loss", "loss_weight", "train")
+"""Fields of a message that state whether it is learned."""
 
 
 class Chat(NamedTuple):
@@ -85,102 +80,165 @@ class ExampleForm:
     kind: Kind
     data: Data
 
-    def find(self, names: Sequence[str], path: Path) -> ExampleColumns:
-        """Find the columns by `names`, those of the first row. Raises DataError if they are not
-        clear."""
-        data = self.data
-        there = f"its columns are {', '.join(names)}"
-
-        def named(wanted: str | None, known: Sequence[str], option: str) -> str | None:
-            if wanted is None:
-                return next((name for name in known if name in names), None)
-            return require_column(wanted, names, path, key=option)
-
-        prompt = named(data.prompt_key, PROMPT_COLUMNS, "prompt_key")
-        response = named(data.response_key, RESPONSE_COLUMNS, "response_key")
-        has_context = prompt == INSTRUCTION_COLUMN and {CONTEXT_COLUMN} <= {*names} - {response}
-        context = CONTEXT_COLUMN if has_context and data.prompt_key is None else None
-        if self.kind == "pairs":
-            if CHOSEN in names and REJECTED in names:
-                return ExampleColumns(prompt=prompt, context=context, sides=True)
-            if prompt and response and JUDGED_COLUMN in names:
-                return ExampleColumns(
-                    prompt=prompt, context=context, response=response, judged=JUDGED_COLUMN
-                )
+    def find(self, record: Mapping[str, Any], path: Path) -> Columns:
+        """Find the columns by the first row, whose layout may be a known one. Raises DataError if
+        they are not clear."""
+        layout, data = recognise(record), self.data
+        ignored = frozenset(names_in(data.ignore_columns))
+        if layout.refused and layout.use == self.kind and data.response_key is None:
             raise DataError(
-                f"{path} holds no pairs",
-                why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where "
-                f"these do not begin with it); a response that was judged alone has "
-                f"`{JUDGED_COLUMN}`, true or false; {there}",
-                fix=f"--set data.{self.field}=FILE.jsonl   # with these columns",
+                f"{path} is no file of {self.kind}",
+                why=f"it has the layout of {layout.name}: {layout.refused}",
+                fix=f"--set data.{self.field}=FILE.jsonl   # one chat or pair in each row",
             )
-        chat = next((name for name in CHAT_COLUMNS if name in names), None)
-        if chat and data.response_key is None:
-            return ExampleColumns(chat=chat)
+
+        def named(key: str, wanted: str | None, role: str, known: Sequence[str]) -> str | None:
+            stated = layout.reads.get(role)
+            return find_column(
+                record, path, key=key, wanted=wanted, stated=stated, known=known, ignored=ignored
+            )
+
+        def found(**columns: str | None) -> Columns:
+            is_given = data.prompt_key is not None
+            return Columns(
+                path=path, layout=layout, ignored=ignored, is_prompt_given=is_given, **columns
+            )
+
+        chat = layout.reads.get("chat") or next((n for n in CHAT_COLUMNS if n in record), None)
+        if self.kind == "chats" and chat and (data.prompt_key, data.response_key) == (None, None):
+            return found(chat=chat)
+        prompt = named("prompt_key", data.prompt_key, "prompt", PROMPT_COLUMNS)
+        if self.kind == "pairs":
+            return self._find_pairs(record, path, named, found, chat=chat, prompt=prompt)
+        calls = layout.reads.get("calls") if data.response_key is None else None
+        if calls is not None:
+            return found(prompt=prompt, calls=calls)
+        response = named("response_key", data.response_key, "response", RESPONSE_COLUMNS)
+        if response is None and ANSWER_COLUMN in record:
+            response = ANSWER_COLUMN
         if prompt and response and prompt != response:
-            return ExampleColumns(prompt=prompt, context=context, response=response)
-        if TEXT_COLUMN in names:
-            return ExampleColumns(text=TEXT_COLUMN)
-        lacks = "response" if prompt else "prompt"
+            return found(prompt=prompt, response=response)
+        if TEXT_COLUMN in record:
+            return found(text=TEXT_COLUMN)
+        key, known = "prompt_key", PROMPT_COLUMNS
+        if prompt is not None:
+            key, known = "response_key", (*RESPONSE_COLUMNS, ANSWER_COLUMN)
+        nearby = no_column(record, path, key=key, known=known, taken=(prompt, response))
         raise DataError(
             f"what is learned from {path}?",
             why=f"a row holds a chat (`messages`), a prompt and a response, or a `{TEXT_COLUMN}`; "
-            f"there is no {lacks} column: {there}",
-            fix=f"--set data.{lacks}_key={names[-1] if lacks == 'response' else names[0]}",
+            f"there is no {key.removesuffix('_key')} column: its columns are {', '.join(record)}",
+            fix=nearby.fixes,
         )
 
-    def parse(self, record: Mapping[str, Any], line: int, columns: ExampleColumns) -> Parsed:
-        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+    def _find_pairs(
+        self,
+        record: Mapping[str, Any],
+        path: Path,
+        named: Callable[[str, str | None, str, Sequence[str]], str | None],
+        found: Callable[..., Columns],
+        *,
+        chat: str | None,
+        prompt: str | None,
+    ) -> Columns:
+        reads = recognise(record).reads
+        chosen = reads.get(CHOSEN) or (CHOSEN if CHOSEN in record else None)
+        rejected = reads.get(REJECTED) or (REJECTED if REJECTED in record else None)
+        if chosen and rejected:
+            return found(prompt=prompt, chosen=chosen, rejected=rejected)
+        if chat and rejected:
+            return found(chat=chat, rejected=rejected)
+        judged = JUDGED_COLUMN if JUDGED_COLUMN in record else None
+        if judged and chat:
+            return found(chat=chat, judged=judged)
+        response = named("response_key", self.data.response_key, "response", RESPONSE_COLUMNS)
+        if prompt and response and judged:
+            return found(prompt=prompt, response=response, judged=judged)
+        raise DataError(
+            f"{path} holds no pairs",
+            why=f"a pair has the columns `{CHOSEN}` and `{REJECTED}` (and `prompt`, where these do "
+            f"not begin with it); a response that was judged alone has `{JUDGED_COLUMN}`, true or "
+            f"false; its columns are {', '.join(record)}",
+            fix=f"--set data.{self.field}=FILE.jsonl   # with these columns",
+        )
+
+    def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
+        DataError if a column would be left out that looks like part of the prompt."""
         row = _row_of(record, line - 1, columns, data=self.data)
         return Parsed(row, hash(repr(row[1:3])), 0, False)
 
 
-def _row_of(
-    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data
-) -> ExampleRow:
-    tools = tools_in(record)
-    if form.chat is not None:
-        turns = with_system(_turns(record, form.chat), data.system_prompt)
-        return ExampleRow(index=index, chosen=_whole(turns, form.chat, tools))
-    if form.text is not None:
-        return ExampleRow(index=index, chosen=Chat(turns=[], text=_text(record, form.text)))
-    if form.sides:
-        return _pair(record, index, form, data=data, tools=tools)
-    assert form.prompt is not None and form.response is not None, form
-    prompt = with_system(_prompt(record, form), data.system_prompt)
-    chat = _answered(prompt, record, form.response, tools)
-    if form.judged is None:
+def _row_of(record: Mapping[str, Any], index: int, columns: Columns, *, data: Data) -> ExampleRow:
+    if columns.text is not None:
+        text = _text(record, columns.text)
+        columns.require_read(record, columns.beside(record).unread, [{"content": text}])
+        return ExampleRow(index=index, chosen=Chat(turns=[], text=text))
+    if columns.chosen is not None or (columns.chat is not None and columns.rejected is not None):
+        return _pair(record, index, columns, data=data)
+    if columns.chat is not None:
+        turns, tools = _beside(_turns(record, columns.chat), record, columns)
+        chat = _whole(with_system(turns, data.system_prompt), columns.chat, tools)
+        if columns.judged is not None:
+            chat = chat._replace(first=len(chat.turns) - 1)
+    else:
+        prompt, tools = _beside(_prompt(record, columns, data), record, columns)
+        response = columns.calls or columns.response
+        assert response is not None, columns
+        prompt = with_system(prompt, data.system_prompt)
+        chat = _answered(prompt, record, response, columns, tools)
+    if columns.judged is None:
         return ExampleRow(index=index, chosen=chat)
-    judged = record.get(form.judged)
+    judged = value_at(record, columns.judged)
     if not isinstance(judged, bool) and judged not in (0, 1):
-        raise ValueError(f"`{form.judged}` must be true or false, and is {judged!r}")
+        raise ValueError(f"`{columns.judged}` must be true or false, and is {judged!r}")
     return ExampleRow(
         index=index, chosen=chat if judged else None, rejected=None if judged else chat
     )
 
 
-def _pair(
-    record: Mapping[str, Any], index: int, form: ExampleColumns, *, data: Data, tools: Tools
-) -> ExampleRow:
-    sides = []
-    for side in (CHOSEN, REJECTED):
-        if form.prompt is not None:
-            prompt = with_system(_prompt(record, form), data.system_prompt)
-            sides.append(_answered(prompt, record, side, tools))
-        else:
-            turns = with_system(_turns(record, side), data.system_prompt)
-            sides.append(_whole(turns, side, tools))
-    chosen, rejected = sides
-    if form.prompt is None:
-        first = _end_of_prompt(chosen.turns, rejected.turns)
-        chosen, rejected = (Chat(turns=side.turns, first=first, tools=tools) for side in sides)
+def _beside(turns: Turns, record: Mapping[str, Any], columns: Columns) -> tuple[Turns, Tools]:
+    """Return the turns with what stands beside them in their row, and the tools."""
+    if (beside := columns.beside(record)) is NOTHING:
+        return turns, []
+    turns, tools = prompt_beside(turns, record, columns, beside)
+    assert isinstance(turns, list), turns
+    return turns, tools
+
+
+def _pair(record: Mapping[str, Any], index: int, columns: Columns, *, data: Data) -> ExampleRow:
+    assert columns.rejected is not None, columns
+    if columns.prompt is not None:
+        turns, tools = _beside(_prompt(record, columns, data), record, columns)
+        turns = with_system(turns, data.system_prompt)
+        assert columns.chosen is not None, columns
+        chosen = _answered(turns, record, columns.chosen, columns, tools)
+        rejected = _answered(turns, record, columns.rejected, columns, tools)
+    elif columns.chat is not None:
+        turns, tools = _beside(_turns(record, columns.chat), record, columns)
+        turns = with_system(turns, data.system_prompt)
+        last = len(turns) - 1
+        chosen = _whole(turns, columns.chat, tools, first=last)
+        rejected = _answered(turns[:last], record, columns.rejected, columns, tools)
+    else:
+        sides = []
+        for side in (columns.chosen, columns.rejected):
+            assert side is not None, columns
+            turns, tools = _beside(_turns(record, side), record, columns)
+            sides.append(_whole(with_system(turns, data.system_prompt), side, tools))
+        first = _end_of_prompt(sides[0].turns, sides[1].turns)
+        chosen, rejected = (side._replace(first=first) for side in sides)
+    return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=_margin(record))
+
+
+def _margin(record: Mapping[str, Any]) -> float:
     margin = record.get(MARGIN_COLUMN)
     if margin is None:
         margin = 0.0
     is_number = isinstance(margin, int | float) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
         raise ValueError(f"`{MARGIN_COLUMN}` must be a number, and is {margin!r}")
-    return ExampleRow(index=index, chosen=chosen, rejected=rejected, margin=float(margin))
+    return float(margin)
 
 
 def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
@@ -197,20 +255,26 @@ def _end_of_prompt(chosen: Turns, rejected: Turns) -> int:
     return count
 
 
-def _answered(prompt: Turns, record: Mapping[str, Any], key: str, tools: Tools) -> Chat:
-    """Return a prompt with the response in column `key`: a text, or turns that may repeat the
-    prompt."""
+def _answered(
+    prompt: Turns, record: Mapping[str, Any], key: str, columns: Columns, tools: Tools
+) -> Chat:
+    """Return a prompt with the response in column `key`: a text, calls of tools, or turns that may
+    repeat the prompt."""
     value = present(record, key)
-    if isinstance(value, list):
-        turns = turns_in(value, key)
+    turns = calls_in(value, key) if key == columns.calls else as_chat(value, key)
+    if turns is not None:
         asked = prompt[prompt[0]["role"] == "system" :]
         for repeated in (prompt, asked):  # the system prompt may be the recipe's
             turns = turns[len(repeated) :] if turns[: len(repeated)] == repeated else turns
         if turns and turns[0]["role"] in ("system", "user"):
             raise ValueError(f"`{key}` begins with another prompt than that of the row")
         return _whole([*prompt, *turns], key, tools, first=len(prompt))
-    answer = {"role": "assistant", "content": _text(record, key)}
-    return Chat(turns=[*prompt, answer], first=len(prompt), tools=tools)
+    text = _text(record, key)
+    if columns.layout.has.get(columns.prompt or "") == "dialogue":
+        text = text.strip()  # as in the turns of the dialogue
+    return Chat(
+        turns=[*prompt, {"role": "assistant", "content": text}], first=len(prompt), tools=tools
+    )
 
 
 def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
@@ -221,19 +285,25 @@ def _whole(turns: Turns, key: str, tools: Tools, *, first: int = 0) -> Chat:
         raise ValueError(f"the last turn of `{key}` is the {last['role']}'s, not the assistant's")
     if not (last.get("content") or last.get("tool_calls")):
         raise ValueError(f"the last turn of `{key}` is empty")
+    for place, turn in enumerate(turns[first:], start=first):
+        off = next((name for name in WEIGHTS if turn.get(name, 1) not in (1, True)), None)
+        if off and turn["role"] == "assistant":
+            raise ValueError(
+                f"turn {place + 1} of `{key}` has `{off}` {turn[off]}, and every turn of the "
+                "assistant is learned with weight 1"
+            )
     return Chat(turns=turns, first=first, tools=tools)
 
 
-def _prompt(record: Mapping[str, Any], form: ExampleColumns) -> Turns:
-    key = form.prompt
-    assert key is not None, form
+def _prompt(record: Mapping[str, Any], columns: Columns, data: Data) -> Turns:
+    key = columns.prompt
+    assert key is not None, columns
     value = present(record, key)
-    if not isinstance(value, list):
-        text = _text(record, key)
-        if form.context is not None and record.get(form.context) not in (None, ""):
-            text = f"{text}\n\n{_text(record, form.context)}"
-        return [{"role": "user", "content": text}]
-    turns = _turns(record, key)
+    # without a template a dialogue is read as the text that it is
+    is_raw = data.chat_template == "none" and isinstance(value, str)
+    turns = None if is_raw else as_chat(value, key)
+    if turns is None:
+        return [{"role": "user", "content": _text(record, key)}]
     if turns[-1]["role"] == "assistant":
         raise ValueError(f"`{key}` ends with the assistant's turn, which is the response's place")
     return turns
@@ -241,20 +311,16 @@ def _prompt(record: Mapping[str, Any], form: ExampleColumns) -> Turns:
 
 def _turns(record: Mapping[str, Any], key: str) -> Turns:
     value = present(record, key)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            raise ValueError(f"`{key}` must be a list of messages, not a text") from None
-    if not isinstance(value, list):
-        raise ValueError(f"`{key}` must be a list of messages, not {type(value).__name__}")
-    return turns_in(value, key)
+    turns = as_chat(value, key)
+    if turns is None:
+        raise ValueError(f"`{key}` must be a list of messages, not {kind_of(value)}")
+    return turns
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:
     value = present(record, key)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"`{key}` must be text, not {type(value).__name__}")
+        raise ValueError(f"`{key}` must be text, not {kind_of(value)}")
     text = str(value)
     if not text.strip():
         raise ValueError(f"`{key}` is empty")

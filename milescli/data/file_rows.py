@@ -41,11 +41,12 @@ class Form(Protocol):
     field: PathField
     """The key below `data` that names the file."""
 
-    def find(self, names: Sequence[str], path: Path) -> Any:
-        """Find the columns by `names`, those of the first row. Raises DataError."""
+    def find(self, record: Mapping[str, Any], path: Path) -> Any:
+        """Find the columns by the first row. Raises DataError."""
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Any) -> Parsed:
-        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
+        DataError if that holds for the file."""
 
 
 class ArrowRows:
@@ -124,8 +125,8 @@ class FileRows:
     """The good rows."""
     columns: Any = None
     """The columns that the form found; None if no row could be read."""
-    names: list[str] = field(default_factory=list)
-    """All columns of the first row."""
+    first: dict[str, object] = field(default_factory=dict)
+    """The first row that could be read."""
     num_rows: int = 0
     last_line: int = 0
     """Line of the last row, counted from 1."""
@@ -188,11 +189,13 @@ class FileRows:
             self._add_bad(line, str(record))
             return
         if self.columns is None:
-            self.names = list(record)
-            self.columns = self.form.find(self.names, self.path)
+            self.first = record
+            self.columns = self.form.find(record, self.path)
         try:
             parsed = self.form.parse(record, line, self.columns)
             packed = pickle.dumps(tuple(parsed.row))
+        except DataError:
+            raise
         except ValueError as error:
             self._add_bad(line, str(error))
             return

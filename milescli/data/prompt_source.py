@@ -111,6 +111,7 @@ def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> R
         system_prompt=data.system_prompt,
         needs_label=needs_label,
         max_tokens=data.max_prompt_tokens,
+        ignored=frozenset(names_in(data.ignore_columns)),
     )
 
 

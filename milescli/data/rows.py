@@ -7,19 +7,38 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from milescli.core.errors import DataError, nearest
+from milescli.core.errors import DataError
+from milescli.data.layouts import (
+    LABEL_COLUMNS,
+    NOTHING,
+    PROMPT_COLUMNS,
+    Beside,
+    Columns,
+    find_column,
+    no_column,
+    recognise,
+    require_text_label,
+)
+from milescli.data.messages import (
+    Tools,
+    Turns,
+    as_chat,
+    history_in,
+    present,
+    require_text,
+    tools_in,
+    turns_in,
+    value_at,
+    with_system,
+    without_foreign_arguments,
+)
 from milescli.data.tables import LINE_SUFFIXES, kind_of
 
-Turns = list[dict[str, Any]]
-"""`role` and `content`, both text, and what else a template takes: `tool_calls`, `name`, ..."""
-Tools = list[dict[str, Any]]
-"""JSON schemas of the tools that the model may call."""
-TOOLS_COLUMN = "tools"
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool"}
-"""Role names of ShareGPT's form (`from` and `value`) -> those of chat templates."""
+DEMONSTRATION_COLUMN = "demonstration"
 NUM_BAD_ROWS_SHOWN = 5
 Demonstration = str | Turns | None
 """A worked response: its text, or its turns if it calls tools; None if the row has none."""
@@ -79,32 +98,69 @@ class RowForm:
     """Whether the reward compares with a label; None if that is not known."""
     max_tokens: int | None = None
     """Longer prompts are not used, so the tokeniser may stop behind this length."""
+    ignored: frozenset[str] = frozenset()
+    """Columns that are set aside, though they look like part of the prompt."""
 
-    def find(self, names: Sequence[str], path: Path) -> Columns:
-        """Find the columns by `names`, those of the first row. Raises DataError if one is
-        ambiguous, or is needed and absent."""
-        prompt = _column(
-            names, path, wanted=self.prompt_key, known=PROMPT_COLUMNS, key="prompt_key", needed=True
+    def find(self, record: Mapping[str, Any], path: Path) -> Columns:
+        """Find the columns by the first row, whose layout may be a known one. Raises DataError if
+        one is ambiguous, or is needed and absent."""
+        layout = recognise(record)
+        stated = layout.reads
+        prompt = find_column(
+            record,
+            path,
+            key="prompt_key",
+            wanted=self.prompt_key,
+            stated=stated.get("prompt"),
+            known=PROMPT_COLUMNS,
+            ignored=self.ignored,
         )
-        demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in names else None
+        if prompt is None:
+            raise no_column(record, path, key="prompt_key", known=PROMPT_COLUMNS)
+        demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in record else None
         needed = self.needs_label
-        if self.field == "demonstrations" and demonstration is None and prompt != "messages":
-            needed = True
-        label = _column(
-            names, path, wanted=self.label_key, known=LABEL_COLUMNS, key="label_key", needed=needed
-        )
-        assert prompt is not None, names
+        if self.field == "demonstrations" and demonstration is None:
+            needed = needed or not isinstance(value_at(record, prompt), list)
+        label = None
+        if self.label_key is not None or stated.get("label") is not None or needed is not False:
+            label = find_column(
+                record,
+                path,
+                key="label_key",
+                wanted=self.label_key,
+                stated=stated.get("label"),
+                known=LABEL_COLUMNS,
+                ignored=self.ignored | {prompt},
+            )
+        else:
+            likely = [name for name in LABEL_COLUMNS if name in record and name != prompt]
+            label = likely[0] if len(likely) == 1 else None
+        if label is None and needed:
+            raise no_column(
+                record, path, key="label_key", known=LABEL_COLUMNS, taken=(prompt, demonstration)
+            )
+        if label is not None:
+            require_text_label(label, record, path)
         return Columns(
-            prompt=prompt, label=label, needs_label=bool(needed), demonstration=demonstration
+            path=path,
+            layout=layout,
+            prompt=prompt,
+            label=label,
+            needs_label=bool(needed),
+            demonstration=demonstration,
+            ignored=self.ignored,
+            is_prompt_given=self.prompt_key is not None,
         )
 
     def parse(self, record: Mapping[str, Any], line: int, columns: Columns) -> Parsed:
-        """Return the row on `line`. Raises ValueError with the reason if it cannot be used."""
-        prompt, tools = _prompt(record, columns.prompt), tools_in(record)
-        if tools and isinstance(prompt, tuple):
-            raise ValueError(
-                f"`{columns.prompt}` is tokens, in which its `{TOOLS_COLUMN}` must stand"
-            )
+        """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
+        DataError if a column would be left out that looks like part of the prompt."""
+        assert columns.prompt is not None, columns
+        prompt = _prompt(record, columns.prompt)
+        tools: Tools = []
+        beside = columns.known.get(tuple(record)) or columns.beside(record)
+        if beside is not NOTHING:
+            prompt, tools = prompt_beside(prompt, record, columns, beside)
         label = _label_of(record, columns)
         messages: Turns = [] if isinstance(prompt, tuple) else prompt
         worked = _demonstration(record, columns, label=label, messages=messages, field=self.field)
@@ -118,6 +174,61 @@ class RowForm:
                 text = next(of_user, text)
         row = DataRow(line - 1, messages, text, label, worked, token_ids, tools)
         return Parsed(row, prompt_hash, hash(label), worked is not None)
+
+
+def prompt_beside(
+    prompt: _Prompt, record: Mapping[str, Any], columns: Columns, beside: Beside
+) -> tuple[_Prompt, Tools]:
+    """Return the prompt with what stands beside it in its row: the text that it is about, the turns
+    before it and the system turn; and the tools. Raises as `RowForm.parse`."""
+    tools = tools_in(record, beside.tools) if beside.tools is not None else []
+    around = (beside.system, beside.context, beside.history)
+    if isinstance(prompt, tuple):
+        if tools or any(name is not None and value_at(record, name) for name in around):
+            name = beside.tools if tools else next(name for name in around if name is not None)
+            raise ValueError(f"`{columns.prompt}` is tokens, in which its `{name}` must stand")
+        columns.require_read(record, beside.unread, [])
+        return prompt, []
+    turns = prompt
+    if beside.context is not None and (text := _text_beside(record, beside.context)):
+        last = turns[-1]
+        turns = [*turns[:-1], {**last, "content": f"{last['content']}\n\n{text}"}]
+    if beside.history is not None and (before := value_at(record, beside.history)):
+        turns = [*history_in(before, beside.history), *turns]
+    if beside.system is not None:
+        turns = with_own_system(turns, record, beside.system)
+    if tools:
+        turns = without_foreign_arguments(turns, tools)
+    columns.require_read(record, beside.unread, turns)
+    return turns, tools
+
+
+def with_own_system(turns: Turns, record: Mapping[str, Any], key: str) -> Turns:
+    """Return the turns after the system turn in column `key`. Raises ValueError if they have
+    another one."""
+    text = _text_beside(record, key)
+    if not text:
+        return turns
+    if turns and turns[0]["role"] in ("system", "developer"):
+        if turns[0]["content"].strip() != text.strip():
+            raise ValueError(f"`{key}` is one system prompt, and the first message is another")
+        return turns
+    return [{"role": "system", "content": text}, *turns]
+
+
+def _text_beside(record: Mapping[str, Any], key: str) -> str:
+    """Return the text in a column beside the prompt; empty if it is a gap."""
+    value = value_at(record, key)
+    if isinstance(value, dict) and "parts" in value:  # Gemini's system instruction
+        value = value["parts"]
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # parts of a text
+        value = turns_in([{"role": "system", "content": value}], key)[0]["content"]
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"`{key}` must be text, not {kind_of(value)}")
+    require_text(value, f"`{key}`")
+    return value
 
 
 def bad_rows_error(
@@ -137,7 +248,7 @@ def bad_rows_error(
     look = (
         f"sed -n {bad[0].line}p {path}"
         if path.suffix in LINE_SUFFIXES
-        else f"mend row {bad[0].line} of {path}"
+        else f"miles data check '{path}[{bad[0].line - 1}:{bad[0].line}]'"
     )
     return DataError(what, why=shown + more, fix=[f"{look}   # mend or remove these rows", *fixes])
 
@@ -154,9 +265,12 @@ def _hash_of(prompt: _Prompt, tools: Tools) -> int:
 
 def _prompt(record: Mapping[str, object], key: str) -> _Prompt:
     value = record.get(key)
+    if value is None:
+        value = present(record, key)
     if type(value) is str:
+        if value[:1] == "[" and (chat := as_chat(value, key)) is not None:
+            return chat
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
-    value = present(record, key)
     if not isinstance(value, list):
         raise ValueError(f"`{key}` must be text or a list of messages, not {kind_of(value)}")
     if value and type(value[0]) is int:
@@ -214,34 +328,38 @@ def _label_of(record: Mapping[str, object], columns: Columns) -> str | None:
         return None
     if not columns.needs_label:
         # a gap is null, an empty text in CSV, and not a number in a column of floats
-        value = record.get(columns.label)
+        value = value_at(record, columns.label)
         if value is None or value != value or (isinstance(value, str) and not value.strip()):
             return None
     return _text_of(record, columns.label)
 
 
 def _text_of(record: Mapping[str, object], key: str) -> str:
-    """Return a text, or a number as text."""
+    """Return a text, or a number as text; that of a list, if it holds nothing else."""
     value = record.get(key)
     if type(value) is str:
         return value if _is_plain(value) else _nonempty(value, key)
     value = present(record, key)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"`{key}` is {value}")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"`{key}` must be text or a number, not {kind_of(value)}")
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise ValueError(f"`{key}` must be text or a number, not {_kind_of_label(value, key)}")
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         value = int(value)  # a parquet column of integers with a gap is a column of floats
+    if isinstance(value, Decimal):  # each has as many places as its column
+        return f"{value.normalize():f}"
     return _nonempty(str(value), key)
 
 
-def present(record: Mapping[str, Any], key: str) -> Any:
-    """Return a value. Raises ValueError if the row has none."""
-    if key not in record:
-        raise ValueError(f"`{key}` is missing")
-    if record[key] is None:
-        raise ValueError(f"`{key}` is null")
-    return record[key]
+def _kind_of_label(value: object, key: str) -> str:
+    """Name what a label is instead of a text."""
+    if isinstance(value, list) and len(value) > 1:
+        return f"a list of {len(value)} (a reward that takes several reads them as JSON in a text)"
+    if isinstance(value, dict) and value:
+        return f"an object (its fields have names such as `{key}.{next(iter(value))}`)"
+    return kind_of(value)
 
 
 def _is_plain(text: str) -> bool:
@@ -256,132 +374,5 @@ def _nonempty(text: str, where: str) -> str:
     return text
 
 
-def turns_in(value: list[object], key: str) -> Turns:
-    """Parse the list of turns in column `key`. Raises ValueError with the reason."""
-    if not value:
-        raise ValueError(f"`{key}` is an empty list")
-    return [turn_of(item, f"`{key}[{place}]`") for place, item in enumerate(value)]
-
-
-def turn_of(value: object, where: str) -> dict[str, Any]:
-    """Parse one message, in OpenAI's form or in ShareGPT's, to one with text as its content. Raises
-    ValueError with the reason."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must be a message with `role` and `content`")
-    if "from" in value and "value" in value:
-        role = str(value["from"])
-        value = {"role": _ROLES.get(role, role), "content": value["value"]}
-    role = value.get("role")
-    if not isinstance(role, str) or not role.strip():
-        raise ValueError(f"{where} has no `role`")
-    # parquet has all keys in all rows: those without a value are not there
-    turn = {key: item for key, item in value.items() if item is not None}
-    content = turn["content"] = _content(turn.get("content", ""), where)
-    if not content.strip() and not turn.get("tool_calls"):
-        raise ValueError(f"{where}.content is empty")
-    return turn
-
-
-def _content(content: object, where: str) -> str:
-    """Return the text of a message: a text, or OpenAI's list of parts that are text."""
-    if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"{where}.content holds a part that is no text")
-        content = "".join(map(str, texts))
-    if not isinstance(content, str):
-        raise ValueError(f"{where}.content must be text, not {type(content).__name__}")
-    require_text(content, f"{where}.content")
-    return content
-
-
-def tools_in(record: Mapping[str, Any]) -> Tools:
-    """Parse a row's column `tools`, a list or its JSON; empty without one. Raises ValueError with
-    the reason."""
-    value = record.get(TOOLS_COLUMN)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"`{TOOLS_COLUMN}` is not JSON: {error.msg}") from None
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise ValueError(f"`{TOOLS_COLUMN}` must be a list of tools")
-    return value
-
-
-def with_system(turns: Turns, system_prompt: str | None) -> Turns:
-    """Return the turns after the recipe's system prompt, unless they have one of their own."""
-    if system_prompt is None or (turns and turns[0]["role"] == "system"):
-        return turns
-    return [{"role": "system", "content": system_prompt}, *turns]
-
-
-def require_text(text: str, where: str) -> None:
-    """Raise ValueError for a text that cannot be written as UTF-8."""
-    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError(f"{where} holds half of a surrogate pair, which is not text")
-
-
-PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "input")
-LABEL_COLUMNS = ("label", "answer", "solution", "target")
-DEMONSTRATION_COLUMN = "demonstration"
-
 PathField = Literal["prompts", "eval", "demonstrations", "train", "validation"]
 """The key under `data` that named the file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """The names of the columns that are read."""
-
-    prompt: str
-    label: str | None
-    needs_label: bool
-    """Whether a row without a label is bad."""
-    demonstration: str | None
-
-
-def _column(
-    names: Sequence[str],
-    path: Path,
-    *,
-    wanted: str | None,
-    known: tuple[str, ...],
-    key: str,
-    needed: bool | None,
-) -> str | None:
-    role = key.removesuffix("_key")
-    there = f"its columns are {', '.join(names)}"
-    if wanted is not None:
-        return require_column(wanted, names, path, key=key)
-    likely = [name for name in known if name in names]
-    if len(likely) == 1:
-        return likely[0]
-    if likely and needed is not False:
-        raise DataError(
-            f"which column of {path} is the {role}?",
-            why=f"{' and '.join(likely)} are both there; {there}",
-            fix=[f"--set data.{key}={name}" for name in likely],
-        )
-    if not needed:
-        return None
-    guess = names[0] if role == "prompt" else names[-1]
-    raise DataError(
-        f"{path} has no {role} column",
-        why=f"none of {', '.join(known)} is there; {there}",
-        fix=f"--set data.{key}={guess}",
-    )
-
-
-def require_column(wanted: str, names: Sequence[str], path: Path, *, key: str) -> str:
-    """Return the column `wanted`, which `data.<key>` names. Raises DataError if it is absent."""
-    if wanted in names:
-        return wanted
-    guess = nearest(wanted, names) or names[0]
-    raise DataError(
-        f"{path} has no column `{wanted}`",
-        why=f"its columns are {', '.join(names)}",
-        fix=f"--set data.{key}={guess}",
-    )

@@ -5,19 +5,23 @@ for a column."""
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 
-from milescli.core.errors import DataError, nearest
+from milescli.core.errors import DataError
 from milescli.core.files import sha256_of
+from milescli.data.columnar import restorer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,8 +42,12 @@ LINE_SUFFIXES = (".jsonl", ".csv")
 
 TOO_LONG = f"longer than {MAX_LINE_BYTES // 2**20} MiB"
 TOO_DEEP = "JSON nested too deeply"
+_DELIMITERS = (";", "\t", "|")
+"""What parts fields where a header has no comma."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _EXACT_BOUND = float(2**53)
+_SAME_NAME = 0.7
+"""Likeness (difflib) from which another name is one with a slip of the pen."""
 _SPECIAL_FILES = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -162,8 +170,14 @@ class Table:
             except UnicodeDecodeError as error:
                 raise ValueError(f"not UTF-8 (byte {error.start + 1} of the line)") from None
 
-        lines = map(decoded, self._lines())
-        rows = csv.reader(lines, strict=True)
+        raw, heads = self._lines(), list[bytes | None]()
+        for head in raw:
+            heads.append(head)
+            if head is None or head.strip():
+                break
+        delimiter = _delimiter((heads[-1] if heads else None) or b"")
+        lines = map(decoded, chain(heads, raw))
+        rows = csv.reader(lines, strict=True, delimiter=delimiter)
         while True:
             first = number + 1
             fields: list[str] | str
@@ -172,7 +186,8 @@ class Table:
             except StopIteration:
                 return
             except (csv.Error, ValueError) as error:
-                rows = csv.reader(lines, strict=True)  # the old reader is in the middle of a row
+                # the old reader is in the middle of a row
+                rows = csv.reader(lines, strict=True, delimiter=delimiter)
                 fields = f"not CSV ({error})" if isinstance(error, csv.Error) else str(error)
             if not fields:
                 continue
@@ -212,7 +227,7 @@ class Table:
                         why=f"two of its columns are called {twice}",
                         fix=f"write {self.path} with another name for one of them",
                     )
-                for row in batch.to_pylist():
+                for row in _rows_of(batch):
                     number += 1
                     yield number, row
                 self.share_read = min(1.0, number / num_rows) if num_rows else 0.0
@@ -252,6 +267,30 @@ class Table:
                 f"{next(iter(str(error).splitlines()), type(error).__name__)}",
                 fix=f"head -c 100 {self.path}   # what is it?",
             ) from error
+
+
+def _delimiter(header: bytes) -> str:
+    """Return what parts the fields of a CSV file: a comma, or what parts its header where there is
+    no comma, as a semicolon in tables written in many countries of Europe."""
+    names = re.sub(rb'"[^"]*"', b"", header)
+    if b"," in names:
+        return ","
+    return max((",", *_DELIMITERS), key=lambda each: names.count(each.encode()))
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, object]]:
+    """Yield the rows of a batch, with the values that their writer gave."""
+    restorers = [restorer(column) for column in batch.columns]
+    if not any(restorers):
+        yield from batch.to_pylist()
+        return
+    columns = [
+        column.to_pylist() if restore is None else map(restore, column.to_pylist())
+        for column, restore in zip(batch.columns, restorers, strict=True)
+    ]
+    names = batch.schema.names
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
 def parse_line(line: bytes) -> dict[str, object] | str:
@@ -322,6 +361,7 @@ def kind_of(value: object) -> str:
         int: "a number",
         float: "a number",
         type(None): "null",
+        bytes: "binary",
     }
     return names.get(type(value), type(value).__name__)
 
@@ -381,17 +421,19 @@ def _missing(path: Path, *, field: str) -> DataError:
             why=f"it is a symbolic link to {os.readlink(path)}, which does not exist",
             fix=f"ls -l {path}",
         )
-    siblings = sorted(item.name for item in path.parent.iterdir()) if path.parent.is_dir() else []
-    guess = nearest(path.name, siblings)
-    where = (
-        f"{path.parent} holds {', '.join(siblings[:8]) or 'nothing'}"
-        if path.parent.is_dir()
-        else f"there is no folder {path.parent}"
-    )
+    folder = path.parent
+    if not folder.is_dir():
+        there = next(parent for parent in folder.parents if parent.is_dir())
+        return DataError(
+            f"there is no file {path}", why=f"there is no folder {folder}", fix=f"ls {there}"
+        )
+    siblings = sorted(item.name for item in folder.iterdir())
+    readable = {Path(name).stem: name for name in siblings if name.endswith(SUFFIXES)}
+    meant = difflib.get_close_matches(path.stem, readable, n=1, cutoff=_SAME_NAME)
     return DataError(
         f"there is no file {path}",
-        why=where,
-        fix=f"--set data.{field}={path.parent / (guess or 'FILE.jsonl')}",
+        why=f"{folder} holds {', '.join(siblings[:8]) or 'nothing'}",
+        fix=f"--set data.{field}={folder / readable[meant[0]]}" if meant else f"ls {folder}",
     )
 
 
@@ -402,7 +444,7 @@ def _unknown_format(path: Path) -> DataError:
         why=f"its suffix is {path.suffix or 'missing'}, and the format is known by it",
         fix=f"jq -c '.[]' {path} > {path.with_suffix('.jsonl')}"
         if path.suffix == ".json"
-        else f"mv {path} {path.with_suffix('.jsonl')}",
+        else f"mv {path} {path.with_suffix('.csv' if path.suffix == '.tsv' else '.jsonl')}",
     )
 
 

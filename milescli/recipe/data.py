@@ -69,13 +69,17 @@ class Data(Section):
     """How messages become text. auto: by the template of the model's tokenizer; none: prompts are
     raw text, as base models read it; chatml; or a file that holds a template (Jinja)."""
     prompt_key: str | None = None
-    """Column of the prompt (text, or a list of messages); null: the first of prompt, messages,
-    question, problem and input that is there."""
+    """Column of the prompt (text, or a list of messages), or a field in one (`input.messages`);
+    null: found by the layout of the rows, or by its name (`docs/data.md`)."""
     label_key: str | None = None
-    """Column of the label; null: the first of label, answer, solution and target that is there."""
+    """Column of the label, or a field in one (`reward_model.ground_truth`); null: found by the
+    layout of the rows, or by its name."""
     response_key: str | None = None
-    """Column of the response in rows of prompts and responses; null: the first of completion,
-    response, output, demonstration and answer that is there."""
+    """Column of the response in rows of prompts and responses; null: found by the layout of the
+    rows, or by its name."""
+    ignore_columns: Names | None = None
+    """Columns that are left out, though they look like part of the prompt (`images`, `context`);
+    null: such a column stops the run."""
     system_prompt: str | None = None
     """Put before every prompt as the system message; null: none."""
     max_prompt_tokens: Positive = 256

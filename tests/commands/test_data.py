@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,7 +63,9 @@ def test_bad_rows_are_told_by_line_and_the_end_is_that_of_bad_data(
         (["nothing.jsonl"], 3, "there is no file"),
         (["odd.jsonl"], 3, "no prompt column"),
         (["odd.jsonl", "--prompt-key", "frage"], 0, "a run would take it in"),
-        (["odd.jsonl", "--set", "data.prompt_key=frage"], 2, "--prompt-key"),
+        (["odd.jsonl", "--set", "data.prompt_key=frage"], 0, "a run would take it in"),
+        (["odd.jsonl", "--set", "train.steps=1"], 2, "a file takes keys of `data`"),
+        (["odd.jsonl", "--set", "data.eval=odd.jsonl"], 2, "a file takes keys of `data`"),
         (["quickstart", "--prompt-key", "frage"], 2, "--set data.prompt_key"),
         (["nothing.yaml"], 3, "no file is there"),
         (["quickstart", "--set", "data.prompts=nothing.jsonl"], 3, "there is no file"),
@@ -83,6 +86,92 @@ def test_the_fix_of_a_file_is_a_command_that_mends_it(miles: Miles, folder: Path
     (fix,) = json.loads(said.err.splitlines()[-1])["fix"]
     assert fix == "miles data check odd.jsonl --prompt-key frage"
     assert miles(*fix.split()[1:]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "argv"),
+    [
+        ({"my prompt": "a"}, []),
+        ({"prompt": "a", "answer": "4", "target": "5"}, []),
+        ({"frage": "a", "antwort": "4", "target": "5", "label": "6"}, []),
+        ({"prompt": "a", "label": "4", "images": ["a.jpg"], "my notes": "", "videos": ["b"]}, []),
+        ({"prompt": "a", "reward_model": {"truth": "4"}}, ["--label-key", "reward_model"]),
+        ({"prompt": "a", "completion": "b", "response": "c"}, []),
+        ({"prompt": "a", "label": "b", "context": "c"}, ["--set", "data.system_prompt=be brief"]),
+    ],
+)
+def test_the_fixes_of_a_file_lead_to_one_that_a_run_would_take(
+    miles: Miles, folder: Path, row: dict[str, object], argv: list[str]
+) -> None:
+    (folder / "a b.jsonl").write_text(_lines(row))
+    said = miles("data", "check", "a b.jsonl", *argv, "--json")
+    assert said.code == 3
+    for _ in range(4):
+        fix = json.loads(said.err.splitlines()[-1])["fix"][0]
+        words = shlex.split(fix, comments=True)
+        assert words[:4] == ["miles", "data", "check", "a b.jsonl"]
+        assert not argv or argv[0] == "--label-key" or argv[1] in words
+        said = miles(*words[1:], "--json")
+        if said.code == 0:
+            return
+    pytest.fail(said.err)
+
+
+def test_the_layout_is_named_with_what_each_column_is(miles: Miles, folder: Path) -> None:
+    row = {"instruction": "Add", "input": "2+2", "output": "4", "system": "Brief.", "id": 1}
+    (folder / "a.jsonl").write_text(_lines(row))
+    (file,) = miles("data", "check", "a.jsonl", "--json").result["parts"][0]["files"]
+    assert file["layout"] == "Alpaca" and file["learned"] == "output"
+    assert file["reads"] == {
+        "instruction": "prompt",
+        "input": "context",
+        "system": "system turn",
+        "output": "response",
+    }
+    said = miles("data", "check", "a.jsonl").out
+    assert "Alpaca" in said and "input (context), system (system turn)" in said
+    assert "not read" in said and "id" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("prompt,label\na,NA\nb,None\n", "read as the texts that they are: NA, None"),
+        ("prompt;label\na;4\n", "a run would take it in"),
+    ],
+)
+def test_words_for_a_gap_in_csv_are_told(
+    miles: Miles, folder: Path, content: str, says: str
+) -> None:
+    (folder / "a.csv").write_text(content)
+    said = miles("data", "check", "a.csv")
+    assert said.code == 0 and says in said.err
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("tran.jsonl", "miles data check {}/train.jsonl"),
+        ("train.csv", "miles data check {}/train.jsonl"),
+        ("nosuch.jsonl", "ls {}"),
+        ("there/train.jsonl", "ls {}"),
+    ],
+)
+def test_a_missing_file_suggests_no_file_but_one_of_nearly_its_name(
+    miles: Miles, folder: Path, name: str, fix: str
+) -> None:
+    for other in ("train.jsonl", "hs.jsonl", "such.txt", "no.jsonl", "much.jsonl"):
+        (folder / other).write_text("")
+    said = miles("data", "check", name, "--json")
+    assert json.loads(said.err.splitlines()[-1])["fix"] == [fix.format(folder)]
+
+
+def test_pairs_whose_sides_are_all_equal_are_refused_as_by_a_run(
+    miles: Miles, folder: Path
+) -> None:
+    (folder / "a.jsonl").write_text(_lines({"prompt": "a", "chosen": "b", "rejected": "b"}))
+    said = miles("data", "check", "a.jsonl")
+    assert said.code == 3 and "teaches anything" in said.err
 
 
 def test_a_model_folder_gives_tokens_and_the_prompts_as_it_sees_them(

@@ -93,7 +93,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     ),
     "a label that is a list": (
         "a.jsonl",
-        _jsonl(b'{"prompt": "a", "label": ["1"]}'),
+        _jsonl(b'{"prompt": "a", "label": ["1", "2"]}'),
         r"line 2: `label` must be text or a number, not a list",
     ),
     "messages without a role": (
@@ -110,7 +110,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "two columns that could be meant": (
         "a.jsonl",
         b'{"prompt": "a", "question": "b", "label": "1"}\n',
-        r"which column .* is the prompt",
+        r"the column `question` .* would be left out.*--set data.prompt_key=question",
     ),
     "gzip": ("a.jsonl", gzip.compress(GOOD), r"is compressed .*gunzip"),
     "gzip by its name": ("a.jsonl.gz", gzip.compress(GOOD), r"is compressed .*gunzip"),
@@ -146,7 +146,7 @@ CONTENTS: dict[str, tuple[str, bytes, str]] = {
     "parquet of bytes": (
         "a.parquet",
         _parquet([{"prompt": b"a", "label": "1"}]),
-        r"row 1: `prompt` must be text or a list of messages, not bytes",
+        r"row 1: `prompt` must be text or a list of messages, not binary",
     ),
     "arrow cut off": ("a.arrow", ARROW[: len(ARROW) // 2], r"not an arrow file"),
     "arrow of nothing": ("a.arrow", b"", r"not an arrow file"),

@@ -148,7 +148,7 @@ def test_what_a_reward_model_reads_ends_where_an_engine_would_stop(
 BAD_CHATS: list[tuple[object, str]] = [
     ({"messages": []}, "`messages` is an empty list"),
     ({"messages": [USER]}, "the last turn of `messages` is the user's, not the assistant's"),
-    ({"messages": "hi"}, "`messages` must be a list of messages, not str"),
+    ({"messages": "hi"}, "`messages` must be a list of messages, not a text"),
     ({"messages": "[{"}, "`messages` must be a list of messages, not a text"),
     ({"messages": None}, "`messages` is null"),
     ({"other": 1}, "`messages` is missing"),
@@ -159,7 +159,7 @@ BAD_CHATS: list[tuple[object, str]] = [
     ({"messages": [USER, {**HELLO, "role": ""}]}, r"`messages\[1\]` has no `role`"),
     ({"messages": [{"content": "hi"}, HELLO]}, r"`messages\[0\]` has no `role`"),
     ({"messages": [USER, "hello"]}, r"`messages\[1\]` must be a message"),
-    ({"messages": [USER, {**HELLO, "role": "model"}]}, "is the model's, not the assistant's"),
+    ({"messages": [USER, {**HELLO, "role": "critic"}]}, "is the critic's, not the assistant's"),
     ({**CHAT, "tools": "{"}, "`tools` is not JSON"),
     ({**CHAT, "tools": [1]}, "`tools` must be a list of tools"),
     ({"messages": [USER, {**HELLO, "content": "\ud800"}]}, "half of a surrogate pair"),
@@ -172,13 +172,13 @@ BAD_PAIRS: list[tuple[object, str]] = [
     ({"prompt": "hi", "chosen": "hello"}, "`rejected` is missing"),
     ({**PAIR, "rejected": None}, "`rejected` is null"),
     ({**PAIR, "chosen": ""}, "`chosen` is empty"),
-    ({**PAIR, "chosen": {"a": 1}}, "`chosen` must be text, not dict"),
+    ({**PAIR, "chosen": {"a": 1}}, "`chosen` must be text, not an object"),
     ({**PAIR, "chosen": []}, "`chosen` is an empty list"),
     ({**PAIR, "chosen": [{**USER, "content": "ho"}, HELLO]}, "`chosen` begins with another prompt"),
     ({**PAIR, "rejected": [HELLO, USER]}, "the last turn of `rejected` is the user's"),
     ({**PAIR, "prompt": " "}, "`prompt` is empty"),
     ({**PAIR, "prompt": []}, "`prompt` is an empty list"),
-    ({**PAIR, "prompt": True}, "`prompt` must be text, not bool"),
+    ({**PAIR, "prompt": True}, "`prompt` must be text, not true or false"),
     ({**PAIR, "prompt": [USER, HELLO]}, "`prompt` ends with the assistant's turn"),
     ({**PAIR, "margin": "1"}, "`margin` must be a number, and is '1'"),
     ({**PAIR, "margin": True}, "`margin` must be a number, and is True"),
@@ -191,7 +191,10 @@ BAD_LONG_PAIRS: list[tuple[object, str]] = [
     ({"chosen": [HELLO], "rejected": [NO]}, APART),
     ({"chosen": [USER, HELLO, USER, NO], "rejected": [USER, HELLO, OTHER, NO]}, APART),
     ({"chosen": [USER, HELLO, USER, NO], "rejected": [USER, HELLO, NO]}, APART),
-    ({"chosen": "hello", "rejected": [USER, NO]}, "`chosen` must be a list of messages, not str"),
+    (
+        {"chosen": "hello", "rejected": [USER, NO]},
+        "`chosen` must be a list of messages, not a text",
+    ),
     ({"chosen": [USER, HELLO], "rejected": [USER]}, "the last turn of `rejected` is the user's"),
 ]
 BAD_JUDGED: list[tuple[object, str]] = [
@@ -203,7 +206,7 @@ BAD_JUDGED: list[tuple[object, str]] = [
 BAD_ANSWERS: list[tuple[object, str]] = [
     ({"prompt": "hi"}, "`completion` is missing"),
     ({**ANSWERED, "completion": ["hello"]}, r"`completion\[0\]` must be a message"),
-    ({**ANSWERED, "prompt": {"a": 1}}, "`prompt` must be text, not dict"),
+    ({**ANSWERED, "prompt": {"a": 1}}, "`prompt` must be text, not an object"),
 ]
 
 
@@ -214,7 +217,7 @@ BAD_ANSWERS: list[tuple[object, str]] = [
         for kind, good, rows in (
             ("chats", CHAT, BAD_CHATS),
             ("chats", ANSWERED, BAD_ANSWERS),
-            ("chats", {"text": "a"}, [({"text": ""}, "is empty"), ({"text": []}, "not list")]),
+            ("chats", {"text": "a"}, [({"text": ""}, "is empty"), ({"text": []}, "not a list")]),
             ("pairs", PAIR, BAD_PAIRS),
             ("pairs", LONG_PAIR, BAD_LONG_PAIRS),
             ("pairs", JUDGED, BAD_JUDGED),

@@ -39,7 +39,8 @@ def _read(path: Path, **changes: object) -> tuple[Columns, list[DataRow]]:
         (b'{"prompt": "  ", "label": "1"}', "`prompt` is empty"),
         (b'{"prompt": "a", "label": NaN}', "`label` is nan"),
         (b'{"prompt": "a", "label": ""}', "`label` is empty"),
-        (b'{"prompt": "a", "label": ["1"]}', "`label` must be text or a number, not a list"),
+        (b'{"prompt": "a", "label": ["1", "2"]}', "`label` must be text or a number, not a list"),
+        (b'{"prompt": "a", "label": {"b": "1"}}', "an object .*`label.b`"),
         (b'{"prompt": "a", "label": true}', "not true or false"),
         (b'{"prompt": "\\ud800", "label": "1"}', "surrogate"),
         (b'{"prompt": [], "label": "1"}', "an empty list"),
@@ -91,10 +92,10 @@ def test_a_plain_label_is_no_demonstration(jsonl: Callable[..., Path]) -> None:
 
 
 def test_two_possible_columns_are_refused_with_both_ways_out(jsonl: Callable[..., Path]) -> None:
-    path = jsonl({"problem": "a", "solution": "b", "answer": "c"})
+    path = jsonl({"problem": "a", "label": "b", "answer": "c"})
     with pytest.raises(DataError) as error:
         _read(path)
-    assert error.value.fixes == ["--set data.label_key=answer", "--set data.label_key=solution"]
+    assert error.value.fixes == ["--set data.label_key=label", "--set data.label_key=answer"]
     assert _read(path, label_key="answer")[0].label == "answer"
     with pytest.raises(DataError, match="which column"):
         _read(path, needs_label=None)
@@ -103,9 +104,7 @@ def test_two_possible_columns_are_refused_with_both_ways_out(jsonl: Callable[...
 def test_no_label_is_chosen_among_two_where_the_reward_needs_none(
     jsonl: Callable[..., Path],
 ) -> None:
-    columns, rows = _read(
-        jsonl({"problem": "a", "solution": "b", "answer": "c"}), needs_label=False
-    )
+    columns, rows = _read(jsonl({"problem": "a", "label": "b", "answer": "c"}), needs_label=False)
     assert columns.label is None and rows[0].label is None
 
 

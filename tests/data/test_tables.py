@@ -96,3 +96,23 @@ def test_progress_is_told_where_it_takes_long(
     for count in calls:
         tick(count)
     assert lines == said
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        (b"prompt;label", b"a, b;null"),
+        (b'"prompt";"label"', b'"a, b";"null"'),
+        (b"prompt\tlabel", b"a, b\tnull"),
+        (b"prompt|label", b"a, b|null"),
+        (b'"prompt","label"', b'"a, b",null'),
+        (b"\nprompt;label", b"a, b;null"),
+    ],
+)
+def test_csv_fields_are_parted_as_the_header_is(
+    tmp_path: Path, mark: bytes, header: bytes, row: bytes
+) -> None:
+    line = header.count(b"\n") + 2
+    content = mark + header + b"\r\n" + row + b"\r\n"
+    assert _records(tmp_path / "a.csv", content) == [(line, {"prompt": "a, b", "label": "null"})]

@@ -77,7 +77,7 @@ def _part_payload(part: Part) -> dict[str, object]:
 
 
 _FILE_FIELDS = (
-    *("path", "columns", "prompt_key", "label_key", "learned"),
+    *("path", "columns", "layout", "reads", "prompt_key", "label_key", "learned"),
     *("num_rows", "num_bad", "num_duplicates"),
 )
 
@@ -96,12 +96,22 @@ def _lengths(part: Part) -> tuple[str, list[int]]:
 
 def _show_file(title: str, look: FileLook, *, output: Output) -> None:
     whole = "row" if look.learned else "prompt"
+    seen = {
+        "columns": ", ".join(look.columns) or "none",
+        "layout": look.layout or "none of the known ones; columns are found by name",
+    }
+    if look.problem is not None and not look.num_rows:
+        output.kv(seen, title=title)
+        output.blank()
+        return
     output.kv(
         {
-            "columns": ", ".join(look.columns) or "none",
+            **seen,
             **({"learned": look.learned} if look.learned else {}),
             "prompt": look.prompt_key,
             "label": look.label_key,
+            **({"also read": beside} if (beside := _beside(look)) else {}),
+            **({"not read": ", ".join(left)} if (left := _left(look)) else {}),
             "rows": f"{look.num_rows:,}",
             "bad rows": f"{look.num_bad:,}",
             f"repeated {whole}s": f"{look.num_duplicates:,}",
@@ -118,6 +128,20 @@ def _show_file(title: str, look: FileLook, *, output: Output) -> None:
     if look.num_bad > MAX_ROWS:
         output.note(f"  and {look.num_bad - MAX_ROWS:,} more bad rows")
     output.blank()
+
+
+def _beside(look: FileLook) -> str:
+    """Return the columns that are read beside the prompt, the label and what is learned."""
+    named = (look.prompt_key, look.label_key, *(look.learned or "").split(", "))
+    return ", ".join(
+        f"{column} ({role})" for column, role in look.reads.items() if column not in named
+    )
+
+
+def _left(look: FileLook) -> list[str]:
+    """Return the columns that are not read; none if that is not known."""
+    read = {name.partition(".")[0] for name in look.reads}
+    return [name for name in look.columns if name not in read] if read else []
 
 
 def _show_lengths(part: Part, *, output: Output) -> None:

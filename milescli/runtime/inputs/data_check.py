@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
@@ -17,17 +18,11 @@ from milescli.console.transfer import Transfer
 from milescli.core.errors import DataError, MilesError
 from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated, unsampled
-from milescli.data.example_rows import (
-    CHAT_COLUMNS,
-    CHOSEN,
-    REJECTED,
-    ExampleColumns,
-    Kind,
-    RowField,
-)
+from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples, read_examples
 from milescli.data.file_rows import FileRows, evenly, read_file, row_named
 from milescli.data.held_out_leaks import exact_leaks
+from milescli.data.layouts import Columns, recognise, use_of
 from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
 from milescli.data.rows import BadRow, RowForm
@@ -40,6 +35,7 @@ from milescli.recipe.data_files import FIELDS, DataFile, names_in
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.roles import conversation_of, role_demonstrations, roles_of
 from milescli.rollout.rewards import needs_label
+from milescli.rollout.rewards.label_check import MAX_LABELS
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     kind_of_rows,
@@ -54,6 +50,7 @@ from milescli.runtime.inputs.data_files import (
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 
 NUM_SHOWN = 5
+GAP_WORDS = frozenset(("null", "none", "nan", "na", "n/a", "nil", "<na>"))
 NUM_MEASURED = 4096
 """Rows whose characters are counted, evenly spread."""
 
@@ -71,6 +68,10 @@ class FileLook:
     num_bad: int
     bad: list[BadRow]
     """The first bad rows."""
+    layout: str = ""
+    """Whose layout the first row has; empty: none that is known, columns are found by name."""
+    reads: dict[str, str] = field(default_factory=dict)
+    """Column that is read -> what it is."""
     learned: str | None = None
     """The columns that are learned from; None if the rows are prompts."""
     num_duplicates: int = 0
@@ -80,6 +81,8 @@ class FileLook:
     """(line of the row, line of the earlier one) of the first such rows."""
     lengths: list[int] = field(default_factory=list)
     """Number of characters of some prompts, ascending; empty if tokens are counted."""
+    words: list[str] = field(default_factory=list)
+    """Labels that other programs write for a gap, as `NA`; they are read as texts."""
     unit: str = "line"
     """Whether rows are named by line or by row."""
     problem: DataError | None = None
@@ -143,13 +146,15 @@ def check_file_alone(
     label_key: str | None,
     model: Path | None,
     output: Output,
+    settings: Mapping[str, Any] | None = None,
 ) -> DataCheck:
     """Check a file, data set or task that no recipe names. `model`: a folder with a tokenizer;
-    None: lengths are in characters."""
-    data = Data(prompts=name, prompt_key=prompt_key, label_key=label_key)
+    None: lengths are in characters; `settings`: further keys of `data`."""
+    keys = {"prompt_key": prompt_key, "label_key": label_key, **(settings or {})}
+    data = Data(prompts=name, **keys)
     with _made_here() as run:
         data = with_local_files(data, run, 0, output=output)
-        tokenizer = load_tokenizer(model) if model else None
+        tokenizer = load_tokenizer(model, chat_template=data.chat_template) if model else None
         part = Part(name="prompts", data=data, named=[name], field="prompts", rollout=None)
         if (kind := _kind_of(data)) is not None:
             learned = data.model_copy(update={"train": data.prompts, "prompts": None})
@@ -160,18 +165,18 @@ def check_file_alone(
 
 
 def _kind_of(data: Data) -> Kind | None:
-    """Guess by the first rows what a file of unknown use holds: pairs, or a chat that ends with an
-    answer, are learned from."""
+    """Guess by the first row what a file of unknown use holds: pairs, chats and answered prompts
+    are learned from; None: its rows are prompts."""
+    if data.label_key is not None:
+        return None
     file = file_named(names_in(data.prompts)[0], key="data.prompts")
     check_file(Path(file.name), field="prompts")
-    records = (row for _, row in Table(Path(file.name)).records() if isinstance(row, dict))
-    first = next(records, {})
-    if {CHOSEN, REJECTED} <= set(first):
-        return "pairs"
-    chat = next((first[name] for name in CHAT_COLUMNS if name in first), None)
-    last = chat[-1] if isinstance(chat, list) and chat else None
-    role = last.get("role", last.get("from")) if isinstance(last, dict) else None
-    return "chats" if role in ("assistant", "gpt") else None
+    use = use_of(_first_row(Table(Path(file.name))))
+    return None if use == "prompts" else use
+
+
+def _first_row(table: Table) -> dict[str, object]:
+    return next((row for _, row in table.records() if isinstance(row, dict)), {})
 
 
 def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataCheck:
@@ -256,7 +261,9 @@ def _checked(
         if part.kind is not None:
             _check_rows(part, part.kind, tokenizer, check, folder=run.path)
             continue
-        wants = part.rollout is not None and needs_label(part.rollout)
+        # of a file alone it is not known: a label that could be either of two columns is a problem
+        wants = needs_label(part.rollout) if part.rollout is not None else None
+        wants = False if part.field == "demonstrations" else wants
         try:
             part.files, files = look_at(
                 part.data,
@@ -267,6 +274,12 @@ def _checked(
                 output=output,
             )
             check.problems += [look.problem for look in part.files if look.problem]
+            check.warnings += [
+                f"labels of {look.path} are read as the texts that they are: "
+                f"{', '.join(look.words)}; a row without a label has nothing there"
+                for look in part.files
+                if look.words
+            ]
             if tokenizer is None or any(look.problem for look in part.files):
                 continue
             part.loaded = load_files(
@@ -371,15 +384,19 @@ def look_at(
         file = file_named(name, key=f"data.{field}")
         check_file(Path(file.name), field=field)
         table = Table(Path(file.name))
-        names = next((list(row) for _, row in table.records() if isinstance(row, dict)), [])
-        rows = _read(table, file, form, folder=folder, first_index=first_index, output=output)
-        prompt, label = (rows.columns.prompt, rows.columns.label) if rows.columns else (None, None)
-        look = _look(rows, names, prompt=prompt, label=label)
+        first = _first_row(table)
+        try:
+            rows = _read(table, file, form, folder=folder, first_index=first_index, output=output)
+        except DataError as error:
+            looks.append(_unread(file, first, error))
+            continue
+        look = _look(rows, first)
         if look.problem is None:
             look.num_duplicates, look.duplicates = _duplicates(rows)
             if with_lengths:
                 sample = rows.read(evenly(len(rows), NUM_MEASURED))
                 look.lengths = sorted(len(row.text) for row in sample if row.messages)
+            look.words = _words(rows)
         looks.append(look)
         files.append(rows)
         first_index += rows.last_line
@@ -408,23 +425,49 @@ def _read(
         )
 
 
-def _look(rows: FileRows, names: list[str], *, prompt: str | None, label: str | None) -> FileLook:
+def _unread(file: DataFile, first: dict[str, object], problem: DataError) -> FileLook:
+    """Return what is known of a file whose rows are not read."""
+    return FileLook(
+        path=file.spelled(),
+        columns=list(first),
+        prompt_key=None,
+        label_key=None,
+        num_rows=0,
+        num_bad=0,
+        bad=[],
+        layout=recognise(first).name,
+        problem=problem,
+    )
+
+
+def _look(rows: FileRows, first: dict[str, object]) -> FileLook:
     problem = None
     try:
         rows.require_good()
     except DataError as error:
         problem = error
+    columns = rows.columns or Columns(path=rows.path)
     return FileLook(
         path=rows.spelled,
-        columns=names,
-        prompt_key=prompt,
-        label_key=label,
+        columns=list(first),
+        prompt_key=columns.chat or columns.prompt,
+        label_key=columns.label or columns.judged,
         num_rows=rows.num_rows,
         num_bad=rows.num_bad,
         bad=rows.bad,
+        layout=columns.layout.name,
+        reads=columns.described(first),
         unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
         problem=problem,
     )
+
+
+def _words(rows: FileRows) -> list[str]:
+    """Return the labels that are words for a gap."""
+    if rows.columns is None or rows.columns.label is None:
+        return []
+    labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
+    return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
 
 
 def _duplicates(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
@@ -486,15 +529,35 @@ def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list
     looks = []
     for name in names_in(getattr(data, key)):
         file = file_named(name, key=f"data.{key}")
-        rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
-        columns = rows.columns or ExampleColumns()
-        look = _look(rows, rows.names, prompt=columns.chat or columns.prompt, label=columns.judged)
+        try:
+            rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        except DataError as error:
+            looks.append(_unread(file, _first_row(Table(Path(file.name))), error))
+            continue
+        columns = rows.columns or Columns(path=rows.path)
+        look = _look(rows, rows.first)
         look.num_duplicates, look.duplicates = _duplicates(rows)
-        look.learned = columns.chat or columns.text or columns.response
-        if columns.sides:
-            look.learned = f"{CHOSEN}, {REJECTED}"
+        sides = (columns.chosen or columns.chat, columns.rejected)
+        learned = columns.chat or columns.text or columns.response or columns.calls
+        look.learned = ", ".join(filter(None, sides)) if columns.rejected else learned
+        if look.problem is None and columns.rejected:
+            look.problem = _equal_sides(rows)
         looks.append(look)
     return looks
+
+
+def _equal_sides(rows: FileRows) -> DataError | None:
+    """Return the error that no pair of a small file has two different sides, as a run reports it;
+    None if one has."""
+    if len(rows) > NUM_MEASURED or any(
+        row.chosen != row.rejected for row in rows.read(range(len(rows)))
+    ):
+        return None
+    return DataError(
+        f"no row of {rows.path} teaches anything",
+        why=f"both sides are equal in each of its {len(rows)}",
+        fix=f"--set data.{rows.form.field}=FILE   # pairs whose sides differ",
+    )
 
 
 def rendered_rows(

@@ -1,0 +1,571 @@
+"""The layouts of rows that are recognised, as a table; the columns that a run reads in each; and
+those that look like part of the prompt and are not read. `rows` and `example_rows` parse what
+stands in the columns."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from milescli.core.errors import DataError, nearest
+from milescli.data.messages import (
+    MEDIA,
+    Turns,
+    as_chat,
+    is_chat,
+    is_dialogue,
+    is_media,
+    kind_in,
+    parsed,
+    value_at,
+)
+
+Use = Literal["prompts", "chats", "pairs"]
+"""What rows are for: prompts are answered; chats and pairs are learned from."""
+Role = Literal[
+    "prompt", "label", "chat", "response", "calls", "chosen", "rejected", "judged", "system",
+    "context", "tools",
+]  # fmt: skip
+"""What a column is in a row. calls: a response that is a list of calls of tools; judged: whether
+the response is good; context: a text that follows the prompt as a paragraph of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One layout of rows."""
+
+    name: str
+    has: Mapping[str, str]
+    """Columns, or fields within (`reward_model.ground_truth`), by which it is recognised -> the
+    shape of the value; empty: any."""
+    use: Use
+    """What a file of unknown use is taken for. A chat that ends with the user is a prompt."""
+    reads: Mapping[str, str]
+    """Role -> column, where names alone do not decide."""
+    aside: frozenset[str]
+    """Columns that look like part of the prompt and repeat what is read."""
+    refused: str
+    """Why such rows cannot be used; empty: they can."""
+
+
+def _layout(
+    name: str, has: str, use: Use, *, aside: str = "", refused: str = "", **reads: str
+) -> Layout:
+    pairs = (column.partition("=") for column in has.split())
+    return Layout(
+        name=name,
+        has={column: shape for column, _, shape in pairs},
+        use=use,
+        reads=reads,
+        aside=frozenset(aside.split()),
+        refused=refused,
+    )
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    _layout(
+        "TRL stepwise supervision", "prompt completions=list labels=list", "chats",
+        refused="each step of a completion has a label of its own, and no objective learns that",
+    ),
+    _layout(
+        "SHP", "history=text human_ref_A human_ref_B", "pairs",
+        refused="which of the two references is better stands in `labels`",
+    ),
+    _layout(
+        "PKU-SafeRLHF", "prompt response_0 response_1", "pairs",
+        refused="which of the two responses is better stands in another column",
+    ),
+    _layout(
+        "OpenAssistant tree", "message_id parent_id text role", "chats",
+        refused="each row is one message of a tree",
+    ),
+    _layout(
+        "Glaive function calling", "system chat=text", "chats",
+        refused="`chat` is a dialogue written as one text with markers of its own",
+    ),
+    _layout(
+        "OpenAI preference", "input.messages=chat preferred_output non_preferred_output", "pairs",
+        prompt="input.messages", tools="input.tools", chosen="preferred_output",
+        rejected="non_preferred_output",
+    ),
+    _layout(
+        "ms-swift preference", "messages=chat rejected_response", "pairs",
+        chat="messages", rejected="rejected_response",
+    ),
+    _layout(
+        "ms-swift preference", "messages=chat rejected_messages=chat", "pairs",
+        chosen="messages", rejected="rejected_messages",
+    ),
+    _layout(
+        "LLaMA-Factory preference", "conversations=chat chosen=turn rejected=turn", "pairs",
+        prompt="conversations",
+    ),
+    _layout("UltraFeedback", "prompt=text chosen=chat rejected=chat", "pairs", prompt="prompt"),
+    _layout("HH", "chosen=dialogue rejected=dialogue", "pairs"),
+    _layout(
+        "HH with a prompt", "prompt=dialogue chosen=text rejected=text", "pairs", prompt="prompt"
+    ),
+    _layout("Orca DPO pairs", "system=text question=text chosen=text rejected=text", "pairs"),
+    _layout("TRL preference", "prompt chosen rejected", "pairs", prompt="prompt"),
+    _layout("TRL preference, implicit prompt", "chosen=chat rejected=chat", "pairs"),
+    _layout(
+        "XTuner preference", "chosen_messages=chat rejected_messages=chat", "pairs",
+        chosen="chosen_messages", rejected="rejected_messages",
+    ),
+    _layout(
+        "Argilla preference", "instruction chosen_response rejected_response", "pairs",
+        chosen="chosen_response", rejected="rejected_response",
+    ),
+    _layout("preference by name", "chosen rejected", "pairs"),
+    _layout("TRL unpaired preference", "prompt completion label=bool", "pairs", judged="label"),
+    _layout("ms-swift KTO", "messages=chat label=bool", "pairs", chat="messages", judged="label"),
+    _layout(
+        "DAPO-Math-17k, processed", "prompt=text source_prompt reward_model.ground_truth",
+        "prompts", prompt="prompt", label="reward_model.ground_truth",
+    ),
+    _layout(
+        "verl", "prompt reward_model.ground_truth", "prompts",
+        prompt="prompt", label="reward_model.ground_truth",
+    ),
+    _layout(
+        "PrimeIntellect", "prompt verification_info.ground_truth", "prompts",
+        prompt="prompt", label="verification_info.ground_truth",
+    ),
+    _layout(
+        "ROLL", "messages=chat ground_truth", "prompts",
+        prompt="messages", label="ground_truth", aside="prompt",
+    ),
+    _layout("AReaL", "prompt query_id solutions", "prompts", prompt="prompt", label="solutions"),
+    _layout("AReaL, code", "prompt query_id input_output", "prompts", label="input_output"),
+    _layout("verifiers", "prompt=chat answer info", "prompts", prompt="prompt", label="answer",
+            aside="question"),
+    _layout("verifiers", "prompt=chat answer task", "prompts", prompt="prompt", label="answer",
+            aside="question"),
+    _layout("verifiers", "question answer info", "prompts", prompt="question", label="answer"),
+    _layout("verifiers", "question answer task", "prompts", prompt="question", label="answer"),
+    _layout("OpenRLHF", "context_messages=chat", "prompts", prompt="context_messages",
+            aside="context"),
+    _layout(
+        "xlam function calling", "query answers tools", "chats",
+        prompt="query", calls="answers", label="answers",
+    ),
+    _layout("ms-swift", "query response", "chats", prompt="query", response="response"),
+    _layout("OpenOrca", "system_prompt question response", "chats", prompt="question",
+            response="response"),
+    _layout("Dolly", "instruction context response", "chats", prompt="instruction",
+            response="response", context="context"),
+    _layout("Alpaca", "instruction output", "chats", prompt="instruction", response="output"),
+    _layout("Alpaca", "instruction response", "chats", prompt="instruction", response="response"),
+    _layout("SQuAD", "question context answers.text", "prompts", prompt="question",
+            label="answers.text", context="context"),
+    _layout("HumanEval", "task_id prompt test entry_point", "prompts", prompt="prompt"),
+    _layout("OpenMathInstruct", "problem generated_solution expected_answer", "chats",
+            prompt="problem", response="generated_solution", label="expected_answer"),
+    _layout("OpenR1-Math", "problem solution answer messages=chat", "prompts", prompt="problem",
+            label="answer", chat="messages", aside="messages"),
+    _layout("NuminaMath", "problem solution messages=chat", "prompts", prompt="problem",
+            label="solution", chat="messages", aside="messages"),
+    _layout("MATH with answers", "problem solution answer", "prompts", prompt="problem",
+            label="answer", response="solution"),
+    _layout("Big-Math", "prompt solution answer", "prompts", prompt="prompt", label="answer",
+            response="solution"),
+    _layout("MATH", "problem solution", "prompts", prompt="problem", label="solution",
+            response="solution"),
+    _layout("DeepMath", "question final_answer", "prompts", prompt="question",
+            label="final_answer"),
+    _layout("APPS", "question input_output", "prompts", prompt="question", label="input_output"),
+    _layout("OpenAI, answered", "messages=chat answer", "prompts", prompt="messages",
+            label="answer", chat="messages"),
+    _layout("ms-swift GRPO", "messages=chat solution", "prompts", prompt="messages",
+            label="solution", chat="messages"),
+    _layout("GSM8K", "question answer", "prompts", prompt="question", label="answer"),
+    _layout("slime, Miles", "prompt label", "prompts", prompt="prompt", label="label"),
+    _layout("UltraChat", "prompt=text messages=chat", "chats", chat="messages"),
+    _layout("ShareGPT", "conversations=turns", "chats", chat="conversations"),
+    _layout("ShareGPT of ms-swift", "conversation=exchanges", "chats", chat="conversation"),
+    _layout("Anthropic messages", "messages=blocks", "chats", chat="messages"),
+    _layout("OpenAI messages", "messages=chat", "chats", chat="messages"),
+    _layout("chat", "conversations=chat", "chats", chat="conversations"),
+    _layout("chat", "conversation=chat", "chats", chat="conversation"),
+    _layout("Gemini", "contents=chat", "chats", chat="contents"),
+    _layout("TRL prompt and completion", "prompt completion", "chats"),
+    _layout("verl SFT", "prompt response", "chats", prompt="prompt", response="response"),
+    _layout("NeMo SFT", "input output", "chats", prompt="input", response="output"),
+    _layout("TRL language modeling", "text=text", "chats"),
+    _layout("TRL prompt-only", "prompt", "prompts"),
+)  # fmt: skip
+"""The first that fits a row is its layout: the more a layout demands, the higher it stands."""
+BY_NAME = _layout("", "", "prompts")
+"""The layout of rows that no other fits: their columns are found by name."""
+
+PROMPT_COLUMNS = (
+    *("prompt", "messages", "question", "problem", "query", "instruction", "input"),
+    *("conversations", "conversation", "context_messages", "contents"),
+)
+LABEL_COLUMNS = (
+    *("label", "answer", "solution", "target", "ground_truth", "expected_answer", "final_answer"),
+)
+SYSTEM_COLUMNS = (
+    *("system", "system_prompt", "system_message", "systemInstruction", "system_instruction"),
+)
+TOOLS_COLUMNS = ("tools", "functions")
+HISTORY_COLUMN, CONTEXT_COLUMN, INSTRUCTION_COLUMN = "history", "input", "instruction"
+_LIKE_PROMPT = frozenset(
+    (
+        *PROMPT_COLUMNS, *SYSTEM_COLUMNS, *TOOLS_COLUMNS, HISTORY_COLUMN,
+        "chat_history", "context", "contexts", "instructions", "choices", "options", "document",
+        "documents", "passage", "passages", "article", "background", "few_shot", "fewshot",
+        "starter_code", "chat_template_kwargs", "objects", "dialog", "dialogue",
+    )
+)  # fmt: skip
+"""Names of columns that look like part of the prompt, besides those of MEDIA."""
+_RIVALS = frozenset(PROMPT_COLUMNS) - {INSTRUCTION_COLUMN, CONTEXT_COLUMN}
+"""Columns each of which is a whole prompt, so that one of them excludes the others."""
+_KNOWN_ROWS = 1000
+"""Different sets of columns that are remembered."""
+
+
+def _fits(value: Any, shape: str) -> bool:
+    """Return whether a value has the shape that a layout states."""
+    if value is None:
+        return False
+    match shape:
+        case "text":
+            return isinstance(value, str)
+        case "dialogue":
+            return isinstance(value, str) and is_dialogue(value)
+        case "bool":
+            return isinstance(value, bool)
+        case "list":
+            return isinstance(value, list)
+        case "turn":
+            return isinstance(value, dict) and is_chat([value])
+        case "":
+            return True
+    chat = list(_messages(value))
+    match shape:
+        case "turns":
+            return bool(chat) and "from" in chat[0]
+        case "exchanges":
+            return bool(chat) and "assistant" in chat[0]
+        case "blocks":
+            kinds = ("tool_use", "tool_result", "thinking")
+            blocks = [block for each in chat for block in _blocks(each)]
+            return any(block.get("type") in kinds for block in blocks)
+        case _:
+            assert shape == "chat", shape
+            return bool(chat)
+
+
+def _messages(value: Any) -> Sequence[dict[str, Any]]:
+    """Return the messages of a value; empty if it is no chat."""
+    found = parsed(value) if isinstance(value, str) else value
+    if not is_chat(found):
+        return []
+    each = (parsed(item) if isinstance(item, str) else item for item in found)
+    return [item for item in each if isinstance(item, dict)]
+
+
+def _blocks(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    content = message.get("content")
+    yield from (
+        (part for part in content if isinstance(part, dict)) if isinstance(content, list) else ()
+    )
+
+
+def recognise(record: Mapping[str, Any]) -> Layout:
+    """Return the layout of a row; BY_NAME if it has none of the table."""
+    for layout in LAYOUTS:
+        if all(_fits(value_at(record, column), shape) for column, shape in layout.has.items()):
+            return layout
+    return BY_NAME
+
+
+def use_of(record: Mapping[str, Any]) -> Use:
+    """Return what a file of unknown use holds, by its first row."""
+    layout = recognise(record)
+    chat = layout.reads.get("chat")
+    if layout.use == "prompts" and chat != layout.reads.get("prompt"):
+        return "prompts"
+    if layout.use == "pairs" or chat is None:
+        return layout.use
+    try:
+        turns = as_chat(value_at(record, chat), chat)
+    except ValueError:  # a run says by line what is wrong
+        return "chats"
+    return "chats" if turns and turns[-1]["role"] == "assistant" else "prompts"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What stands beside the prompt in rows that have the same columns."""
+
+    system: str | None = None
+    context: str | None = None
+    history: str | None = None
+    tools: str | None = None
+    unread: tuple[str, ...] = ()
+    """Columns that look like part of the prompt and are not read."""
+
+
+NOTHING = Beside()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of a file that are read, each None if there is none."""
+
+    path: Path
+    layout: Layout = BY_NAME
+    prompt: str | None = None
+    label: str | None = None
+    needs_label: bool = False
+    """Whether a row without a label is bad."""
+    demonstration: str | None = None
+    """The worked response to a prompt."""
+    chat: str | None = None
+    text: str | None = None
+    response: str | None = None
+    calls: str | None = None
+    judged: str | None = None
+    chosen: str | None = None
+    rejected: str | None = None
+    ignored: frozenset[str] = frozenset()
+    """`data.ignore_columns`."""
+    is_prompt_given: bool = False
+    """Whether a key names the prompt, and so sets other columns aside that could be it."""
+    known: dict[tuple[str, ...], Beside] = field(default_factory=dict)
+    """Columns of a row -> what stands beside the prompt."""
+
+    @property
+    def main(self) -> tuple[str | None, ...]:
+        """Return the columns that hold what a run reads of each row."""
+        learned = (self.chat, self.text, self.response, self.calls, self.chosen, self.rejected)
+        return (self.prompt, self.label, self.demonstration, self.judged, *learned)
+
+    def beside(self, record: Mapping[str, Any]) -> Beside:
+        """Return what stands beside the prompt in a row."""
+        names = tuple(record)
+        found = self.known.get(names)
+        if found is None:
+            if len(self.known) > _KNOWN_ROWS:  # whose names are as many as its rows
+                self.known.clear()
+            found = self.known[names] = self._look(record)
+        return found
+
+    def _look(self, record: Mapping[str, Any]) -> Beside:
+        names = {name for name in record if name not in self.ignored}
+        own = {each for each in self.main if each is not None}
+        free, stated = names - own, self.layout.reads
+        system = _first((stated.get("system"), *SYSTEM_COLUMNS), free)
+        tools = _first((*TOOLS_COLUMNS,), free)
+        if tools is None and (within := stated.get("tools")) and value_at(record, within):
+            tools = within
+        context = _first((stated.get("context"),), free)
+        if self.prompt == INSTRUCTION_COLUMN and context is None:
+            context = _first((CONTEXT_COLUMN,), free)
+        history = _first((HISTORY_COLUMN,), free) if self.prompt is not None else None
+        read = {system, tools, context, history}
+        read |= {each.partition(".")[0] for each in own} - {self._around}
+        if self.is_prompt_given:
+            read |= _RIVALS
+        left = free - read - self.layout.aside
+        # what is empty in this row may be an image in the next
+        unread = tuple(
+            name
+            for name in record
+            if name in left
+            and (name == self._around or _is_like_prompt(name, value := record[name]) or not value)
+        )
+        found = Beside(system=system, context=context, history=history, tools=tools, unread=unread)
+        return NOTHING if found == NOTHING else found
+
+    @property
+    def _around(self) -> str | None:
+        """Return the column whose object the prompt is a field of; None if it is a column."""
+        return self.prompt.partition(".")[0] if self.prompt and "." in self.prompt else None
+
+    def _unread_in(
+        self, record: Mapping[str, Any], unread: Sequence[str]
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each column of `unread` that has something, with what it has; of the object around
+        the prompt, its other fields."""
+        read = {self.prompt, self.label, self.layout.reads.get("tools"), *self.ignored}
+        for name in unread:
+            value = record.get(name)
+            inner = value if name == self._around and isinstance(value, dict) else {}
+            fields = {f"{name}.{each}": inner[each] for each in inner}
+            for place, found in (fields or {name: value}).items():
+                last = place.rpartition(".")[2] if fields else place
+                is_gap = isinstance(found, str) and not found.strip()
+                if found and not is_gap and place not in read and _is_like_prompt(last, found):
+                    yield place, found
+
+    def require_read(self, record: Mapping[str, Any], unread: Sequence[str], turns: Turns) -> None:
+        """Raise DataError if the row has something in a column that looks like part of the prompt
+        and is not read. A text that stands in `turns`, which are read, is not lost."""
+        for name, value in self._unread_in(record, unread):
+            if is_media(value):
+                why = f"it holds {kind_in(value)}, and only text is read"
+            elif name.rpartition(".")[2].lower() in MEDIA:
+                why = f"it holds `{name}`, and only text is read"
+            elif _stands_in(value, turns):
+                continue
+            else:
+                why = f"it looks like part of the prompt, and a row has {kind_in(value)} there"
+            ignored = [*sorted(self.ignored), name]
+            given = name if len(ignored) == 1 else f"[{', '.join(ignored)}]"
+            fixes = [f"{setting('ignore_columns', given)}   # train without it"]
+            if name in PROMPT_COLUMNS and self.prompt is not None:
+                fixes.append(setting("prompt_key", name))
+            raise DataError(
+                f"the column `{name}` of {self.path} would be left out", why=why, fix=fixes
+            )
+
+    def described(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """Return what each column that is read is: column -> role."""
+        beside = self.beside(record)
+        roles = {
+            "prompt": self.prompt, "context": beside.context, "history": beside.history,
+            "system turn": beside.system, "tools": beside.tools, "chat": self.chat,
+            "text": self.text, "response": self.response, "calls of tools": self.calls,
+            "worked response": self.demonstration, "chosen": self.chosen,
+            "rejected": self.rejected, "label": self.label, "good or bad": self.judged,
+        }  # fmt: skip
+        return {column: role for role, column in roles.items() if column is not None}
+
+
+def setting(key: str, value: str) -> str:
+    """Return the option that sets `data.<key>`, to be pasted."""
+    return f"--set {shlex.quote(f'data.{key}={value}')}"
+
+
+def _is_like_prompt(name: str, value: Any) -> bool:
+    return name.lower() in _LIKE_PROMPT or name.lower() in MEDIA or is_media(value)
+
+
+def _first(names: Sequence[str | None], there: set[str]) -> str | None:
+    return next((name for name in names if name in there), None)
+
+
+def _stands_in(value: Any, turns: Turns) -> bool:
+    """Return whether what a column holds is read elsewhere: a text within a turn, or a chat whose
+    turns, but for the assistant's, are."""
+    try:
+        chat = as_chat(value, "")
+    except ValueError:
+        return False
+    if chat is None:
+        texts = [value.strip()] if isinstance(value, str) else [None]
+    else:
+        texts = [turn["content"].strip() for turn in chat if turn["role"] != "assistant"]
+    return all(
+        text is not None and any(text in turn["content"] for turn in turns) for text in texts
+    )
+
+
+def fields_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the columns of a row; of those that are objects, the fields: `extra_info.answer`."""
+    names = []
+    for name, value in record.items():
+        is_open = isinstance(value, dict) and not is_media(value)
+        names += [f"{name}.{inner}" for inner in value] if is_open and value else [name]
+    return names
+
+
+def require_column(wanted: str, record: Mapping[str, Any], path: Path, *, key: str) -> str:
+    """Return the column `wanted`, which `data.<key>` names: of the row, or a field of an object in
+    it. Raises DataError if it is absent."""
+    if wanted in record or value_at(record, wanted) is not None:
+        return wanted
+    names = fields_of(record)
+    raise DataError(
+        f"{path} has no column `{wanted}`",
+        why=f"its columns are {', '.join(names)}",
+        fix=setting(key, nearest(wanted, names) or names[0]),
+    )
+
+
+def find_column(
+    record: Mapping[str, Any],
+    path: Path,
+    *,
+    key: str,
+    wanted: str | None,
+    stated: str | None,
+    known: Sequence[str],
+    ignored: frozenset[str] = frozenset(),
+) -> str | None:
+    """Return the column that `data.<key>` names (`wanted`), else the one that the layout states,
+    else the one of the `known` names that is there; None if none is. Raises DataError if several
+    are."""
+    if wanted is not None:
+        return require_column(wanted, record, path, key=key)
+    if stated is not None:
+        return stated
+    likely = [name for name in known if name in record and name not in ignored]
+    if len(likely) > 1:
+        raise DataError(
+            f"which column of {path} is the {key.removesuffix('_key')}?",
+            why=f"{' and '.join(likely)} are {'both' if len(likely) == 2 else 'all'} there; its "
+            f"columns are {', '.join(record)}",
+            fix=[setting(key, name) for name in likely],
+        )
+    return likely[0] if likely else None
+
+
+def require_text_label(label: str, record: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError if the label of the first row is an object, one of whose fields is meant."""
+    value = value_at(record, label)
+    if isinstance(value, dict) and value:
+        plain = [name for name in value if not isinstance(value[name], dict | list)]
+        raise DataError(
+            f"the label column `{label}` of {path} holds objects",
+            why=f"a label is a text or a number; the fields are {', '.join(value)}",
+            fix=[setting("label_key", f"{label}.{name}") for name in plain or value],
+        )
+
+
+def no_column(
+    record: Mapping[str, Any],
+    path: Path,
+    *,
+    key: str,
+    known: Sequence[str],
+    taken: Sequence[str | None] = (),
+) -> DataError:
+    """Return the error that no column is the one that `data.<key>` would name. `taken`: columns
+    that are something else."""
+    role, names = key.removesuffix("_key"), fields_of(record)
+    free = [name for name in names if name not in taken and _is_plain(record, name, role)]
+    meant = next((found for name in known if (found := nearest(name, free))), None)
+    likely = [meant] if meant else free[:1] if role == "prompt" else free[:MAX_GUESSES]
+    return DataError(
+        f"{path} has no {role} column",
+        why=f"none of {', '.join(known)} is there; its columns are {', '.join(names)}",
+        fix=[setting(key, name) for name in likely] or _OTHERWISE[role].format(path=path),
+    )
+
+
+MAX_GUESSES = 4
+"""Columns that an error offers where the name of none is near a known one."""
+
+
+def _is_plain(record: Mapping[str, Any], name: str, role: str) -> bool:
+    """Return whether a column may be meant: it holds a text, a number or, as a prompt, a chat."""
+    value = value_at(record, name)
+    if role == "prompt" and is_chat(value):
+        return True
+    is_other = role == "label" and name.partition(".")[0] in _LIKE_PROMPT | MEDIA
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and not is_other
+
+
+_OTHERWISE = {
+    "label": "--set rollout.reward=length   # or another reward that compares with no label",
+    "prompt": "head -c 500 {path}   # which column holds a text or a chat?",
+    "response": "head -c 500 {path}   # which column holds the response?",
+}
+"""What to do if no column can be meant."""
