@@ -9,10 +9,9 @@ from milescli.backends.megatron.layer_specs import DEFAULT
 from milescli.backends.sglang.launch.servable import fault_of_record
 from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, require_served
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
-from milescli.checkpoint.run_dir import refuse_taken
 from milescli.cluster.nodes import planning_machine
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, FitError, MilesError, RecipeError
+from milescli.core.errors import CheckpointError, FitError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
@@ -22,7 +21,6 @@ from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
-from milescli.recipe.data_files import names_files
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
@@ -34,7 +32,7 @@ from milescli.runtime.inputs.given_models import (
     reward_facts,
     teacher_facts,
 )
-from milescli.runtime.inputs.model_facts import config_of_recipe, planned_facts, require_model
+from milescli.runtime.inputs.model_facts import config_of_recipe, planned_facts
 from milescli.runtime.inputs.plugins import load_plugins
 
 
@@ -152,40 +150,6 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
             fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer "
             "difference",
         )
-
-
-def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
-    """Return the plan of a run here, or on `machine`. Raises what a launch here would: a file or a
-    model that is not there, a name that is taken. What may be there on another machine, and a
-    family that was not proven, is a warning."""
-    facts = planned_facts(loaded.recipe)
-    plan = plan_only(loaded, machine, facts=facts)
-    try:
-        _require_files(loaded)
-    except MilesError as error:
-        if machine is None:
-            raise
-        output.warn(f"not on this computer: {error.what}")
-    try:
-        refuse_unproven(loaded.recipe, facts)
-    except CheckpointError as error:
-        output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
-    return plan
-
-
-def _require_files(loaded: LoadedRecipe) -> None:
-    """Raises MilesError where a launch on this computer would find no file, no weights, or a run of
-    the same name."""
-    each = each_of(loaded)
-    for one in each.values() or [loaded]:
-        if names_files(one.recipe.data):
-            from milescli.runtime.inputs.data_files import require_files  # with what reads them
-
-            require_files(one.recipe.data)
-    require_model(loaded.recipe.model)
-    settings = loaded.recipe.run
-    if settings.name is not None:
-        refuse_taken(Path(settings.dir).expanduser().absolute(), settings.name)
 
 
 def as_fetched(

@@ -13,18 +13,17 @@ from milescli.checkpoint.run_lock import lock
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.nodes import RunNodes
 from milescli.console.output import Output
+from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.inputs.data_files import require_files
+from milescli.runtime.inputs.checks_at_once import at_once
 from milescli.runtime.inputs.environment_nodes import require_environments
-from milescli.runtime.inputs.model_facts import require_model
-from milescli.runtime.inputs.plugins import check_at_once, load_train_plugins
+from milescli.runtime.inputs.plugins import load_train_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from milescli.runtime.planning import as_fetched
 from milescli.runtime.recording.run_records import write_records
-from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.spec import RunSpec
 
 ITSELF = ""
@@ -59,13 +58,11 @@ class Recipes:
         """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
-    def check_at_once(self) -> None:
-        """Check what takes no time. Raises MilesError."""
-        for one in self.learned:
-            check_at_once(one.recipe)
-            require_files(one.recipe.data)
-        require_model(self.loaded.recipe.model)
-        require_tracking(self.loaded.recipe.run)
+    def check_at_once(self, facts: ModelFacts) -> None:
+        """Check what takes no time. `facts`: of the model. Raises MilesError."""
+        for outcome in at_once(self.loaded, self.each, facts=facts):
+            if outcome.refusal is not None:
+                raise outcome.refusal
 
     def load_plugins(self) -> None:
         """Load the plug-ins of the trainer's ranks. Raises RecipeError."""

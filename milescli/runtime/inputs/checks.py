@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from milescli.agents.environment import try_environment
@@ -16,6 +15,7 @@ from milescli.core.errors import MilesError
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.models import ModelFacts
+from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.runtime.inputs import token_checks
 from milescli.runtime.inputs.data_files import (
@@ -24,7 +24,10 @@ from milescli.runtime.inputs.data_files import (
     refuse_leak,
     refuse_learned,
 )
-from milescli.runtime.inputs.given_models import other_tokenizers, require_adapter
+from milescli.runtime.inputs.given_models import (
+    other_tokenizers,
+    require_adapter,
+)
 from milescli.runtime.inputs.reward_trial import try_rewards
 
 
@@ -34,7 +37,8 @@ class Subject:
     `missing`."""
 
     recipe: Recipe
-    model_dir: Path | None = None
+    loaded: LoadedRecipe | None = None
+    """The recipe with the origins of its values; None after a run was planned."""
     facts: ModelFacts | None = None
     tokenizer: ChatTokenizer | None = None
     own_stop_ids: Sequence[int] = ()

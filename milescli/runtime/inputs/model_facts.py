@@ -3,17 +3,22 @@ fetched, made or loaded. `run_inputs` reads what was fetched in the end."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from milescli.backends.hub.models import fetch_config
 from milescli.checkpoint.weight_files import require_weights
-from milescli.models import ModelFacts, parse_facts, scratch
+from milescli.core.errors import RecipeError
+from milescli.core.units import format_count
+from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
-from milescli.recipe.model import Model
+from milescli.recipe.layers import SettingsLayer
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.recipe.templates import shipped_shape
+from milescli.recipe.templates import nearest_template, shipped_shape
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 
 
@@ -43,6 +48,52 @@ def require_model(model: Model) -> None:
     folder = Path(model.path or "").expanduser()
     if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
         require_weights(folder)
+
+
+REAL = 10
+"""A model with so many times the parameters of the one that `model.scratch` makes by default was
+trained by others."""
+
+
+def refuse_settings_of_scratch(loaded: LoadedRecipe, facts: ModelFacts) -> None:
+    """Raises RecipeError where the command line puts a pretrained model into a recipe that makes
+    its own small one, and leaves the learning rate that suits random weights."""
+    recipe, origins = loaded.recipe, loaded.origins
+    lr = origins["train.optimizer.lr"]
+    replaced = origins["model.scratch.hidden_size"].layer not in _BELOW
+    if recipe.model.path is None or not replaced or lr.layer is not SettingsLayer.RECIPE:
+        return
+    num, own = (
+        table(one).num_parameters for one in (facts, parse_facts(scratch.config_of(ScratchModel())))
+    )
+    if num < REAL * own:
+        return
+    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g}, to insist"]
+    if recipe.train.objective == "policy":
+        fixes.insert(0, _with_own_recipe(loaded, nearest_template(facts.family, num)))
+    raise RecipeError(
+        f"the recipe `{loaded.source}` is made for a model from scratch",
+        why=f"{lr} sets train.optimizer.lr={recipe.train.optimizer.lr:g} for random weights of "
+        f"{format_count(own)} parameters; {recipe.model.path} was pretrained and has "
+        f"{format_count(num)}, which such steps undo",
+        fix=fixes,
+    )
+
+
+_BELOW = (SettingsLayer.DEFAULT, SettingsLayer.ALGORITHM, SettingsLayer.RECIPE)
+_OF_SCRATCH = ("model.scratch", "warmup", "model.path")
+
+
+def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
+    """Return the command line with another recipe, and all that was set but what took the place of
+    the model from scratch."""
+    words = [
+        origin.where
+        for key, origin in loaded.origins.items()
+        if origin.layer is SettingsLayer.SET and not key.startswith(_OF_SCRATCH)
+    ]
+    model = f"--set model.path={shlex.quote(str(loaded.recipe.model.path))}"
+    return " ".join([f"miles launch --recipe {name}", model, *dict.fromkeys(words)])
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:

@@ -109,7 +109,7 @@ class RunInputs:
         return {name: asdict(report) for name, report in self.reports.items()}
 
 
-def _require_what_rollout_asks(recipe: Recipe) -> None:
+def require_parts_of_episodes(recipe: Recipe) -> None:
     """Check what rollout needs of this machine, where episodes are played and scored. Raises
     MilesError."""
     for rollout in rollouts_of(recipe):
@@ -126,7 +126,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
 
     `output`: where a download says how much it is, and how far; None: nowhere.
     """
-    _require_what_rollout_asks(recipe)
+    require_parts_of_episodes(recipe)
     tools = offered(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
     data = with_local_files(data, run, recipe.run.seed, output=output)
@@ -144,7 +144,6 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         INPUTS,
         Subject(
             recipe=recipe,
-            model_dir=model_dir,
             facts=facts,
             tokenizer=tokenizer,
             own_stop_ids=stop_ids_of_turns(tokenizer, model_dir),

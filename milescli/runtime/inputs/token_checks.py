@@ -4,19 +4,24 @@ in `checks`: each yields what the user should know before the run."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Protocol
 
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.tokenizer import ChatTokenizer, no_template
 
-NUM_LOOKED_AT = 2_000
+NUM_LOOKED_AT = 512
 """Prompts whose texts are searched for special tokens."""
 _MARKER = re.compile(r"<\|[\w.:-]+\|>|<[a-z]+_of_[a-z]+>|\[/?INST\]")
 """What a chat template writes around turns."""
 _NUM_SHOWN = 3
+TEMPLATE_FILE, OLD_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""Where transformers looks for chat templates, beside tokenizer_config.json."""
 
 
 class Tokens(Protocol):
@@ -25,6 +30,19 @@ class Tokens(Protocol):
     tokenizer: ChatTokenizer
     own_stop_ids: Sequence[int]
     trained: Sequence[tuple[FilePrompts, object]]
+
+
+def require_template(folder: Path) -> None:
+    """Raises DataError where a model folder has no chat template, by its files alone: it takes no
+    time, and nothing heavy is imported."""
+    if (folder / TEMPLATE_FILE).is_file() or (folder / TEMPLATES_FOLDER).is_dir():
+        return
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # refused where it is read
+    if not config.get("chat_template") and not (folder / OLD_TEMPLATE_FILE).is_file():
+        raise no_template(folder)
 
 
 def unembedded(subject: Tokens) -> Iterator[str]:
