@@ -11,13 +11,12 @@ from milescli.backends.sglang.launch.spec import EngineSpec, refuse_quantised, r
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.cluster.nodes import planning_machine
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, FitError, RecipeError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.choices import guesses
 from milescli.plan.make import make_plan
-from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
@@ -32,7 +31,11 @@ from milescli.runtime.inputs.given_models import (
     reward_facts,
     teacher_facts,
 )
-from milescli.runtime.inputs.model_facts import config_of_recipe, planned_facts
+from milescli.runtime.inputs.model_facts import (
+    config_of_recipe,
+    planned_facts,
+    require_positions,
+)
 from milescli.runtime.inputs.plugins import load_plugins
 
 
@@ -104,28 +107,6 @@ def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adap
             draft_config=None if draft is None else draft.config(),
             records_experts=recipe.train.routing_replay,
         )
-
-
-def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises FitError where the longest prompt and response have more tokens together than the
-    model has positions."""
-    longest, positions = longest_tokens(recipe), facts.max_position_embeddings
-    if not 0 < positions < longest:
-        return
-    prompt = recipe.data.max_prompt_tokens
-    response = longest - prompt
-    is_eval = response > recipe.rollout.max_response_tokens
-    key = "eval.max_response_tokens" if is_eval else "rollout.max_response_tokens"
-    fixes = [f"--set {key}={positions - prompt}"] if prompt < positions else []
-    if response < positions:
-        fixes.append(f"--set data.max_prompt_tokens={positions - response}")
-    raise FitError(
-        "prompts and responses do not fit into the model's positions",
-        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has "
-        f"{positions}",
-        fix=fixes
-        or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
-    )
 
 
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:

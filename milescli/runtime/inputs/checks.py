@@ -28,6 +28,7 @@ from milescli.runtime.inputs.given_models import (
     other_tokenizers,
     require_adapter,
 )
+from milescli.runtime.inputs.model_facts import require_positions
 from milescli.runtime.inputs.reward_trial import try_rewards
 
 
@@ -134,6 +135,12 @@ def require(checks: Iterable[Check], subject: Subject) -> list[Outcome]:
     return made
 
 
+def _positions(subject: Subject) -> None:
+    assert subject.facts is not None, "the check needs the facts"
+    if subject.recipe.data.train is None:
+        require_positions(subject.recipe, subject.facts)
+
+
 def _adapter(subject: Subject) -> None:
     assert subject.facts is not None, "the check needs the facts"
     require_adapter(subject.recipe, subject.facts)
@@ -197,6 +204,12 @@ HELD_OUT = Check(
     needs=("prompts", "rows"),
 )
 INPUTS = (
+    Check(
+        name="positions",
+        compares="the longest prompt and response with the positions of the model",
+        run=_positions,
+        needs=("facts",),
+    ),
     Check(
         name="adapter",
         compares="names, ranks and sizes of `model.adapter` with the model below it",

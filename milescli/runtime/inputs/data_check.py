@@ -34,12 +34,14 @@ from milescli.data.rows import BadRow, RowForm
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.models import ModelFacts
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, DataFile, names_in
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.roles import conversation_of, role_demonstrations, roles_of
 from milescli.rollout.rewards import needs_label
+from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
     kind_of_rows,
@@ -52,6 +54,8 @@ from milescli.runtime.inputs.data_files import (
     with_local_files,
 )
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 
 NUM_SHOWN = 5
 NUM_MEASURED = 4096
@@ -134,6 +138,8 @@ class DataCheck:
     problems: list[MilesError] = field(default_factory=list)
     """Errors with which a run would be refused."""
     warnings: list[str] = field(default_factory=list)
+    checked: list[Outcome] = field(default_factory=list)
+    """Of the table of comparisons; empty for a file alone."""
 
 
 def check_file_alone(
@@ -187,7 +193,9 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             chat_template=recipe.data.chat_template,
             tools=offered(recipe.rollout),
         )
-        return _checked(
+        facts = planned_facts(recipe)
+        tokenizer.num_embeddings = facts.vocab_size
+        checked = _checked(
             list(_parts(recipe, data)),
             tokenizer,
             run=run,
@@ -196,6 +204,35 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             output=output,
             ends_at_turn=recipe.trains_scores,
         )
+        _compare(checked, recipe, tokenizer, facts)
+        return checked
+
+
+_PART_BY_PART = ("labels", "held out")
+"""Checks of the table that are made for each part, so that all problems are shown."""
+
+
+def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> None:
+    """Make the checks of a run."""
+    loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
+    subject = Subject(
+        recipe=recipe,
+        facts=facts,
+        tokenizer=tokenizer,
+        own_stop_ids=stop_ids_of_turns(tokenizer, tokenizer.folder)
+        if recipe.model.scratch is None
+        else (),
+        trained=[
+            (source, part.rollout)
+            for part, source in loaded
+            if part.field == "prompts" and part.rollout is not None
+        ],
+        heldout=next((source for part, source in loaded if part.field == "eval"), None),
+    )
+    for made in outcomes([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
+        check.checked.append(made)
+        check.warnings += made.doubts
+        check.problems += [made.refusal] if made.refusal else []
 
 
 @contextmanager

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from milescli.backends.hub.models import fetch_config
 from milescli.checkpoint.weight_files import require_weights
-from milescli.core.errors import RecipeError
+from milescli.core.errors import FitError, RecipeError
 from milescli.core.units import format_count
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
+from milescli.plan.on_cpu import longest_tokens
 from milescli.recipe.layers import SettingsLayer
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.model import Model, ScratchModel
@@ -48,6 +49,28 @@ def require_model(model: Model) -> None:
     folder = Path(model.path or "").expanduser()
     if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
         require_weights(folder)
+
+
+def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
+    """Raises FitError where the longest prompt and response have more tokens together than the
+    model has positions."""
+    longest, positions = longest_tokens(recipe), facts.max_position_embeddings
+    if not 0 < positions < longest:
+        return
+    prompt = recipe.data.max_prompt_tokens
+    response = longest - prompt
+    is_eval = response > recipe.rollout.max_response_tokens
+    key = "eval.max_response_tokens" if is_eval else "rollout.max_response_tokens"
+    fixes = [f"--set {key}={positions - prompt}"] if prompt < positions else []
+    if response < positions:
+        fixes.append(f"--set data.max_prompt_tokens={positions - response}")
+    raise FitError(
+        "prompts and responses do not fit into the model's positions",
+        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has "
+        f"{positions}",
+        fix=fixes
+        or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
+    )
 
 
 REAL = 10

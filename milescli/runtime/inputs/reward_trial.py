@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterator
 from milescli.core.errors import MilesError, RewardError
 from milescli.core.plug_points import AGENTS
 from milescli.core.types import Prompt
+from milescli.core.user_code import place_of
 from milescli.recipe.schema import Rollout
 from milescli.rollout.episode.roles import RoleTurn, told_whole
 from milescli.rollout.rewards import scorers_of_users
 from milescli.rollout.rewards.scoring import Response, Scorer, may_pass
+from milescli.workers.worker import CallFailed
 
 MADE_UP = "Let me think.\n\nThe answer is \\boxed{42}.\n#### 42"
 """The response."""
@@ -39,17 +41,18 @@ def try_rewards(rollout: Rollout, prompt: Prompt, *, but: Collection[str] = ()) 
             try:
                 asyncio.run(_call(scorer, prompt, text))
             except RewardError as error:
-                if may_pass(error.__cause__):
+                cause = error.__cause__
+                if isinstance(cause, CallFailed) and may_pass(cause):
                     yield (
                         f"the reward `{name}` could not be tried, as what it asks did not answer: "
-                        f"{_last_line(error.__cause__)}"
+                        f"{_last_line(cause)}"
                     )
                 elif rollout.agent in AGENTS.builtin:
                     raise _refusal(name, error) from error
                 else:
                     yield (
                         f"the reward `{name}` failed on a response that is made up, {MADE_UP!r}: "
-                        f"{_last_line(error.__cause__)}; does `{rollout.agent}` give it others?"
+                        f"{_last_line(cause)}; does `{rollout.agent}` give it others?"
                     )
 
 
@@ -63,10 +66,11 @@ async def _call(scorer: Scorer, prompt: Prompt, text: str) -> None:
 
 def _refusal(name: str, error: MilesError) -> RewardError:
     """Return the same error as of a trial: a run would stop at its first response."""
+    kept = [fix for fix in error.fixes if fix.startswith("--set rollout.reward_timeout_s")]
     return RewardError(
         f"the reward `{name}` failed before the run, on a response that is made up",
         why=error.why,
-        fix=error.fixes,
+        fix=kept or [f"mend the reward{place_of(name)}", f"miles plugins check {name}"],
     )
 
 
