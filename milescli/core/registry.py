@@ -104,7 +104,9 @@ class PlugPoint:
         )
         if path is None:
             known = self.names()
-            guess = nearest(name, known) or (known[0] if known else f"{name or 'mypkg'}:NAME")
+            module, dot, last = name.rpartition(".")
+            guess = f"{module}:{last}" if dot and module and last else nearest(name, known)
+            guess = guess or (known[0] if known else f"{name or 'mypkg'}:NAME")
             one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",

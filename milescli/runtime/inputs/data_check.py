@@ -43,6 +43,7 @@ from milescli.rollout.episode.roles import conversation_of, role_demonstrations,
 from milescli.rollout.rewards import needs_label
 from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import (
+    WITHOUT_EVAL,
     check_labels_of,
     kind_of_rows,
     near_leaks_told,
@@ -390,7 +391,7 @@ def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, outpu
                 DataError(
                     f"{len(leaks)} held-out prompts are training prompts too",
                     why="; ".join(pairs[:NUM_SHOWN]) + more,
-                    fix="--set data.eval=FILE with other prompts",
+                    fix=WITHOUT_EVAL,
                 )
             )
         elif told := near_leaks_told(heldout, graded, source, named=named, output=output):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from milescli.backends.hub.models import fetch_config
 from milescli.checkpoint.weight_files import require_weights
-from milescli.core.errors import FitError, RecipeError
+from milescli.core.errors import FitError, RecipeError, nearest
 from milescli.core.units import format_count
 from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
@@ -36,11 +36,31 @@ def config_of_recipe(model: Model) -> dict[str, object]:
         return scratch.config_of(model.scratch)
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
+    _refuse_missing(model.path, folder)
     if folder.is_dir():
         return read_config(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
         return shape
     return read_config(fetch_config(model.path, revision=model.revision))
+
+
+def _refuse_missing(path: str, folder: Path) -> None:
+    """Raises RecipeError for a path that can be no name on the hub, where no folder is."""
+    is_local = (
+        path.startswith(("/", ".", "~"))
+        or path.count("/") > 1
+        or (folder.parent.name and folder.parent.is_dir())
+    )
+    if folder.is_dir() or not is_local:
+        return
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    guess = nearest(folder.name, [one.name for one in beside if one.is_dir()])
+    near = [f"--set model.path={folder.parent / guess}"] if guess else []
+    raise RecipeError(
+        f"the model {path} is not there",
+        why="it is a file" if folder.exists() else f"{folder.absolute()} does not exist",
+        fix=[*near, "--set model.path=Qwen/Qwen3-0.6B   # a name on the hub, or another folder"],
+    )
 
 
 def require_model(model: Model) -> None:
