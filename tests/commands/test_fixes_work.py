@@ -95,7 +95,7 @@ CASES = {
 
 
 @pytest.fixture
-def place(miles: Miles, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(miles: Miles, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """Data, a recipe, two models and a reward in the working directory."""
     here = Path.cwd()
     rows = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(8)]
@@ -114,7 +114,8 @@ def place(miles: Miles, monkeypatch: pytest.MonkeyPatch) -> Path:
     told.pop("chat_template", None)
     config.write_text(json.dumps(told))
     (here / "No-Template/chat_template.jinja").unlink(missing_ok=True)
-    monkeypatch.setattr(model_facts, "REAL", 0.1)
+    if "from scratch" in request.node.name:
+        monkeypatch.setattr(model_facts, "REAL", 0.1)
     monkeypatch.syspath_prepend(str(here))
     sys.modules.pop("mine", None)
     return here
