@@ -113,7 +113,7 @@ def _subject(
     """Read the data. Return what the checks compare, and whether rows and columns are good."""
     own = Outcome(name="rows", compares="columns and rows of the data with what the recipe reads")
     subject = Subject(recipe=recipe, facts=facts, tokenizer=tokenizer, missing=missing)
-    if why := _why_unread(recipe.data):
+    if why := why_unread(recipe.data):
         missing["prompts"] = missing["rows"] = why
         return subject, _unmade(own, why)
     try:
@@ -139,8 +139,8 @@ def _subject(
     ), own
 
 
-def _why_unread(data: Data) -> str:
-    """Why the data is not read; empty where it is."""
+def why_unread(data: Data) -> str:
+    """Return why a dry run does not read this data; empty if it does."""
     values = [getattr(data, field) for field in FIELDS]
     named = [name for value in values for name in names_in(value)]
     named += [name for source in data.mix or [] for name in names_in(source.path)]
