@@ -40,7 +40,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
-    recipes.check_at_once(facts)
+    recipes = recipes.checked_at_once(facts, output=output)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)

@@ -18,7 +18,7 @@ from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.inputs.checks_at_once import at_once
+from milescli.runtime.inputs.checks_at_once import at_once, try_on_first_rows
 from milescli.runtime.inputs.environment_nodes import require_environments
 from milescli.runtime.inputs.plugins import load_train_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
@@ -36,6 +36,8 @@ class Recipes:
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
+    rewards_tried: bool = False
+    """Rewards of the user were called on the first row."""
 
     @classmethod
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
@@ -46,7 +48,7 @@ class Recipes:
     def but(self, names: Collection[str]) -> Recipes:
         """Return the recipes without these adapters."""
         left = {name: one for name, one in self.each.items() if name not in names}
-        return Recipes(loaded=self.loaded, each=left)
+        return replace(self, each=left)
 
     @property
     def planned(self) -> LoadedRecipe:
@@ -58,11 +60,15 @@ class Recipes:
         """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
-    def check_at_once(self, facts: ModelFacts) -> None:
-        """Check what takes no time. `facts`: of the model. Raises MilesError."""
+    def checked_at_once(self, facts: ModelFacts, *, output: Output) -> Recipes:
+        """Check what takes no time, and call rewards of the user on a first row that is here.
+        Return the recipes, which know whether they were called. `facts`: of the model. Raises
+        MilesError."""
         for outcome in at_once(self.loaded, self.each, facts=facts):
             if outcome.refusal is not None:
                 raise outcome.refusal
+        tried = [try_on_first_rows(one.recipe, output=output) for one in self.learned]
+        return replace(self, rewards_tried=all(tried))
 
     def load_plugins(self) -> None:
         """Load the plug-ins of the trainer's ranks. Raises RecipeError."""
@@ -112,7 +118,13 @@ def prepare_all(
         model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
         each = {name: _over(one, model_dir, run=run) for name, one in each.items()}
     inputs = {
-        name: prepare(one.recipe, runs.get(name, run), output=output) for name, one in each.items()
+        name: prepare(
+            one.recipe,
+            runs.get(name, run),
+            output=output,
+            rewards_tried=recipes.rewards_tried,
+        )
+        for name, one in each.items()
     }
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)

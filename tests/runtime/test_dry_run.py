@@ -14,7 +14,7 @@ from milescli.core.errors import DataError, MilesError, RecipeError, RewardError
 from milescli.platform.machine import Machine, parse_machine
 from milescli.recipe.load import load
 from milescli.runtime.dry_run import dry_run
-from milescli.runtime.inputs import look
+from milescli.runtime.inputs import run_data
 
 pytestmark = pytest.mark.slow
 
@@ -87,11 +87,11 @@ def test_what_is_on_the_hub_is_not_fetched() -> None:
 
 
 def test_large_files_are_left_to_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "MAX_BYTES", 10)
+    monkeypatch.setattr(run_data, "MAX_BYTES", 10)
     data = load(
         "quickstart", sets=OWN, flags={}, environ={}, cwd=Path.cwd(), home=Path.cwd()
     ).recipe.data
-    assert "take long to read" in look.why_unread(data)
+    assert "take long to read" in run_data.why_unread(data)
 
 
 def test_a_service_that_is_not_up_is_a_warning() -> None:

@@ -49,6 +49,8 @@ class Subject:
     heldout: FilePrompts | None = None
     rows: Sequence[Any] = ()
     """Trajectories or pairs that are learned from."""
+    rewards_tried: bool = False
+    """The rewards of the user were called already."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Part -> why it is not here."""
     output: Output | None = None
@@ -184,7 +186,7 @@ def _environment(subject: Subject) -> None:
 
 def _rewards(subject: Subject) -> Iterator[str]:
     tried = set[str]()
-    for part, rollout in subject.prompts:
+    for part, rollout in () if subject.rewards_tried else subject.prompts:
         if not tried.issuperset(rollout.reward_names):
             yield from try_rewards(rollout, part.first(1)[0], but=tried)
             tried.update(rollout.reward_names)
@@ -202,6 +204,12 @@ HELD_OUT = Check(
     compares="held-out prompts with all that is trained on",
     run=_held_out,
     needs=("prompts", "rows"),
+)
+REWARD = Check(
+    name="reward",
+    compares="your reward with what a run takes: it is called once, on the first row",
+    run=_rewards,
+    needs=("prompts",),
 )
 INPUTS = (
     Check(
@@ -253,11 +261,6 @@ INPUTS = (
         run=_environment,
         needs=("prompts",),
     ),
-    Check(
-        name="reward",
-        compares="your reward with what a run takes: it is called once, on the first row",
-        run=_rewards,
-        needs=("prompts",),
-    ),
+    REWARD,
 )
 """Compared once rows, model and tokenizer are there."""

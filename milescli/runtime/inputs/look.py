@@ -15,25 +15,18 @@ from pathlib import Path
 from milescli.agents.tool_kit import offered
 from milescli.checkpoint.run_dir import RunDir
 from milescli.core.errors import MilesError
-from milescli.core.units import MIB, format_bytes
-from milescli.data.prompt_source import file_named
-from milescli.data.tasks import TASK_PREFIX
 from milescli.data.tokenizer import ChatTokenizer, NoTokens, load_tokenizer
 from milescli.models import ModelFacts
-from milescli.recipe.data import Data
-from milescli.recipe.data_files import FIELDS, is_hub, names_in
 from milescli.recipe.schema import Recipe
 from milescli.runtime.inputs.checks import INPUTS, OTHER_MODELS, Check, Outcome, Subject, outcomes
-from milescli.runtime.inputs.data_files import TASKS, with_local_files
+from milescli.runtime.inputs.data_files import with_local_files
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
-from milescli.runtime.inputs.run_data import load_data
+from milescli.runtime.inputs.run_data import load_data, why_unread
 from milescli.runtime.inputs.run_inputs import require_parts_of_episodes, stop_ids_of_turns
 from milescli.workers.worker import UserWorker
 
 BOUND_S = 120.0
 """For the process to read the data, beside what a reward may take."""
-MAX_BYTES = 64 * MIB
-"""Files that are larger together are left to `miles data check` and to the launch."""
 NUM_TOKENISED = 512
 """Rows of a file of which tokens are made; all are read."""
 
@@ -137,25 +130,6 @@ def _subject(
         rows=loaded.rows.items if loaded.rows is not None else (),
         missing=missing,
     ), own
-
-
-def why_unread(data: Data) -> str:
-    """Return why a dry run does not read this data; empty if it does."""
-    values = [getattr(data, field) for field in FIELDS]
-    named = [name for value in values for name in names_in(value)]
-    named += [name for source in data.mix or [] for name in names_in(source.path)]
-    size_bytes = 0
-    for text in named:
-        name = file_named(text, key="data").name
-        if is_hub(name):
-            return f"{name} is on the hub; `miles data check` fetches and reads it"
-        if name.removeprefix(TASK_PREFIX).removesuffix("-heldout") in TASKS:
-            return f"{name} is made by another package, which the launch asks"
-        path = Path(name).expanduser()
-        size_bytes += path.stat().st_size if path.is_file() else 0
-    if size_bytes > MAX_BYTES:
-        return f"{format_bytes(size_bytes)} take long to read; `miles data check` does it"
-    return ""
 
 
 def _tokenizer(recipe: Recipe, missing: dict[str, str]) -> ChatTokenizer | None:

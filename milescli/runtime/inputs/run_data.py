@@ -4,22 +4,32 @@ by the look of a dry run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from milescli.checkpoint.run_dir import RunDir
 from milescli.console.output import Output
 from milescli.core.types import Trajectory
+from milescli.core.units import MIB, format_bytes
 from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
-from milescli.data.prompt_source import LARGE_ROWS, SourceReport, load_source
-from milescli.data.tokenizer import ChatTokenizer, PromptEncoder
+from milescli.data.prompt_source import LARGE_ROWS, SourceReport, file_named, load_source
+from milescli.data.tasks import TASK_PREFIX
+from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder
 from milescli.recipe.data import Data
+from milescli.recipe.data_files import FIELDS, is_hub, names_in
 from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.rewards import needs_label
-from milescli.runtime.inputs.data_files import demonstrations_of, kind_of_rows, sources_of
+from milescli.runtime.inputs.data_files import (
+    TASKS,
+    demonstrations_of,
+    kind_of_rows,
+    sources_of,
+    with_local_files,
+)
 from milescli.runtime.inputs.episode_parts import rollout_of_source
 
 Reports = dict[str, SourceReport | ExampleReport]
@@ -124,3 +134,47 @@ def _load_rows(
                 output.warn(report.note)
     loaded.rows = Examples(rows["train"], seed=recipe.run.seed, shuffle=data.shuffle)
     loaded.validation = rows["validation"][: recipe.eval.num_prompts]
+
+
+MAX_BYTES = 64 * MIB
+"""Files that are larger together are left to `miles data check` and to the launch."""
+
+
+def why_unread(data: Data) -> str:
+    """Return why data cannot be read within seconds and without the hub; empty if it can."""
+    values = [getattr(data, field) for field in FIELDS]
+    named = [name for value in values for name in names_in(value)]
+    named += [name for source in data.mix or [] for name in names_in(source.path)]
+    size_bytes = 0
+    for text in named:
+        name = file_named(text, key="data").name
+        if is_hub(name):
+            return f"{name} is on the hub; `miles data check` fetches and reads it"
+        if name.removeprefix(TASK_PREFIX).removesuffix("-heldout") in TASKS:
+            return f"{name} is made by another package, which the launch asks"
+        path = Path(name).expanduser()
+        size_bytes += path.stat().st_size if path.is_file() else 0
+    if size_bytes > MAX_BYTES:
+        return f"{format_bytes(size_bytes)} take long to read; `miles data check` does it"
+    return ""
+
+
+def first_rows(recipe: Recipe, run: RunDir) -> list[tuple[FilePrompts, Rollout]]:
+    """Return the first row of each source of prompts, without tokens, each with how it is scored;
+    empty if they are not here, or the run learns from rows. Raises as `load_data`."""
+    if recipe.data.train is not None or why_unread(recipe.data):
+        return []
+
+    def first(value: str | list[str] | None) -> str:
+        file = file_named(names_in(value)[0], key="data.prompts")
+        return replace(file, stop=file.start + 1).spelled()
+
+    data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
+    changes: dict[str, object] = {"eval": None}
+    if data.mix:
+        mix = [one.model_copy(update={"path": [first(one.path)]}) for one in data.mix]
+        changes["mix"] = mix
+    else:
+        changes["prompts"] = first(data.prompts)
+    narrow = data.model_copy(update=changes)
+    return load_data(recipe, narrow, run, NoTokens(), output=None).trained

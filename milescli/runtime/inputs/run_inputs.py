@@ -120,11 +120,14 @@ def require_parts_of_episodes(recipe: Recipe) -> None:
         require_environment(recipe.rollout.environment)
 
 
-def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+def prepare(
+    recipe: Recipe, run: RunDir, *, output: Output | None = None, rewards_tried: bool = False
+) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
     CheckpointError before any device is taken.
 
-    `output`: where a download says how much it is, and how far; None: nowhere.
+    `output`: where a download says how much it is, and how far; None: nowhere. `rewards_tried`:
+    those of the user were called already.
     """
     require_parts_of_episodes(recipe)
     tools = offered(recipe.rollout)
@@ -150,6 +153,7 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
             trained=loaded.trained,
             heldout=loaded.heldout,
             rows=loaded.rows.items if loaded.rows is not None else (),
+            rewards_tried=rewards_tried,
             output=output,
         ),
     )
