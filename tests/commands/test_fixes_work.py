@@ -48,6 +48,7 @@ class Case:
 CASES = {
     "recipe misspelt": Case(argv="launch -r quickstrat --dry-run", says="no recipe is called"),
     "recipe without suffix": Case(argv="launch -r own --dry-run", says="no recipe is called"),
+    "recipe to show misspelt": Case(argv="recipes show quickstrat", says="no recipe is called"),
     "recipe file misspelt": Case(argv="launch -r ./owm.yaml --dry-run", says="own.yaml"),
     "key misspelt": Case(argv=f"{QUICK} --set train.stps=3", says="train.stps"),
     "no key": Case(argv=f"{QUICK} --set =3", says="is not an override"),
