@@ -18,7 +18,15 @@ from milescli.core.errors import MilesError
 from milescli.data.tokenizer import ChatTokenizer, NoTokens, load_tokenizer
 from milescli.models import ModelFacts
 from milescli.recipe.schema import Recipe
-from milescli.runtime.inputs.checks import INPUTS, OTHER_MODELS, Check, Outcome, Subject, outcomes
+from milescli.runtime.inputs.checks import (
+    INPUTS,
+    OTHER_MODELS,
+    Check,
+    NotMade,
+    Outcome,
+    Subject,
+    outcomes,
+)
 from milescli.runtime.inputs.data_files import with_local_files
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 from milescli.runtime.inputs.run_data import load_data, why_unread
@@ -66,9 +74,9 @@ def look(recipe: Recipe, facts: ModelFacts) -> list[Outcome]:
 
 def _looked(recipe: Recipe, facts: ModelFacts, run: RunDir) -> Iterator[Outcome]:
     """The user's plug-ins are imported first: what they import must find torch."""
-    episodes = list(outcomes([EPISODES], Subject(recipe=recipe)))
+    episodes = list(outcomes(OF_EPISODES, Subject(recipe=recipe)))
     yield from episodes
-    if episodes[0].refusal is not None:
+    if any(one.refusal is not None for one in episodes):
         return
     missing: dict[str, str] = {}
     tokenizer, refused = None, None
@@ -171,8 +179,21 @@ def _episodes(subject: Subject) -> None:
     require_parts_of_episodes(subject.recipe)
 
 
-EPISODES = Check(
-    name="episodes",
-    compares="agent, environment and rewards with the packages and settings that they need",
-    run=_episodes,
+def _tools(subject: Subject) -> None:
+    if subject.recipe.rollout.mcp:
+        raise NotMade("`miles doctor --recipe` starts the servers of tools")
+    offered(subject.recipe.rollout)
+
+
+OF_EPISODES = (
+    Check(
+        name="episodes",
+        compares="agent, environment and rewards with the packages and settings that they need",
+        run=_episodes,
+    ),
+    Check(
+        name="tools",
+        compares="the tools that are offered with their types and docstrings",
+        run=_tools,
+    ),
 )
