@@ -34,7 +34,8 @@ from milescli.data.rows import BadRow, RowForm
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.models import ModelFacts
+from milescli.models import ModelFacts, load_facts
+from milescli.models.base import CONFIG_NAME
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, DataFile, names_in
@@ -185,6 +186,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     """Check all data of a recipe, with its reward and its model's tokenizer, or the tokenizer in
     `model`."""
     require_files(recipe.data)
+    facts = _facts(recipe, model)
     with _made_here() as run:
         data = with_foreign_tasks(recipe.data, recipe.rollout, run)
         data = with_local_files(data, run, recipe.run.seed, output=output)
@@ -194,8 +196,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             chat_template=recipe.data.chat_template,
             tools=offered(recipe.rollout),
         )
-        facts = planned_facts(recipe)
-        tokenizer.num_embeddings = facts.vocab_size
+        tokenizer.num_embeddings = facts.vocab_size if facts is not None else None
         checked = _checked(
             list(_parts(recipe, data)),
             tokenizer,
@@ -207,6 +208,14 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
         )
         _compare(checked, recipe, tokenizer, facts)
         return checked
+
+
+def _facts(recipe: Recipe, model: Path | None) -> ModelFacts | None:
+    """Return the facts of the recipe's model, or of the folder `model`, which may be a tokenizer
+    alone."""
+    if model is None:
+        return planned_facts(recipe)
+    return load_facts(model) if (model / CONFIG_NAME).is_file() else None
 
 
 _PART_BY_PART = ("labels", "held out")
@@ -221,7 +230,7 @@ def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: 
         facts=facts,
         tokenizer=tokenizer,
         own_stop_ids=stop_ids_of_turns(tokenizer, tokenizer.folder)
-        if recipe.model.scratch is None
+        if recipe.model.scratch is None and facts is not None
         else (),
         trained=[
             (source, part.rollout)
@@ -229,6 +238,7 @@ def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: 
             if part.field == "prompts" and part.rollout is not None
         ],
         heldout=next((source for part, source in loaded if part.field == "eval"), None),
+        missing={} if facts else {"facts": f"{tokenizer.folder} has no {CONFIG_NAME}"},
     )
     for made in outcomes([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
         check.checked.append(made)
