@@ -122,6 +122,10 @@ def test_refusals_come_before_anything_heavy(argv: list[str], code: int) -> None
     assert loaded_after(*argv)[:2] == (code, [])
 
 
+def test_a_dry_run_loads_nothing_heavy() -> None:
+    assert loaded_after("launch", "--recipe", "quickstart", "--dry-run")[:2] == (0, [])
+
+
 def test_a_worker_of_a_reward_loads_no_schema() -> None:
     probe = "import sys, milescli.rollout.rewards.forms; print('pydantic' in sys.modules)"
     done = subprocess.run(

@@ -41,7 +41,7 @@ from milescli.commands import (
     ui,
     why,
 )
-from milescli.commands.driving import remember
+from milescli.commands.driving import remember, with_typed
 from milescli.commands.options import JsonOption, QuietOption, fill_bare_options
 from milescli.console.output import Mode, Output
 from milescli.core.driver_pipe import say
@@ -188,7 +188,7 @@ def _run(argv: list[str] | None) -> int:
         if isinstance(error, NodesJoined):  # nothing is wrong, and nothing is to be done
             output.note(f"{error.what}: {error.why}")
         else:
-            output.error(error)
+            output.error(with_typed(error))
         say(error=error.as_dict())
         return error.exit_code
     except typer.TyperException as error:

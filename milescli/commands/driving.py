@@ -5,6 +5,7 @@ a command to go on with."""
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from milescli.console.output import Output
+from milescli.core.errors import MilesError
 
 if TYPE_CHECKING:
     from milescli.recipe.load import LoadedRecipe
@@ -41,6 +43,24 @@ def remember(argv: Sequence[str], *, is_program: bool = False) -> None:
 def typed() -> list[str]:
     """Return the words of the command line as typed, starting with `miles`."""
     return ["miles", *_TYPED.get()]
+
+
+_OTHER_RECIPE = re.compile(r"miles launch --recipe (\S+)")
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+def with_typed(error: MilesError) -> MilesError:
+    """Return the error of a recipe that is misspelt with the user's own command line as its fix:
+    `miles launch --recipe quickstart` would be another verb, or lack what else was typed."""
+    wrong = set(_QUOTED.findall(error.what)) & {word.rpartition("=")[2] for word in typed()}
+    for place, fix in enumerate(error.fixes):
+        if wrong and (right := _OTHER_RECIPE.fullmatch(fix)):
+            words = [
+                head + equals + (right[1] if tail in wrong else tail)
+                for head, equals, tail in (word.rpartition("=") for word in typed())
+            ]
+            error.fixes[place] = shlex.join(words)
+    return error
 
 
 def drive(work: Callable[[], None], *, output: Output, supervised: bool) -> None:

@@ -80,7 +80,7 @@ def launch(
         show_job(loaded, form=emit.value, machine=machine, on=on, output=output)
     elif dry_run:
         from milescli.commands.show.plan import show_plan
-        from milescli.runtime.planning import dry_run as plan_for
+        from milescli.runtime.dry_run import dry_run as plan_for
 
         plan = plan_for(loaded, machine, output=output)
         show_plan(plan, loaded, output=output, with_origins=verbose, price_per_gpu_hour=price)

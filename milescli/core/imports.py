@@ -40,7 +40,7 @@ def without_packages(*names: str) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> object:
+def imported(path: str, *, kind: str = "plug-in", key: str = "") -> object:
     """Return what an import path `module:name` names. `kind` and `key`: what it is for, in errors.
     Raises RecipeError where it cannot be imported."""
     if ":" not in path:
@@ -60,8 +60,8 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> objec
             why=f"importing {module_name} raised {type(error).__name__}: {error}{_place_of(error)}",
             fix=[
                 *_ways_to_find(error, module_name),
-                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; `{key}` "
-                "is `package.module:name`",
+                f"{sys.executable} -c 'import {module_name}'   # mend it, then try again; "
+                f"{kind}s are named `package.module:name`",
             ],
         ) from error
     try:
@@ -69,10 +69,12 @@ def imported(path: str, *, kind: str = "plug-in", key: str = "plug-in") -> objec
     except AttributeError:
         public = [name for name in vars(module) if not name.startswith("_")]
         guess = nearest(attribute, public)
+        why = f"`{key or 'the plug-in'}` is `{path}`"
+        right = f"{module_name}:{guess or 'NAME'}"
         raise RecipeError(
             f"`{module_name}` has no `{attribute}`",
-            why=f"`{key}` names `{path}`" + (f"; nearest is `{guess}`" if guess else ""),
-            fix=f"--set {key}={module_name}:{guess or 'NAME'}",
+            why=why + (f"; nearest is `{guess}`" if guess else ""),
+            fix=f"--set {key}={right}" if key else f"miles plugins check {right}",
         ) from None
 
 

@@ -5,7 +5,7 @@ are the table in `plug_points`."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -104,7 +104,9 @@ class PlugPoint:
         )
         if path is None:
             known = self.names()
-            guess = nearest(name, known) or (known[0] if known else f"{name or 'mypkg'}:NAME")
+            module, dot, last = name.rpartition(".")
+            guess = f"{module}:{last}" if dot and module and last else nearest(name, known)
+            guess = guess or (known[0] if known else f"{name or 'mypkg'}:NAME")
             one_of = f"one of {', '.join(known)}, or " if known else ""
             raise RecipeError(
                 f"no {self.kind} is called `{name}`",
@@ -147,17 +149,42 @@ class PlugPoint:
                 fix=f"point {self.key} at a function or class",
             )
         target = plugin.__init__ if inspect.isclass(plugin) else plugin
-        parameters = inspect.signature(target).parameters
-        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        missing = [name for name in self.parameters if name not in parameters]
-        fits_another = any(set(other) <= set(parameters) for other in self.others)
-        if missing and not takes_any and not fits_another:
-            raise RecipeError(
-                f"`{path}` cannot be {_with_article(self.kind)}",
-                why=f"it lacks the parameter{'s' if len(missing) > 1 else ''} "
-                f"{', '.join(missing)}; it takes ({', '.join(parameters)})",
-                fix=f"def {path.rpartition(':')[2]}({', '.join(self.parameters)}): ...",
-            )
+        parameters = dict(inspect.signature(target).parameters)
+        if inspect.isclass(plugin):
+            parameters.pop("self", None)
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        fault = _fault(self.parameters, parameters, takes_any=takes_any)
+        if not fault or not all(_fault(form, parameters) for form in self.others):
+            return
+        wanted = {_OTHER_WORDS.get(name, name) for name in parameters}
+        form = max((self.parameters, *self.others), key=lambda form: len(wanted & set(form)))
+        taken = ", ".join(str(parameter) for parameter in parameters.values())
+        raise RecipeError(
+            f"`{path}` cannot be {_with_article(self.kind)}",
+            why=f"{fault}; it takes ({taken})",
+            fix=f"def {path.rpartition(':')[2]}({', '.join(form)}): ...",
+        )
+
+
+_OTHER_WORDS = {"completions": "responses", "completion": "response", "answer": "label"}
+"""What parameters are called elsewhere, as in TRL -> here."""
+
+
+def _fault(
+    form: Sequence[str], parameters: Mapping[str, inspect.Parameter], *, takes_any: bool = False
+) -> str:
+    """Say why a function with these parameters cannot be called with the names in `form`; empty if
+    it can. `takes_any`: names that it lacks are taken by its `**kwargs`."""
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    unfilled = [
+        name
+        for name, one in parameters.items()
+        if name not in form and one.default is one.empty and one.kind not in variadic
+    ]
+    missing = [] if takes_any else [name for name in form if name not in parameters]
+    if missing:
+        return f"it lacks the parameter{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    return f"nobody fills {', '.join(f'`{name}`' for name in unfilled)}" if unfilled else ""
 
 
 class _Named:

@@ -82,14 +82,16 @@ def load_source(
     say: Say | None = None,
     name: str | None = None,
     first_index: int = 0,
+    large_rows: int = LARGE_ROWS,
 ) -> Loaded:
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
     `base_dir`, where `task:NAME` and Arrow files are written.
 
     `needs_label`: whether the reward compares with a label (the built-in ones do); `say` receives
     lines on the progress, if that takes seconds; `name` and `first_index`: of one of several
-    sources, its name in the mix and the index of its first row. Raises DataError for a file that is
-    missing or of another kind, for bad rows, and if long prompts leave nothing.
+    sources, its name in the mix and the index of its first row; `large_rows`: files with more rows
+    are tokenised on demand. Raises DataError for a file that is missing or of another kind, for bad
+    rows, and if long prompts leave nothing.
     """
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
@@ -99,7 +101,7 @@ def load_source(
         source=name,
         first_index=first_index,
     )
-    return load_files(files, data, tokenizer=tokenizer, seed=seed, say=say)
+    return load_files(files, data, tokenizer=tokenizer, seed=seed, say=say, large_rows=large_rows)
 
 
 def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> RowForm:
@@ -122,9 +124,10 @@ def load_files(
     tokenizer: PromptEncoder,
     seed: int,
     say: Say | None,
+    large_rows: int = LARGE_ROWS,
 ) -> Loaded:
     """Tokenise the rows of files, all of them good. Raises DataError as `load_source`."""
-    is_large = sum(map(len, files)) > LARGE_ROWS or (
+    is_large = sum(map(len, files)) > large_rows or (
         sum(file.table.size_bytes for file in files) > LARGE_BYTES
     )
     dedup = data.dedup == "exact" and files[0].form.field == "prompts"
@@ -133,7 +136,9 @@ def load_files(
     prompts: Sequence[Prompt]
     prompts = stored = StoredPrompts(files, tokenizer, places)
     tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
-    measured = stored.make(evenly(num_unique, NUM_MEASURED if is_large else num_unique), tick)
+    measured = stored.make(
+        evenly(num_unique, min(NUM_MEASURED, large_rows) if is_large else num_unique), tick
+    )
     short = _short_ones(measured, data=data, files=files)
     kept = [measured[at] for at in short]
     if not is_large:

@@ -385,7 +385,12 @@ def _template(inner: PreTrainedTokenizerBase, wanted: str, folder: Path) -> str 
         return own_template(wanted)
     if inner.chat_template:
         return inner.get_chat_template()
-    raise DataError(
+    raise no_template(folder)
+
+
+def no_template(folder: Path) -> DataError:
+    """Return the error of a model folder that has no chat template."""
+    return DataError(
         f"the tokenizer in {folder} has no chat template",
         why="neither chat_template.jinja nor `chat_template` in tokenizer_config.json is there; "
         "base models often lack one",

@@ -62,7 +62,7 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
         ),
         Check(
             name="data",
-            run=lambda: check_material(recipe),
+            run=lambda: check_material(recipe, loaded.source),
             timeout_s=600.0,
             is_heavy=True,
             needs=("reward", "hub"),
@@ -71,8 +71,8 @@ def recipe_checks(loaded: LoadedRecipe, *, machine: Callable[[], Machine]) -> li
 
 
 def check_reward_of(recipe: Recipe) -> list[Finding]:
-    """Check that the reward can be imported, and takes what a reward takes. It is not called: it
-    may cost money."""
+    """Check that the reward can be imported, and takes what a reward takes. The check `data` calls
+    one of the user's, once."""
     from milescli.rollout.rewards import load_all_rewards
 
     load_all_rewards(recipe.rollout)
@@ -160,8 +160,9 @@ def _large_data(recipe: Recipe) -> str:
     return ""
 
 
-def check_material(recipe: Recipe) -> list[Finding]:
-    """Check model folder, tokenizer, and every row of the data."""
+def check_material(recipe: Recipe, source: str) -> list[Finding]:
+    """Check model folder, tokenizer, and every row of the data, and make all comparisons of a run.
+    `source`: as the user names the recipe."""
     from milescli.checkpoint.run_dir import RunDir
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
@@ -180,6 +181,9 @@ def check_material(recipe: Recipe) -> list[Finding]:
                 update={"model": model.model_copy(update={"path": path, "revision": None})}
             )
         material = prepare(policy_alone(recipe), RunDir(path=Path(folder)))
+    if doubts := [doubt for made in material.checked for doubt in made.doubts]:
+        look = f"miles data check {source}   # shows what the model reads"
+        return warn("data", doubts[0], why="; ".join(doubts[1:]) or "the run would warn", fix=look)
     if isinstance(rows := material.reports.get("train"), ExampleReport):
         return _told_rows(rows, num_heldout=len(material.heldout))
     report = material.reports["prompts"]

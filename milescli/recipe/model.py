@@ -85,6 +85,8 @@ def rules(recipe: Recipe, origins: Mapping[str, object]) -> Iterator[Rule]:
         why=f"`model.path` is `{model.path}` ({origins['model.path']}) and `model.scratch` is "
         f"given too ({origins['model.scratch.hidden_size']}); one of them can be trained",
         fix=[
+            f"miles launch --recipe qwen3-0.6b --set model.path={model.path}   # or another that "
+            "is made for a pretrained model: miles recipes",
             f"--set model.path={model.path} --set model.scratch=null --set warmup.steps=0 "
             f"--set train.optimizer.lr=1e-6   # {recipe.train.optimizer.lr:g} suits a model "
             "that was made from a seed",

@@ -4,6 +4,8 @@ not read them as recipes."""
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 from milescli.core.errors import RecipeError, nearest
@@ -83,6 +85,25 @@ def _no_file(recipe: str, path: Path) -> RecipeError:
         why=why,
         fix=[*fixes, "miles recipes   # the recipes that ship"],
     )
+
+
+def nearest_template(family: str, num_parameters: int) -> str:
+    """Return the recipe whose published model is most like one of this family and size."""
+    measured = json.loads((templates_dir() / MODELS_FILE).read_text(encoding="utf-8"))["models"]
+
+    def distance(name: str) -> tuple[bool, float]:
+        model = measured[paths[name]]
+        return model["family"] != family, abs(math.log(model["parameters"] / num_parameters))
+
+    paths = {name: path for name in template_names() if (path := _model_of(name)) in measured}
+    return min(paths, key=distance)
+
+
+def _model_of(name: str) -> str | None:
+    """Return `model.path` of a template, without reading the whole recipe."""
+    text = (templates_dir() / f"{name}.yaml").read_text(encoding="utf-8")
+    found = re.search(r"^model:\n(?:  .*\n)*?  path: (\S+)", text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def describe(name: str) -> str:

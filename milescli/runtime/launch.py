@@ -40,6 +40,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
     loaded, planned = recipes.loaded, recipes.planned
     facts = planned_facts(loaded.recipe)
     refuse_unproven(loaded.recipe, facts)
+    recipes = recipes.checked_at_once(facts, output=output)
     nodes = find_nodes(loaded, output=output)
     plan = plan_without_plugins(planned, nodes.machine, facts=facts)
     require_wheel(plan.device_kind)
@@ -79,8 +80,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Make the run's directory, locked, once all that can be refused at once was checked."""
-    recipes.check_at_once()
+    """Make the run's directory, locked."""
     recipe = recipes.loaded.recipe
     run = create(
         base=Path(recipe.run.dir).expanduser(),

@@ -15,21 +15,18 @@ from milescli.backends.sglang.launch.spec import (
     require_served,
 )
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
-from milescli.checkpoint.run_dir import refuse_taken
 from milescli.cluster.nodes import planning_machine
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, FitError, MilesError, RecipeError
+from milescli.core.errors import CheckpointError, RecipeError
 from milescli.models import ModelFacts
 from milescli.models.adapter import SOLE_ADAPTER
 from milescli.models.base import quantization_config
 from milescli.models.catalogue import UNPROVEN
 from milescli.plan.choices import guesses
 from milescli.plan.make import make_plan
-from milescli.plan.on_cpu import longest_tokens
 from milescli.plan.roles import QueriedModels
 from milescli.plan.types import Plan
 from milescli.platform.machine import Machine
-from milescli.recipe.data_files import names_files
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
@@ -41,7 +38,11 @@ from milescli.runtime.inputs.given_models import (
     reward_facts,
     teacher_facts,
 )
-from milescli.runtime.inputs.model_facts import config_of_recipe, planned_facts, require_model
+from milescli.runtime.inputs.model_facts import (
+    config_of_recipe,
+    planned_facts,
+    require_positions,
+)
 from milescli.runtime.inputs.plugins import load_plugins
 
 
@@ -131,28 +132,6 @@ def require_served_by(plan: Plan, recipe: Recipe, facts: ModelFacts, *, has_adap
         )
 
 
-def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
-    """Raises FitError where the longest prompt and response have more tokens together than the
-    model has positions."""
-    longest, positions = longest_tokens(recipe), facts.max_position_embeddings
-    if not 0 < positions < longest:
-        return
-    prompt = recipe.data.max_prompt_tokens
-    response = longest - prompt
-    is_eval = response > recipe.rollout.max_response_tokens
-    key = "eval.max_response_tokens" if is_eval else "rollout.max_response_tokens"
-    fixes = [f"--set {key}={positions - prompt}"] if prompt < positions else []
-    if response < positions:
-        fixes.append(f"--set data.max_prompt_tokens={positions - response}")
-    raise FitError(
-        "prompts and responses do not fit into the model's positions",
-        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has "
-        f"{positions}",
-        fix=fixes
-        or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
-    )
-
-
 def refuse_unrecorded(recipe: Recipe, facts: ModelFacts) -> None:
     """Raises RecipeError where the recipe replays routes that no engine reports."""
     fault = fault_of_record(facts) if recipe.train.routing_replay else None
@@ -175,40 +154,6 @@ def refuse_unproven(recipe: Recipe, facts: ModelFacts) -> None:
             fix="--set model.allow_unproven=true   # then watch the first step's engine - trainer "
             "difference",
         )
-
-
-def dry_run(loaded: LoadedRecipe, machine: Machine | None, *, output: Output) -> Plan:
-    """Return the plan of a run here, or on `machine`. Raises what a launch here would: a file or a
-    model that is not there, a name that is taken. What may be there on another machine, and a
-    family that was not proven, is a warning."""
-    facts = planned_facts(loaded.recipe)
-    plan = plan_only(loaded, machine, facts=facts)
-    try:
-        _require_files(loaded)
-    except MilesError as error:
-        if machine is None:
-            raise
-        output.warn(f"not on this computer: {error.what}")
-    try:
-        refuse_unproven(loaded.recipe, facts)
-    except CheckpointError as error:
-        output.warn(f"a launch will be refused: {error.what}; {error.why}\n  fix: {error.fixes[0]}")
-    return plan
-
-
-def _require_files(loaded: LoadedRecipe) -> None:
-    """Raises MilesError where a launch on this computer would find no file, no weights, or a run of
-    the same name."""
-    each = each_of(loaded)
-    for one in each.values() or [loaded]:
-        if names_files(one.recipe.data):
-            from milescli.runtime.inputs.data_files import require_files  # with what reads them
-
-            require_files(one.recipe.data)
-    require_model(loaded.recipe.model)
-    settings = loaded.recipe.run
-    if settings.name is not None:
-        refuse_taken(Path(settings.dir).expanduser().absolute(), settings.name)
 
 
 def as_fetched(

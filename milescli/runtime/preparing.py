@@ -13,18 +13,17 @@ from milescli.checkpoint.run_lock import lock
 from milescli.checkpoint.store import StoredCheckpoint
 from milescli.cluster.nodes import RunNodes
 from milescli.console.output import Output
+from milescli.models import ModelFacts
 from milescli.plan.types import Plan
 from milescli.recipe.load import LoadedRecipe
 from milescli.recipe.schema import Recipe
 from milescli.recipe.several import each_of, planned
-from milescli.runtime.inputs.data_files import require_files
+from milescli.runtime.inputs.checks_at_once import at_once, try_on_first_rows
 from milescli.runtime.inputs.environment_nodes import require_environments
-from milescli.runtime.inputs.model_facts import require_model
-from milescli.runtime.inputs.plugins import check_at_once, load_train_plugins
+from milescli.runtime.inputs.plugins import load_train_plugins
 from milescli.runtime.inputs.run_inputs import RunInputs, model_dir_of, prepare
 from milescli.runtime.planning import as_fetched
 from milescli.runtime.recording.run_records import write_records
-from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.spec import RunSpec
 
 ITSELF = ""
@@ -37,6 +36,8 @@ class Recipes:
 
     loaded: LoadedRecipe
     each: Mapping[str, LoadedRecipe]
+    rewards_tried: bool = False
+    """Rewards of the user were called on the first row."""
 
     @classmethod
     def of(cls, loaded: LoadedRecipe, *, steps: int | None = None) -> Recipes:
@@ -47,7 +48,7 @@ class Recipes:
     def but(self, names: Collection[str]) -> Recipes:
         """Return the recipes without these adapters."""
         left = {name: one for name, one in self.each.items() if name not in names}
-        return Recipes(loaded=self.loaded, each=left)
+        return replace(self, each=left)
 
     @property
     def planned(self) -> LoadedRecipe:
@@ -59,13 +60,15 @@ class Recipes:
         """The recipes that something is learned by."""
         return [*self.each.values()] if self.each else [self.loaded]
 
-    def check_at_once(self) -> None:
-        """Check what takes no time. Raises MilesError."""
-        for one in self.learned:
-            check_at_once(one.recipe)
-            require_files(one.recipe.data)
-        require_model(self.loaded.recipe.model)
-        require_tracking(self.loaded.recipe.run)
+    def checked_at_once(self, facts: ModelFacts, *, output: Output) -> Recipes:
+        """Check what takes no time, and call rewards of the user on a first row that is here.
+        Return the recipes, which know whether they were called. `facts`: of the model. Raises
+        MilesError."""
+        for outcome in at_once(self.loaded, self.each, facts=facts):
+            if outcome.refusal is not None:
+                raise outcome.refusal
+        tried = [try_on_first_rows(one.recipe, output=output) for one in self.learned]
+        return replace(self, rewards_tried=all(tried))
 
     def load_plugins(self) -> None:
         """Load the plug-ins of the trainer's ranks. Raises RecipeError."""
@@ -115,7 +118,13 @@ def prepare_all(
         model_dir = model_dir_of(recipes.loaded.recipe.model, run, output=output)
         each = {name: _over(one, model_dir, run=run) for name, one in each.items()}
     inputs = {
-        name: prepare(one.recipe, runs.get(name, run), output=output) for name, one in each.items()
+        name: prepare(
+            one.recipe,
+            runs.get(name, run),
+            output=output,
+            rewards_tried=recipes.rewards_tried,
+        )
+        for name, one in each.items()
     }
     for name, one in each.items():
         require_environments(one.recipe, inputs[name], nodes)

@@ -62,7 +62,7 @@ def run_dir(miles: Miles) -> Path:
 
 
 def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.dry_run", dry_run=lambda loaded, machine, output: PLAN)
     said = miles("launch", "--recipe", "quickstart", "--dry-run")
     assert said.code == 0
     for words in (
@@ -80,7 +80,7 @@ def test_a_dry_run_shows_layout_placement_batch_and_reasons(miles: Miles, replac
 def test_a_verbose_dry_run_names_the_origin_of_every_value(
     miles: Miles, replace: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.dry_run", dry_run=lambda loaded, machine, output: PLAN)
     monkeypatch.setenv("MILES_RUN__SEED", "7")
     said = miles(
         "launch",
@@ -103,7 +103,7 @@ def test_a_verbose_dry_run_names_the_origin_of_every_value(
 
 
 def test_a_dry_run_as_json_is_the_plan(miles: Miles, replace: Replace) -> None:
-    replace("milescli.runtime.planning", dry_run=lambda loaded, machine, output: PLAN)
+    replace("milescli.runtime.dry_run", dry_run=lambda loaded, machine, output: PLAN)
     payload = miles("launch", "--recipe", "quickstart", "--dry-run", "--json", "-v").result
     assert Plan.from_json(json.dumps(payload["plan"])) == PLAN
     assert payload["fingerprint"] == PLAN.fingerprint

@@ -68,7 +68,7 @@ def test_data_that_cannot_be_read_is_a_fail_that_names_the_line(tmp_path: Path) 
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "label": "1"}\n{"prompt": "b"}\n')
     with pytest.raises(DataError, match="line 2: `label` is missing"):
-        check_material(small_recipe({"prompts": str(path)}))
+        check_material(small_recipe({"prompts": str(path)}), "my.yaml")
 
 
 def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_many_dropped_prompts_are_a_warning(tmp_path: Path) -> None:
     path.write_text(
         "".join(json.dumps({"prompt": "7" * length, "label": "1"}) + "\n" for length in (3, 500))
     )
-    finding = check_material(small_recipe({"prompts": str(path)}))[0]
+    finding = check_material(small_recipe({"prompts": str(path)}), "my.yaml")[0]
     assert finding.status is Status.WARN and finding.fix[0].startswith(
         "--set data.max_prompt_tokens="
     )
@@ -106,7 +106,7 @@ def test_a_model_on_the_hub_is_judged_by_config_and_tokenizer_alone(
         recipe = Recipe.model_validate(
             {"model": {"path": "org/tiny"}, "data": {"prompts": "task:sums"}}
         )
-        finding = check_material(recipe)[0]
+        finding = check_material(recipe, "my.yaml")[0]
         assert finding.status is Status.OK and "8192 prompts" in finding.what
         assert check_model(recipe, parse_machine("cpu"))[0].status is Status.OK
         assert "model.safetensors" not in hub.fetched and "config.json" in hub.fetched

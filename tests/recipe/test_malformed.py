@@ -3,7 +3,10 @@ exit code, and no traceback."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -308,6 +311,32 @@ def test_a_mistake_is_refused_in_three_parts(place: Place, name: str) -> None:
     assert any(case.fix in fix for fix in error.fixes), error.fixes
     assert "pydantic" not in str(error) and "Input should" not in str(error)
     assert error.__cause__ is None or error.__suppress_context__
+
+
+def _with_fix(sets: list[str], fix: str, what: str) -> list[str]:
+    """Return the texts of `--set` after a fix, which takes the place of one that it corrects: of
+    the same key, or of the text that was refused."""
+    words = shlex.split(fix, comments=True)
+    new = [word for option, word in itertools.pairwise(words) if option == "--set"]
+    names = {text.partition("=")[0] for text in new}
+    names |= {text.partition("=")[0] for text in sets if f"`{text.partition('=')[0]}`" in what}
+    kept = [text for text in sets if text.partition("=")[0] not in names]
+    return [*(text for text in kept if f"--set {text}`" not in what), *new]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_setting_that_a_fix_names_mends_it(place: Place, name: str) -> None:
+    case = CASES[name]
+    if case.local or case.config or case.environ:
+        return  # what those files and variables say is mended there
+    with pytest.raises(RecipeError) as refusal:
+        place.load(case.text, sets=case.sets)
+    for fix in refusal.value.fixes:
+        if fix.startswith("--set ") and not re.search(r"\b[A-Z]{4,}\b", fix.split("   #")[0]):
+            try:
+                place.load(case.text, sets=_with_fix(case.sets, fix, refusal.value.what))
+            except RecipeError as again:
+                assert again.what != refusal.value.what, fix
 
 
 FILES = {

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +14,7 @@ from milescli.core.plug_points import POINTS
 from milescli.recipe.algorithms import ALGORITHMS
 from milescli.recipe.keys import RecipeKey, keys
 from milescli.recipe.load import load
-from milescli.runtime.planning import dry_run
+from milescli.runtime.planning import plan_only
 
 EXAMPLES = int(os.environ.get("MILES_EXAMPLES", "200"))
 ELSEWHERE = (
@@ -61,7 +60,7 @@ def test_it_is_refused_with_a_reason_or_planned(recipe: str, tmp_path: Path) -> 
         sets = _sets(rng)
         try:
             loaded = load(recipe, sets=sets, flags={}, environ={}, cwd=tmp_path, home=tmp_path)
-            plan = dry_run(loaded, None, output=Mock())
+            plan = plan_only(loaded)
         except MilesError as refused:
             assert refused.what and refused.why and all(refused.fixes), sets
             continue

@@ -15,9 +15,10 @@ from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
 from milescli.recipe.load import load
 from milescli.recipe.resolved import load_resolved, resolved_yaml
+from milescli.runtime.dry_run import dry_run
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 from milescli.runtime.launch import launch, with_absolute_paths
-from milescli.runtime.planning import as_fetched, dry_run, refuse_unproven
+from milescli.runtime.planning import as_fetched, refuse_unproven
 
 
 def test_several_nodes_without_a_cluster_are_refused_and_no_run_is_made(tmp_path: Path) -> None:

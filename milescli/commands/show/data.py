@@ -45,6 +45,7 @@ def as_payload(check: DataCheck) -> dict[str, object]:
         "parts": [_part_payload(part) for part in check.parts],
         "problems": [problem.as_dict() for problem in check.problems],
         "warnings": check.warnings,
+        "checked": [made.as_dict() for made in check.checked],
     }
 
 

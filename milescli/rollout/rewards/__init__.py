@@ -3,7 +3,8 @@ Resolved before a device is taken."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from milescli.core.plug_points import REWARDS
@@ -57,12 +58,7 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
     """Make the scorer of the recipe's rewards, bounded and retried as the recipe says; the user's
     run in processes of their own. `server`: who holds the reward model, where one is named."""
     scorers = {
-        name: Scorer(
-            in_processes(name, rollout) or _served(reward, server),
-            name=name,
-            timeout_s=rollout.reward_timeout_s,
-            retries=rollout.reward_retries,
-        )
+        name: _scorer(in_processes(name, rollout) or _served(reward, server), name, rollout)
         for name, reward in load_rewards(rollout).items()
     }
     if isinstance(rollout.reward, str):
@@ -70,6 +66,29 @@ def scorer_of(rollout: Rollout, server: ScoreServer | None = None) -> Scoring:
         return scorer
     weights = rollout.reward_weights
     return WeightedScorer({name: (scorer, weights[name]) for name, scorer in scorers.items()})
+
+
+def _scorer(reward: Any, name: str, rollout: Rollout) -> Scorer:
+    return Scorer(
+        reward,
+        name=name,
+        timeout_s=rollout.reward_timeout_s,
+        retries=rollout.reward_retries,
+    )
+
+
+@contextmanager
+def scorers_of_users(rollout: Rollout) -> Iterator[dict[str, Scorer]]:
+    """Give a scorer for each reward that does not ship with miles, those of roles included, by
+    name; ends their processes. Use it in one event loop."""
+    names = [name for name in rollout.reward_names if name not in REWARDS.builtin]
+    rewards = {name: in_processes(name, rollout) for name in dict.fromkeys(names)}
+    try:
+        yield {name: _scorer(reward, name, rollout) for name, reward in rewards.items()}
+    finally:
+        for reward in rewards.values():
+            if reward is not None:
+                reward.close()
 
 
 def role_scorers_of(rollout: Rollout, server: ScoreServer | None = None) -> dict[str, Scoring]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -21,6 +22,21 @@ T = TypeVar("T")
 NUM_THREADS = 32
 """Plain rewards that run at once."""
 _SHOWN_CHARACTERS = 200
+_OF_SERVICE = re.compile(
+    r"^[\w.]*(OSError|Connect|Timeout|HTTP|URLError|RateLimit|Unavailable|SSL|gaierror|"
+    r"Disconnected|APIError|IncompleteRead)\w*(:|$)",
+    re.MULTILINE,
+)
+"""The last line of a traceback where a service did not answer, by whatever library asked it."""
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Return True if a reward failed because a service did not answer, which another call may
+    survive; False for a mistake in its code."""
+    if error is None:
+        return False
+    text = str(error) if isinstance(error, CallFailed) else user_traceback(error)
+    return _OF_SERVICE.search(text) is not None
 
 
 def is_async(reward: object) -> bool:
@@ -191,7 +207,7 @@ class Scorer:
             f"the reward `{self._name}` failed on a response to prompt {prompt.index}{times}",
             why=f"{reason}; label {_shown(prompt.label)}; the response begins {_shown(response)}",
             fix=[fix, "--set rollout.reward_retries=2   # where it is only flaky"]
-            if attempts == 1
+            if attempts == 1 and may_pass(error)
             else fix,
         )
 

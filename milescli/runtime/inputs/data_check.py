@@ -29,6 +29,8 @@ from milescli.data.rows import BadRow, RowForm
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
+from milescli.models import ModelFacts, load_facts
+from milescli.models.base import CONFIG_NAME
 from milescli.recipe.agents import Role
 from milescli.recipe.data import Data
 from milescli.recipe.data_files import FIELDS, DataFile, names_in
@@ -36,7 +38,9 @@ from milescli.recipe.schema import Recipe, Rollout
 from milescli.rollout.episode.roles import conversation_of, role_demonstrations, roles_of
 from milescli.rollout.rewards import needs_label
 from milescli.rollout.rewards.label_check import MAX_LABELS
+from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import (
+    WITHOUT_EVAL,
     check_labels_of,
     kind_of_rows,
     near_leaks_told,
@@ -48,6 +52,8 @@ from milescli.runtime.inputs.data_files import (
     with_local_files,
 )
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
+from milescli.runtime.inputs.model_facts import planned_facts
+from milescli.runtime.inputs.run_inputs import stop_ids_of_turns
 
 NUM_SHOWN = 5
 GAP_WORDS = frozenset(("null", "none", "nan", "na", "n/a", "nil", "<na>"))
@@ -137,6 +143,8 @@ class DataCheck:
     problems: list[MilesError] = field(default_factory=list)
     """Errors with which a run would be refused."""
     warnings: list[str] = field(default_factory=list)
+    checked: list[Outcome] = field(default_factory=list)
+    """Of the table of comparisons; empty for a file alone."""
 
 
 def check_file_alone(
@@ -183,6 +191,7 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
     """Check all data of a recipe, with its reward and its model's tokenizer, or the tokenizer in
     `model`."""
     require_files(recipe.data)
+    facts = _facts(recipe, model)
     with _made_here() as run:
         data = with_foreign_tasks(recipe.data, recipe.rollout, run)
         data = with_local_files(data, run, recipe.run.seed, output=output)
@@ -192,7 +201,8 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             chat_template=recipe.data.chat_template,
             tools=offered(recipe.rollout),
         )
-        return _checked(
+        tokenizer.num_embeddings = facts.vocab_size if facts is not None else None
+        checked = _checked(
             list(_parts(recipe, data)),
             tokenizer,
             run=run,
@@ -200,6 +210,44 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             num_heldout=recipe.eval.num_prompts,
             output=output,
         )
+        _compare(checked, recipe, tokenizer, facts)
+        return checked
+
+
+def _facts(recipe: Recipe, model: Path | None) -> ModelFacts | None:
+    """Return the facts of the recipe's model, or of the folder `model`, which may be a tokenizer
+    alone."""
+    if model is None:
+        return planned_facts(recipe)
+    return load_facts(model) if (model / CONFIG_NAME).is_file() else None
+
+
+_PART_BY_PART = ("labels", "held out")
+"""Checks of the table that are made for each part, so that all problems are shown."""
+
+
+def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> None:
+    """Make the checks of a run."""
+    loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
+    subject = Subject(
+        recipe=recipe,
+        facts=facts,
+        tokenizer=tokenizer,
+        own_stop_ids=stop_ids_of_turns(tokenizer, tokenizer.folder)
+        if recipe.model.scratch is None and facts is not None
+        else (),
+        trained=[
+            (source, part.rollout)
+            for part, source in loaded
+            if part.field == "prompts" and part.rollout is not None
+        ],
+        heldout=next((source for part, source in loaded if part.field == "eval"), None),
+        missing={} if facts else {"facts": f"{tokenizer.folder} has no {CONFIG_NAME}"},
+    )
+    for made in outcomes([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
+        check.checked.append(made)
+        check.warnings += made.doubts
+        check.problems += [made.refusal] if made.refusal else []
 
 
 @contextmanager
@@ -360,7 +408,7 @@ def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, outpu
                 DataError(
                     f"{len(leaks)} held-out prompts are training prompts too",
                     why="; ".join(pairs[:NUM_SHOWN]) + more,
-                    fix="--set data.eval=FILE with other prompts",
+                    fix=WITHOUT_EVAL,
                 )
             )
         elif told := near_leaks_told(heldout, graded, source, named=named, output=output):

@@ -42,6 +42,10 @@ from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.train.objectives import load_objective
 
 NUM_LEAKS_SHOWN = 5
+WITHOUT_EVAL = [
+    "--set data.eval=null --set eval.every=0   # no evaluation",
+    "--set data.eval=FILE   # with other prompts",
+]
 SCRATCH_BYTES = 8 * 2**20
 SCRATCH_ROWS = 100_000
 """Most text, and most rows, that the vocabulary of a model made from scratch is made of."""
@@ -174,7 +178,7 @@ def refuse_leak(
             f"{len(leaks)} held-out prompts are training prompts too",
             why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
             f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
-            fix="--set data.eval=FILE with other prompts",
+            fix=WITHOUT_EVAL,
         )
 
 
@@ -215,7 +219,7 @@ def refuse_learned(heldout: Sequence[Prompt], rows: Sequence[Trajectory | Pair])
             f"{len(leaks)} held-out prompts are learned from too",
             why=f"{prompt.text!r:.80}, prompt {prompt.index + 1} of `data.eval`, is also that of "
             f"usable row {place + 1} of `data.train`: the evaluation would measure memory",
-            fix="--set data.eval=FILE with other prompts",
+            fix=WITHOUT_EVAL,
         )
 
 

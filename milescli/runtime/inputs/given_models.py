@@ -311,6 +311,22 @@ def teacher_paths(recipe: Recipe) -> list[GivenModel]:
     ]
 
 
+def other_tokenizers(recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> list[str]:
+    """Compare the tokenizer of each given model that lies here with the policy's. Return what does
+    not: names on the hub, and checkpoints of runs. Raises RecipeError as
+    `GivenModel.refuse_other_tokens`."""
+    single = [path for path in (draft_path(recipe), reward_path(recipe)) if path is not None]
+    elsewhere = []
+    for path in (*single, *teacher_paths(recipe), *policy_paths(recipe)):
+        folder = Path(path.path).expanduser()
+        if not folder.is_dir() or is_checkpoint(folder):
+            elsewhere.append(f"the {path.what} {path.path}")
+            continue
+        least = tokenizer.vocab_size if path.what == "reward model" else facts.vocab_size
+        path.refuse_other_tokens(folder, tokenizer=tokenizer, least=least)
+    return elsewhere
+
+
 def teacher_facts(recipe: Recipe) -> list[ModelFacts]:
     """Return the facts of each such teacher, without making or loading it. Raises RecipeError for
     one that is not there, CheckpointError for one that is no model."""

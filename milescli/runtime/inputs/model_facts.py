@@ -3,17 +3,23 @@ fetched, made or loaded. `run_inputs` reads what was fetched in the end."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from milescli.backends.hub.models import fetch_config
 from milescli.checkpoint.weight_files import require_weights
-from milescli.models import ModelFacts, parse_facts, scratch
+from milescli.core.errors import FitError, RecipeError, nearest
+from milescli.core.units import format_count
+from milescli.models import ModelFacts, parse_facts, scratch, table
 from milescli.models.base import read_config
 from milescli.models.mtp import with_mtp
 from milescli.models.score_head import with_score_head
-from milescli.recipe.model import Model
+from milescli.plan.on_cpu import longest_tokens
+from milescli.recipe.layers import SettingsLayer
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.model import Model, ScratchModel
 from milescli.recipe.schema import Recipe
-from milescli.recipe.templates import shipped_shape
+from milescli.recipe.templates import nearest_template, shipped_shape
 from milescli.runtime.inputs.given_models import checkpoint_of, is_checkpoint
 
 
@@ -30,11 +36,31 @@ def config_of_recipe(model: Model) -> dict[str, object]:
         return scratch.config_of(model.scratch)
     assert model.path is not None, "recipe.check lets no recipe without a model pass"
     folder = Path(model.path).expanduser()
+    _refuse_missing(model.path, folder)
     if folder.is_dir():
         return read_config(checkpoint_of(folder).model_dir if is_checkpoint(folder) else folder)
     if model.revision in (None, "main") and (shape := shipped_shape(model.path)):
         return shape
     return read_config(fetch_config(model.path, revision=model.revision))
+
+
+def _refuse_missing(path: str, folder: Path) -> None:
+    """Raises RecipeError for a path that can be no name on the hub, where no folder is."""
+    is_local = (
+        path.startswith(("/", ".", "~"))
+        or path.count("/") > 1
+        or (folder.parent.name and folder.parent.is_dir())
+    )
+    if folder.is_dir() or not is_local:
+        return
+    beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    guess = nearest(folder.name, [one.name for one in beside if one.is_dir()])
+    near = [f"--set model.path={folder.parent / guess}"] if guess else []
+    raise RecipeError(
+        f"the model {path} is not there",
+        why="it is a file" if folder.exists() else f"{folder.absolute()} does not exist",
+        fix=[*near, "--set model.path=Qwen/Qwen3-0.6B   # a name on the hub, or another folder"],
+    )
 
 
 def require_model(model: Model) -> None:
@@ -43,6 +69,74 @@ def require_model(model: Model) -> None:
     folder = Path(model.path or "").expanduser()
     if model.path is not None and folder.is_dir() and not is_checkpoint(folder):
         require_weights(folder)
+
+
+def require_positions(recipe: Recipe, facts: ModelFacts) -> None:
+    """Raises FitError where the longest prompt and response have more tokens together than the
+    model has positions."""
+    longest, positions = longest_tokens(recipe), facts.max_position_embeddings
+    if not 0 < positions < longest:
+        return
+    prompt = recipe.data.max_prompt_tokens
+    response = longest - prompt
+    is_eval = response > recipe.rollout.max_response_tokens
+    key = "eval.max_response_tokens" if is_eval else "rollout.max_response_tokens"
+    fixes = [f"--set {key}={positions - prompt}"] if prompt < positions else []
+    if response < positions:
+        fixes.append(f"--set data.max_prompt_tokens={positions - response}")
+    raise FitError(
+        "prompts and responses do not fit into the model's positions",
+        why=f"data.max_prompt_tokens {prompt} + {key} {response} = {longest}; the model has "
+        f"{positions}",
+        fix=fixes
+        or [f"--set data.max_prompt_tokens={positions // 2} --set {key}={positions // 2}"],
+    )
+
+
+REAL = 10
+"""A model with so many times the parameters of the one that `model.scratch` makes by default was
+trained by others."""
+
+
+def refuse_settings_of_scratch(loaded: LoadedRecipe, facts: ModelFacts) -> None:
+    """Raises RecipeError where the command line puts a pretrained model into a recipe that makes
+    its own small one, and leaves the learning rate that suits random weights."""
+    recipe, origins = loaded.recipe, loaded.origins
+    lr = origins["train.optimizer.lr"]
+    replaced = origins["model.scratch.hidden_size"].layer not in _BELOW
+    if recipe.model.path is None or not replaced or lr.layer is not SettingsLayer.RECIPE:
+        return
+    num, own = (
+        table(one).num_parameters for one in (facts, parse_facts(scratch.config_of(ScratchModel())))
+    )
+    if num < REAL * own:
+        return
+    fixes = [f"--set train.optimizer.lr=1e-6   # or {recipe.train.optimizer.lr:g}, to insist"]
+    if recipe.train.objective == "policy":
+        fixes.insert(0, _with_own_recipe(loaded, nearest_template(facts.family, num)))
+    raise RecipeError(
+        f"the recipe `{loaded.source}` is made for a model from scratch",
+        why=f"{lr} sets train.optimizer.lr={recipe.train.optimizer.lr:g} for random weights of "
+        f"{format_count(own)} parameters; {recipe.model.path} was pretrained and has "
+        f"{format_count(num)}, which such steps undo",
+        fix=fixes,
+    )
+
+
+_BELOW = (SettingsLayer.DEFAULT, SettingsLayer.ALGORITHM, SettingsLayer.RECIPE)
+_OF_SCRATCH = ("model.scratch", "warmup", "model.path")
+
+
+def _with_own_recipe(loaded: LoadedRecipe, name: str) -> str:
+    """Return the command line with another recipe, and all that was set but what took the place of
+    the model from scratch."""
+    words = [
+        origin.where
+        for key, origin in loaded.origins.items()
+        if origin.layer is SettingsLayer.SET and not key.startswith(_OF_SCRATCH)
+    ]
+    model = f"--set model.path={shlex.quote(str(loaded.recipe.model.path))}"
+    return " ".join([f"miles launch --recipe {name}", model, *dict.fromkeys(words)])
 
 
 def planned_facts(recipe: Recipe) -> ModelFacts:

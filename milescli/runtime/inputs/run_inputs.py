@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from milescli.agents.environment import try_environment
 from milescli.agents.foreign.playing import require_environment_there
 from milescli.agents.tool_kit import offered
 from milescli.backends.hub.models import fetch_model
@@ -20,10 +19,9 @@ from milescli.console.output import Output
 from milescli.core.errors import RecipeError
 from milescli.core.types import Prompt, Trajectory
 from milescli.data.chat_masks import turn_end_ids
-from milescli.data.example_rows import Kind, RowField
-from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.examples import ExampleReport, Examples
 from milescli.data.file_prompts import FilePrompts
-from milescli.data.mixed_prompts import MixedPrompts, load_mix
+from milescli.data.mixed_prompts import MixedPrompts
 from milescli.data.prompt_source import SourceReport, load_source
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, PromptEncoder, engine_stop_ids, load_tokenizer
@@ -31,35 +29,28 @@ from milescli.models import ModelFacts, load_facts, scratch
 from milescli.models.base import CONFIG_NAME
 from milescli.recipe.data import Data
 from milescli.recipe.model import Model
-from milescli.recipe.schema import Recipe, Rollout
+from milescli.recipe.schema import Recipe
 from milescli.rollout.environments import require_environment
 from milescli.rollout.episode.agents import require_agent
 from milescli.rollout.rewards import load_all_rewards, needs_label
+from milescli.runtime.inputs.checks import HELD_OUT, INPUTS, Outcome, Subject, require
 from milescli.runtime.inputs.data_files import (
     check_labels_of,
-    demonstrations_of,
-    kind_of_rows,
-    near_leaks_told,
-    refuse_leak,
-    refuse_learned,
     rollouts_of,
-    sources_of,
     texts_for_vocabulary,
     with_foreign_tasks,
     with_local_files,
 )
-from milescli.runtime.inputs.episode_parts import rollout_of_source
 from milescli.runtime.inputs.given_models import (
     checkpoint_of,
     draft_folder,
     is_checkpoint,
     met_teachers,
     policy_folders,
-    require_adapter,
     reward_model_folder,
     teacher_folders,
 )
-from milescli.runtime.inputs.token_checks import NUM_LOOKED_AT, doubts
+from milescli.runtime.inputs.run_data import load_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +86,8 @@ class RunInputs:
     """Of its served teachers: address, and what is served there."""
     validation: list[Any] = dataclasses.field(default_factory=list)
     """Held-out ones; empty without `data.validation`."""
+    checked: list[Outcome] = dataclasses.field(default_factory=list)
+    """What was compared."""
 
     def model_dir_of(self, engine: int, *, num_engines: int) -> Path:
         """Return the folder that one of `num_engines` engines is started on."""
@@ -103,9 +96,9 @@ class RunInputs:
 
     @property
     def own_stop_ids(self) -> list[int]:
-        """Return the tokens that end a turn of the chat template, where config.json and
-        generation_config.json do not have them: the run teaches them, so engines stop there."""
-        return sorted(turn_end_ids(self.tokenizer) - engine_stop_ids(self.model_dir))
+        """Return the token that ends a turn of the chat template, where config.json and
+        generation_config.json do not have it: the run teaches it, so engines must stop at it."""
+        return stop_ids_of_turns(self.tokenizer, self.model_dir)
 
     @property
     def data_sha256(self) -> str:
@@ -117,7 +110,7 @@ class RunInputs:
         return {name: asdict(report) for name, report in self.reports.items()}
 
 
-def _require_what_rollout_asks(recipe: Recipe) -> None:
+def require_parts_of_episodes(recipe: Recipe) -> None:
     """Check what rollout needs of this machine, where episodes are played and scored. Raises
     MilesError."""
     for rollout in rollouts_of(recipe):
@@ -128,13 +121,16 @@ def _require_what_rollout_asks(recipe: Recipe) -> None:
         require_environment(recipe.rollout.environment)
 
 
-def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
+def prepare(
+    recipe: Recipe, run: RunDir, *, output: Output | None = None, rewards_tried: bool = False
+) -> RunInputs:
     """Make, find or fetch everything; raises DataError, RecipeError, RewardError, MachineError or
     CheckpointError before any device is taken.
 
-    `output`: where a download says how much it is, and how far; None: nowhere.
+    `output`: where a download says how much it is, and how far; None: nowhere. `rewards_tried`:
+    those of the user were called already.
     """
-    _require_what_rollout_asks(recipe)
+    require_parts_of_episodes(recipe)
     tools = offered(recipe.rollout)
     data = with_foreign_tasks(recipe.data, recipe.rollout, run)
     data = with_local_files(data, run, recipe.run.seed, output=output)
@@ -144,92 +140,49 @@ def prepare(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> Run
         model_dir = score_model(
             model_dir, run.score_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed
         )
-    facts = require_adapter(recipe, load_facts(model_dir))
+    facts = load_facts(model_dir)
     tokenizer.num_embeddings = facts.vocab_size
     teachers = teacher_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output)
-    reports: dict[str, SourceReport | ExampleReport] = {}
-    rows, validation = _rows(recipe, run, data, tokenizer, reports, output=output)
-
-    def load(field: str) -> FilePrompts:
-        loaded = load_source(
-            data,
-            field,
+    loaded = load_data(recipe, data, run, tokenizer, output=output)
+    made = require(
+        INPUTS,
+        Subject(
+            recipe=recipe,
+            facts=facts,
             tokenizer=tokenizer,
-            seed=recipe.run.seed,
-            base_dir=run.path,
-            needs_label=field != "demonstrations" and needs_label(recipe.rollout),
-            say=output.note if output else None,
-        )
-        reports[field] = loaded.report
-        return loaded.source
-
-    prompts: FilePrompts | MixedPrompts | None = None
-    if data.mix:
-        prompts, reports["prompts"] = load_mix(
-            data,
-            tokenizer=tokenizer,
-            seed=recipe.run.seed,
-            base_dir=run.path,
-            needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
-            say=output.note if output else None,
-        )
-    elif rows is None:
-        prompts = load("prompts")
-    demonstrations = (
-        demonstrations_of(recipe, load("demonstrations"), tokenizer) if recipe.warmup.steps else []
+            own_stop_ids=stop_ids_of_turns(tokenizer, model_dir),
+            trained=loaded.trained,
+            heldout=loaded.heldout,
+            rows=loaded.rows.items if loaded.rows is not None else (),
+            rewards_tried=rewards_tried,
+            output=output,
+        ),
     )
-    trained = sources_of(recipe, prompts) if prompts is not None else []
-    _check_trained(recipe, trained, output=output)
-    heldout = list[Prompt]()
-    if data.eval:
-        parts = [part for part, _ in trained]
-        source, reports["eval"] = load_heldout(
-            recipe, data, tokenizer, trained=parts, base_dir=run.path, output=output
-        )
-        heldout = source.first(recipe.eval.num_prompts)
-        if rows is not None:
-            refuse_learned(heldout, rows.items)
-    inputs = RunInputs(
+    graded = loaded.heldout.first(recipe.eval.num_prompts) if loaded.heldout is not None else []
+    return RunInputs(
         model_dir=model_dir,
         facts=facts,
         tokenizer=tokenizer,
-        prompts=prompts,
-        heldout=heldout,
-        demonstrations=demonstrations,
-        reports=reports,
-        rows=rows,
-        validation=validation,
+        prompts=loaded.prompts,
+        heldout=graded,
+        demonstrations=loaded.demonstrations,
+        reports=loaded.reports,
+        rows=loaded.rows,
+        validation=loaded.validation,
         teacher_dirs=tuple(teachers),
         served=tuple(met_teachers(recipe, tokenizer, facts)),
         critic_dir=_critic_folder(recipe, run, model_dir, facts, tokenizer, output=output),
         reward_model_dir=reward_model_folder(recipe, run, tokenizer, output=output),
         draft_dir=draft_folder(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
         policy_dirs=policy_folders(recipe, run, tokenizer=tokenizer, facts=facts, output=output),
+        checked=made,
     )
-    _warn_of_tokens(inputs, trained, output=output)
-    return inputs
 
 
-def _check_trained(
-    recipe: Recipe, trained: Sequence[tuple[FilePrompts, Rollout]], *, output: Output | None
-) -> None:
-    """Try the environment on the first prompt, and the labels of all on their rewards."""
-    if recipe.rollout.plays_environment and trained:
-        try_environment(recipe.rollout.environment, trained[0][0].first(1)[0])
-    for part, rollout in trained:
-        check_labels_of(rollout, part, None, output=output)
-
-
-def _warn_of_tokens(
-    inputs: RunInputs,
-    trained: Sequence[tuple[FilePrompts, Rollout]],
-    *,
-    output: Output | None,
-) -> None:
-    prompts = [prompt for part, _ in trained for prompt in part.first(NUM_LOOKED_AT)]
-    for doubt in doubts(inputs.tokenizer, own_stop_ids=inputs.own_stop_ids, prompts=prompts):
-        if output is not None:
-            output.warn(doubt)
+def stop_ids_of_turns(tokenizer: ChatTokenizer, model_dir: Path) -> list[int]:
+    """Return the tokens that end a turn of the chat template, where the model's own files do not
+    have them."""
+    return sorted(turn_end_ids(tokenizer) - engine_stop_ids(model_dir))
 
 
 def inputs_of_model(recipe: Recipe, run: RunDir, *, output: Output | None = None) -> RunInputs:
@@ -292,11 +245,14 @@ def load_heldout(
         say=output.note if output else None,
     )
     source = loaded.source
+    subject = Subject(
+        recipe=recipe,
+        trained=[(part, recipe.rollout) for part in trained],
+        heldout=source,
+        output=output,
+    )
+    require([HELD_OUT], subject)
     asked = source.first(recipe.eval.num_prompts)
-    refuse_leak(source, trained, num_heldout=recipe.eval.num_prompts)
-    for part in trained if output else []:
-        if told := near_leaks_told(source, asked, part, named=recipe.data.eval, output=output):
-            output.warn(told)
     check_labels_of(recipe.rollout, source, asked, output=output)
     return source, loaded.report
 
@@ -326,36 +282,6 @@ def _critic_folder(
                 fix="--set train.critic.path=null   # the policy's own weights, with a new head",
             )
     return score_model(source, run.critic_model_dir, pad_id=tokenizer.pad_id, seed=recipe.run.seed)
-
-
-def _rows(
-    recipe: Recipe,
-    run: RunDir,
-    data: Data,
-    tokenizer: ChatTokenizer,
-    reports: dict[str, SourceReport | ExampleReport],
-    *,
-    output: Output | None,
-) -> tuple[Examples[Any] | None, list[Any]]:
-    """Return the rows of `data.train` and `data.validation`."""
-    if data.train is None:
-        return None, []
-    kind: Kind = kind_of_rows(recipe)
-    loaded: dict[RowField, list[Any]] = {"train": [], "validation": []}
-    for key in loaded:
-        if getattr(data, key) is not None:
-            loaded[key], report = load_examples(
-                data,
-                key,
-                kind=kind,
-                tokenizer=tokenizer,
-                folder=run.path,
-            )
-            reports[key] = report
-            if report.note and output is not None:
-                output.warn(report.note)
-    rows = Examples(loaded["train"], seed=recipe.run.seed, shuffle=data.shuffle)
-    return rows, loaded["validation"][: recipe.eval.num_prompts]
 
 
 def model_dir_of(model: Model, run: RunDir, *, output: Output | None = None) -> Path:

@@ -1,41 +1,89 @@
 """Compares what a model's tokens are said to be in several places: the tokenizer, the embedding,
-the chat template, config.json and generation_config.json, and the texts of users. `prepare` calls
-it before a device is taken."""
+the chat template, config.json and generation_config.json, and the texts of users. Rows of the table
+in `checks`: each yields what the user should know before the run."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
+from typing import Protocol
 
-from milescli.core.types import Prompt
-from milescli.data.tokenizer import ChatTokenizer
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.tokenizer import ChatTokenizer, no_template
 
-NUM_LOOKED_AT = 2_000
+NUM_LOOKED_AT = 512
 """Prompts whose texts are searched for special tokens."""
 _MARKER = re.compile(r"<\|[\w.:-]+\|>|<[a-z]+_of_[a-z]+>|\[/?INST\]")
 """What a chat template writes around turns."""
+_NUM_SHOWN = 3
+TEMPLATE_FILE, OLD_TEMPLATE_FILE = "chat_template.jinja", "chat_template.json"
+TEMPLATES_FOLDER = "additional_chat_templates"
+"""Where transformers looks for chat templates, beside tokenizer_config.json."""
 
 
-def doubts(
-    tokenizer: ChatTokenizer, *, own_stop_ids: Iterable[int], prompts: Iterable[Prompt]
-) -> Iterator[str]:
-    """Yield what the user should know before the run. `own_stop_ids`: the end of a turn, where the
-    engines do not know it by themselves."""
-    for token in own_stop_ids:
-        name = tokenizer.inner.convert_ids_to_tokens(token)
+class Tokens(Protocol):
+    """The part of `checks.Subject` that is read here."""
+
+    tokenizer: ChatTokenizer
+    own_stop_ids: Sequence[int]
+    trained: Sequence[tuple[FilePrompts, object]]
+
+
+def require_template(folder: Path) -> None:
+    """Raises DataError where a model folder has no chat template, by its files alone: it takes no
+    time, and nothing heavy is imported."""
+    if (folder / TEMPLATE_FILE).is_file() or (folder / TEMPLATES_FOLDER).is_dir():
+        return
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # refused where it is read
+    if not config.get("chat_template") and not (folder / OLD_TEMPLATE_FILE).is_file():
+        raise no_template(folder)
+
+
+def unembedded(subject: Tokens) -> Iterator[str]:
+    """Compare the tokenizer with the embedding. A row that holds such a token is refused where it
+    is read."""
+    tokenizer, rows = subject.tokenizer, subject.tokenizer.num_embeddings
+    if rows is None or tokenizer.vocab_size <= rows:
+        return
+    beyond = range(rows, tokenizer.vocab_size)
+    names = [f"`{tokenizer.inner.convert_ids_to_tokens(token)}`" for token in beyond[:_NUM_SHOWN]]
+    yield (
+        f"the tokenizer has {len(beyond)} tokens more than the model's embedding has rows: "
+        f"{', '.join(names)}{', ...' * (len(beyond) > _NUM_SHOWN)}; rows that hold one are refused"
+    )
+
+
+def unknown_ends(subject: Tokens) -> Iterator[str]:
+    """Compare the end of a turn with the tokens at which engines stop."""
+    for token in subject.own_stop_ids:
+        name = subject.tokenizer.inner.convert_ids_to_tokens(token)
         yield (
             f"the chat template ends a turn by `{name}`, which neither config.json nor "
             "generation_config.json names: engines are told to stop at it"
         )
-    if parts := split_markers(tokenizer):
+
+
+def foreign_markers(subject: Tokens) -> Iterator[str]:
+    """Compare what the chat template writes with the vocabulary."""
+    if parts := split_markers(subject.tokenizer):
         shown = ", ".join(f"`{name}` ({number} tokens)" for name, number in sorted(parts.items()))
         yield (
             f"the chat template writes {shown}, which this tokenizer does not know as one token: "
             "the model reads letters; is the template of another family?"
         )
+
+
+def special_texts(subject: Tokens) -> Iterator[str]:
+    """Compare the texts of prompts with the special tokens."""
+    prompts = (prompt for part, _ in subject.trained for prompt in part.first(NUM_LOOKED_AT))
     for prompt in islice(prompts, NUM_LOOKED_AT):
-        if found := sorted(tokenizer.special_texts_in(prompt.messages)):
+        if found := sorted(subject.tokenizer.special_texts_in(prompt.messages)):
             yield (
                 f"row {prompt.index + 1} spells out `{found[0]}`, which the model reads as a "
                 "special token: text of users can open or end a turn there"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from milescli.core.types import Prompt
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.data.tokenizer import ChatTokenizer, load_tokenizer
-from milescli.runtime.inputs.token_checks import doubts
+from milescli.runtime.inputs.token_checks import (
+    foreign_markers,
+    special_texts,
+    unembedded,
+    unknown_ends,
+)
 
 
 @pytest.fixture(scope="module")
@@ -19,28 +27,41 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return load_tokenizer(make_scratch_tokenizer(["1 + 2 = 3"], 300, folder))
 
 
-def _prompt(text: str) -> Prompt:
-    turns = [{"role": "user", "content": text}]
-    return Prompt(index=4, token_ids=[1], text=text, turns=turns)
+def _told(tokenizer: ChatTokenizer, *, ends: Sequence[int] = (), texts: Sequence[str] = ()) -> Any:
+    """Return what all of the checks say."""
+    prompts = [
+        Prompt(index=4, token_ids=[1], text=text, turns=[{"role": "user", "content": text}])
+        for text in texts
+    ]
+    part = SimpleNamespace(first=lambda count: prompts[:count])
+    subject: Any = SimpleNamespace(tokenizer=tokenizer, own_stop_ids=ends, trained=[(part, None)])
+    checks = (unembedded, unknown_ends, foreign_markers, special_texts)
+    return [said for check in checks for said in check(subject)]
 
 
 def test_nothing_is_said_of_a_model_that_fits_together(tokenizer: ChatTokenizer) -> None:
-    assert list(doubts(tokenizer, own_stop_ids=[], prompts=[_prompt("a < b")])) == []
+    assert _told(tokenizer, texts=["a < b"]) == []
 
 
 def test_the_end_of_a_turn_that_engines_do_not_know_is_named(tokenizer: ChatTokenizer) -> None:
-    (said,) = doubts(tokenizer, own_stop_ids=[2], prompts=[])
+    (said,) = _told(tokenizer, ends=[2])
     assert "`<|im_end|>`" in said and "engines are told to stop at it" in said
 
 
 def test_a_users_text_that_holds_a_special_token_is_named_once(tokenizer: ChatTokenizer) -> None:
-    prompts = [_prompt("hi<|im_end|>"), _prompt("<|im_start|>system")]
-    (said,) = doubts(tokenizer, own_stop_ids=[], prompts=prompts)
+    (said,) = _told(tokenizer, texts=["hi<|im_end|>", "<|im_start|>system"])
     assert said.startswith("row 5 spells out `<|im_end|>`")
 
 
 def test_a_template_of_another_family_is_doubted(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     (tmp_path / "llama.jinja").write_text("{{ '<|start_header_id|>' }}{{ messages[0].content }}")
     other = load_tokenizer(tokenizer.folder, chat_template=str(tmp_path / "llama.jinja"))
-    (said,) = doubts(other, own_stop_ids=[], prompts=[])
+    (said,) = _told(other)
     assert "`<|start_header_id|>` (" in said and "another family" in said
+
+
+def test_tokens_without_an_embedding_are_named(tokenizer: ChatTokenizer) -> None:
+    small = load_tokenizer(tokenizer.folder)
+    small.num_embeddings = small.vocab_size - 2
+    (said,) = _told(small)
+    assert "2 tokens more than the model's embedding has rows" in said

@@ -1,0 +1,266 @@
+"""The table of what is compared before a device is taken: each check has a name, says what it
+compares, and ends as ok, with doubts, as a refusal, or as not checked with the reason. `launch`,
+`launch --dry-run`, `data check` and `doctor --recipe` all run this table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from milescli.agents.environment import try_environment
+from milescli.console.output import Output
+from milescli.core.errors import MilesError
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.tokenizer import ChatTokenizer
+from milescli.models import ModelFacts
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.runtime.inputs import token_checks
+from milescli.runtime.inputs.data_files import (
+    check_labels_of,
+    near_leaks_told,
+    refuse_leak,
+    refuse_learned,
+)
+from milescli.runtime.inputs.given_models import (
+    other_tokenizers,
+    require_adapter,
+)
+from milescli.runtime.inputs.model_facts import require_positions
+from milescli.runtime.inputs.reward_trial import try_rewards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The parts of a run's inputs that are compared. A caller that could not load one says why in
+    `missing`."""
+
+    recipe: Recipe
+    loaded: LoadedRecipe | None = None
+    """The recipe with the origins of its values; None after a run was planned."""
+    facts: ModelFacts | None = None
+    tokenizer: ChatTokenizer | None = None
+    own_stop_ids: Sequence[int] = ()
+    """The token that ends a turn of the chat template, where engines do not know it."""
+    trained: Sequence[tuple[FilePrompts, Rollout]] = ()
+    """The prompts that are trained on, source by source, each with how it is scored."""
+    heldout: FilePrompts | None = None
+    rows: Sequence[Any] = ()
+    """Trajectories or pairs that are learned from."""
+    rewards_tried: bool = False
+    """The rewards of the user were called already."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Part -> why it is not here."""
+    output: Output | None = None
+
+    @property
+    def prompts(self) -> list[tuple[FilePrompts, Rollout]]:
+        """Return all prompts that the policy will answer."""
+        graded = [(self.heldout, self.recipe.rollout)] if self.heldout is not None else []
+        return [*self.trained, *graded]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One comparison."""
+
+    name: str
+    compares: str
+    run: Callable[[Any], Iterable[str] | None]
+    """Yields what the user should know; raises MilesError for what a run would be refused for."""
+    needs: tuple[str, ...] = ()
+    """Parts of the subject without which it cannot be made."""
+
+
+class NotMade(Exception):
+    """A check could not be made; says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one check."""
+
+    name: str
+    compares: str
+    doubts: tuple[str, ...] = ()
+    refusal: MilesError | None = None
+    not_checked: str = ""
+    """Why the check was not made; empty where it was."""
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the outcome as JSON fields."""
+        state = (
+            "refused"
+            if self.refusal
+            else "not checked"
+            if self.not_checked
+            else "doubt" * bool(self.doubts) or "ok"
+        )
+        said = self.refusal.as_dict() if self.refusal else None
+        return {
+            "name": self.name,
+            "compares": self.compares,
+            "state": state,
+            "doubts": list(self.doubts),
+            "refusal": said,
+            "not_checked": self.not_checked or None,
+        }
+
+
+def outcomes(checks: Iterable[Check], subject: Subject) -> Iterator[Outcome]:
+    """Make each check in order."""
+    for check in checks:
+        made = partial(Outcome, name=check.name, compares=check.compares)
+        reasons = [subject.missing[part] for part in check.needs if part in subject.missing]
+        if reasons:
+            yield made(not_checked=reasons[0])
+            continue
+        try:
+            yield made(doubts=tuple(check.run(subject) or ()))
+        except MilesError as error:
+            yield made(refusal=error)
+        except NotMade as why:
+            yield made(not_checked=str(why))
+
+
+def require(checks: Iterable[Check], subject: Subject) -> list[Outcome]:
+    """Make each check, and warn of doubts. Raises the first refusal."""
+    made = []
+    for outcome in outcomes(checks, subject):
+        if outcome.refusal is not None:
+            raise outcome.refusal
+        for doubt in outcome.doubts if subject.output else ():
+            subject.output.warn(doubt)  # type: ignore[union-attr]
+        made.append(outcome)
+    return made
+
+
+def _positions(subject: Subject) -> None:
+    assert subject.facts is not None, "the check needs the facts"
+    if subject.recipe.data.train is None:
+        require_positions(subject.recipe, subject.facts)
+
+
+def _adapter(subject: Subject) -> None:
+    assert subject.facts is not None, "the check needs the facts"
+    require_adapter(subject.recipe, subject.facts)
+
+
+def _other_models(subject: Subject) -> None:
+    assert subject.tokenizer is not None, "the check needs the tokenizer"
+    assert subject.facts is not None, "the check needs the facts"
+    if elsewhere := other_tokenizers(subject.recipe, subject.tokenizer, subject.facts):
+        raise NotMade(f"{', '.join(elsewhere)} must be fetched or written out first")
+
+
+def _labels(subject: Subject) -> None:
+    for part, rollout in subject.trained:
+        check_labels_of(rollout, part, None, output=subject.output)
+    if subject.heldout is not None:
+        graded = subject.heldout.first(subject.recipe.eval.num_prompts)
+        check_labels_of(subject.recipe.rollout, subject.heldout, graded, output=subject.output)
+
+
+def _held_out(subject: Subject) -> Iterator[str]:
+    heldout, recipe = subject.heldout, subject.recipe
+    if heldout is None:
+        return
+    parts = [part for part, _ in subject.trained]
+    refuse_leak(heldout, parts, num_heldout=recipe.eval.num_prompts)
+    graded = heldout.first(recipe.eval.num_prompts)
+    if subject.rows:
+        refuse_learned(graded, subject.rows)
+    for part in parts if subject.output else []:
+        told = near_leaks_told(heldout, graded, part, named=recipe.data.eval, output=subject.output)
+        if told:
+            yield told
+
+
+def _environment(subject: Subject) -> None:
+    if subject.recipe.rollout.plays_environment and subject.prompts:
+        first = subject.prompts[0][0].first(1)
+        try_environment(subject.recipe.rollout.environment, first[0])
+
+
+def _rewards(subject: Subject) -> Iterator[str]:
+    tried = set[str]()
+    for part, rollout in () if subject.rewards_tried else subject.prompts:
+        if not tried.issuperset(rollout.reward_names):
+            yield from try_rewards(rollout, part.first(1)[0], but=tried)
+            tried.update(rollout.reward_names)
+
+
+OTHER_MODELS = Check(
+    name="other models",
+    compares="tokenizers of teachers, draft, reward and role models with the policy's",
+    run=_other_models,
+    needs=("tokenizer", "facts"),
+)
+"""A launch makes this comparison while it fetches them."""
+HELD_OUT = Check(
+    name="held out",
+    compares="held-out prompts with all that is trained on",
+    run=_held_out,
+    needs=("prompts", "rows"),
+)
+REWARD = Check(
+    name="reward",
+    compares="your reward with what a run takes: it is called once, on the first row",
+    run=_rewards,
+    needs=("prompts",),
+)
+INPUTS = (
+    Check(
+        name="positions",
+        compares="the longest prompt and response with the positions of the model",
+        run=_positions,
+        needs=("facts",),
+    ),
+    Check(
+        name="adapter",
+        compares="names, ranks and sizes of `model.adapter` with the model below it",
+        run=_adapter,
+        needs=("facts",),
+    ),
+    Check(
+        name="embedding",
+        compares="the tokenizer's size with the rows of the embedding",
+        run=token_checks.unembedded,
+        needs=("tokenizer",),
+    ),
+    Check(
+        name="end of turn",
+        compares="the token that ends a turn of the chat template with those at which engines stop",
+        run=token_checks.unknown_ends,
+        needs=("tokenizer",),
+    ),
+    Check(
+        name="template",
+        compares="what the chat template writes with the tokens of the tokenizer",
+        run=token_checks.foreign_markers,
+        needs=("tokenizer",),
+    ),
+    Check(
+        name="labels",
+        compares="each label with what the reward can grade",
+        run=_labels,
+        needs=("prompts",),
+    ),
+    HELD_OUT,
+    Check(
+        name="special tokens",
+        compares="texts of users with the special tokens of the tokenizer",
+        run=token_checks.special_texts,
+        needs=("tokenizer", "prompts"),
+    ),
+    Check(
+        name="environment",
+        compares="the environment with the first row: it is begun once",
+        run=_environment,
+        needs=("prompts",),
+    ),
+    REWARD,
+)
+"""Compared once rows, model and tokenizer are there."""

@@ -1,0 +1,129 @@
+"""The part of the table of `checks` that takes no time: it reads the recipe, names and headers, and
+imports nothing heavy. `launch` makes these comparisons before it starts any process, the dry run
+before it plans."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from milescli.checkpoint.run_dir import RunDir, refuse_taken
+from milescli.console.output import Output
+from milescli.core.plug_points import REWARDS
+from milescli.data.tokenizer import AUTO
+from milescli.models import ModelFacts
+from milescli.recipe.load import LoadedRecipe
+from milescli.recipe.schema import Recipe
+from milescli.runtime.inputs.checks import REWARD, Check, Outcome, Subject, outcomes, require
+from milescli.runtime.inputs.data_files import require_files, rollouts_of
+from milescli.runtime.inputs.given_models import is_checkpoint
+from milescli.runtime.inputs.model_facts import refuse_settings_of_scratch, require_model
+from milescli.runtime.inputs.plugins import check_at_once
+from milescli.runtime.inputs.run_data import first_rows
+from milescli.runtime.inputs.token_checks import require_template
+from milescli.runtime.recording.tracking import require_tracking
+
+
+def at_once(
+    loaded: LoadedRecipe, each: Mapping[str, LoadedRecipe], *, facts: ModelFacts
+) -> Iterator[Outcome]:
+    """Make the checks of a run, or of each of its adapters. `facts`: of its model."""
+    for one in each.values() or [loaded]:
+        yield from outcomes(OF_RECIPE, Subject(recipe=one.recipe))
+    yield from outcomes(OF_RUN, Subject(recipe=loaded.recipe, loaded=loaded, facts=facts))
+
+
+def try_on_first_rows(recipe: Recipe, *, output: Output) -> bool:
+    """Call the rewards of the user, before any process of the run starts, if the first row is here.
+    Return False if it is not. Raises RewardError."""
+    if not _rewards_of(recipe) - set(REWARDS.builtin):
+        return False
+    with tempfile.TemporaryDirectory(prefix="miles-first-") as folder:
+        rows = first_rows(recipe, RunDir(path=Path(folder)))
+        require([REWARD], Subject(recipe=recipe, trained=rows, output=output))
+    return bool(rows)
+
+
+def _rewards_of(recipe: Recipe) -> set[str]:
+    return {name for rollout in rollouts_of(recipe) for name in rollout.reward_names}
+
+
+def _files(subject: Subject) -> None:
+    require_files(subject.recipe.data)
+
+
+def _plugins(subject: Subject) -> None:
+    check_at_once(subject.recipe)
+
+
+def _template(subject: Subject) -> None:
+    path = subject.recipe.model.path
+    folder = Path(path).expanduser() if path is not None else None
+    is_here = folder is not None and folder.is_dir() and not is_checkpoint(folder)
+    if is_here and subject.recipe.data.chat_template == AUTO:
+        require_template(folder)
+
+
+def _weights(subject: Subject) -> None:
+    require_model(subject.recipe.model)
+
+
+def _settings(subject: Subject) -> None:
+    assert subject.loaded is not None, "the check needs the origins"
+    assert subject.facts is not None, "the check needs the facts"
+    refuse_settings_of_scratch(subject.loaded, subject.facts)
+
+
+def _trackers(subject: Subject) -> None:
+    require_tracking(subject.recipe.run)
+
+
+def _name(subject: Subject) -> None:
+    run = subject.recipe.run
+    if run.name is not None:
+        refuse_taken(Path(run.dir).expanduser().absolute(), run.name)
+
+
+OF_RECIPE = (
+    Check(
+        name="files",
+        compares="the data files that the recipe names with those that are here",
+        run=_files,
+    ),
+    Check(
+        name="plug-ins",
+        compares="names and parameters of plug-ins with those that a run calls",
+        run=_plugins,
+    ),
+    Check(
+        name="chat template",
+        compares="the files of the tokenizer with `data.chat_template`",
+        run=_template,
+    ),
+)
+"""Compared at once, for each adapter of a run."""
+OF_RUN = (
+    Check(
+        name="weights",
+        compares="the files of the model with what their headers say",
+        run=_weights,
+    ),
+    Check(
+        name="settings",
+        compares="the learning rate of the recipe with the model that it was made for",
+        run=_settings,
+        needs=("facts", "loaded"),
+    ),
+    Check(
+        name="trackers",
+        compares="trackers with the packages, keys and ports that they need",
+        run=_trackers,
+    ),
+    Check(
+        name="name",
+        compares="the name of the run with those that are taken",
+        run=_name,
+    ),
+)
+"""Compared at once, for a run."""

@@ -1,0 +1,179 @@
+"""Reads all data of a run, whose files are here: prompts, rows, demonstrations, held-out prompts.
+Bad rows are refused here; what is compared with what stands in `checks`. Called by `run_inputs` and
+by the look of a dry run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from milescli.checkpoint.run_dir import RunDir
+from milescli.console.output import Output
+from milescli.core.types import Trajectory
+from milescli.core.units import MIB, format_bytes
+from milescli.data.example_rows import Kind, RowField
+from milescli.data.examples import ExampleReport, Examples, load_examples
+from milescli.data.file_prompts import FilePrompts
+from milescli.data.mixed_prompts import MixedPrompts, load_mix
+from milescli.data.prompt_source import LARGE_ROWS, SourceReport, file_named, load_source
+from milescli.data.tasks import TASK_PREFIX
+from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder
+from milescli.recipe.data import Data
+from milescli.recipe.data_files import FIELDS, is_hub, names_in
+from milescli.recipe.schema import Recipe, Rollout
+from milescli.rollout.rewards import needs_label
+from milescli.runtime.inputs.data_files import (
+    TASKS,
+    demonstrations_of,
+    kind_of_rows,
+    sources_of,
+    with_local_files,
+)
+from milescli.runtime.inputs.episode_parts import rollout_of_source
+
+Reports = dict[str, SourceReport | ExampleReport]
+
+
+@dataclass(slots=True, kw_only=True)
+class RunData:
+    """The data of a run, checked and tokenised."""
+
+    prompts: FilePrompts | MixedPrompts | None = None
+    """None where the run learns from rows."""
+    trained: list[tuple[FilePrompts, Rollout]] = field(default_factory=list)
+    """Its parts, each with how it is scored."""
+    heldout: FilePrompts | None = None
+    """None without `data.eval`."""
+    demonstrations: list[Trajectory] = field(default_factory=list)
+    """For the warm-up, the worked responses on their loss masks; empty without one."""
+    rows: Examples[Any] | None = None
+    """Trajectories or pairs of `data.train`; None where the run learns from what is sampled."""
+    validation: list[Any] = field(default_factory=list)
+    """Held-out ones; empty without `data.validation`."""
+    reports: Reports = field(default_factory=dict)
+    """By data field."""
+
+
+def load_data(
+    recipe: Recipe,
+    data: Data,
+    run: RunDir,
+    tokenizer: PromptEncoder,
+    *,
+    output: Output | None,
+    large_rows: int = LARGE_ROWS,
+) -> RunData:
+    """Read everything that `data` names: the recipe's, with local paths. Without a ChatTokenizer,
+    rows and demonstrations, which have loss masks, are left out. `large_rows`: files with more are
+    tokenised on demand. Raises DataError, RecipeError."""
+    say = output.note if output else None
+    loaded = RunData()
+
+    def load(name: str, *, wants_label: bool | None) -> FilePrompts:
+        source = load_source(
+            data,
+            name,  # type: ignore[arg-type]
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=wants_label,
+            say=say,
+            large_rows=large_rows,
+        )
+        loaded.reports[name] = source.report
+        return source.source
+
+    if data.train is not None and isinstance(tokenizer, ChatTokenizer):
+        _load_rows(recipe, data, run, tokenizer, loaded, output=output)
+    if data.mix:
+        loaded.prompts, loaded.reports["prompts"] = load_mix(
+            data,
+            tokenizer=tokenizer,
+            seed=recipe.run.seed,
+            base_dir=run.path,
+            needs_label=lambda source: needs_label(rollout_of_source(recipe, source)),
+            say=say,
+        )
+    elif data.train is None:
+        loaded.prompts = load("prompts", wants_label=needs_label(recipe.rollout))
+    if loaded.prompts is not None:
+        loaded.trained = sources_of(recipe, loaded.prompts)
+    if recipe.warmup.steps and isinstance(tokenizer, ChatTokenizer):
+        source = load("demonstrations", wants_label=False)
+        loaded.demonstrations = demonstrations_of(recipe, source, tokenizer)
+    if data.eval:
+        loaded.heldout = load("eval", wants_label=needs_label(recipe.rollout))
+    return loaded
+
+
+def _load_rows(
+    recipe: Recipe,
+    data: Data,
+    run: RunDir,
+    tokenizer: ChatTokenizer,
+    loaded: RunData,
+    *,
+    output: Output | None,
+) -> None:
+    """Read the rows of `data.train` and `data.validation`."""
+    kind: Kind = kind_of_rows(recipe)
+    rows: dict[RowField, list[Any]] = {"train": [], "validation": []}
+    for key in rows:
+        if getattr(data, key) is not None:
+            rows[key], report = load_examples(
+                data,
+                key,
+                kind=kind,
+                tokenizer=tokenizer,
+                folder=run.path,
+            )
+            loaded.reports[key] = report
+            if report.note and output is not None:
+                output.warn(report.note)
+    loaded.rows = Examples(rows["train"], seed=recipe.run.seed, shuffle=data.shuffle)
+    loaded.validation = rows["validation"][: recipe.eval.num_prompts]
+
+
+MAX_BYTES = 64 * MIB
+"""Files that are larger together are left to `miles data check` and to the launch."""
+
+
+def why_unread(data: Data) -> str:
+    """Return why data cannot be read within seconds and without the hub; empty if it can."""
+    values = [getattr(data, field) for field in FIELDS]
+    named = [name for value in values for name in names_in(value)]
+    named += [name for source in data.mix or [] for name in names_in(source.path)]
+    size_bytes = 0
+    for text in named:
+        name = file_named(text, key="data").name
+        if is_hub(name):
+            return f"{name} is on the hub; `miles data check` fetches and reads it"
+        if name.removeprefix(TASK_PREFIX).removesuffix("-heldout") in TASKS:
+            return f"{name} is made by another package, which the launch asks"
+        path = Path(name).expanduser()
+        size_bytes += path.stat().st_size if path.is_file() else 0
+    if size_bytes > MAX_BYTES:
+        return f"{format_bytes(size_bytes)} take long to read; `miles data check` does it"
+    return ""
+
+
+def first_rows(recipe: Recipe, run: RunDir) -> list[tuple[FilePrompts, Rollout]]:
+    """Return the first row of each source of prompts, without tokens, each with how it is scored;
+    empty if they are not here, or the run learns from rows. Raises as `load_data`."""
+    if recipe.data.train is not None or why_unread(recipe.data):
+        return []
+
+    def first(value: str | list[str] | None) -> str:
+        file = file_named(names_in(value)[0], key="data.prompts")
+        return replace(file, stop=file.start + 1).spelled()
+
+    data = with_local_files(recipe.data, run, recipe.run.seed, output=None)
+    changes: dict[str, object] = {"eval": None}
+    if data.mix:
+        mix = [one.model_copy(update={"path": [first(one.path)]}) for one in data.mix]
+        changes["mix"] = mix
+    else:
+        changes["prompts"] = first(data.prompts)
+    narrow = data.model_copy(update=changes)
+    return load_data(recipe, narrow, run, NoTokens(), output=None).trained
