@@ -41,6 +41,7 @@ class Progress:
     taken: list[int] = field(default_factory=list)
     objective: dict[str, float] = field(default_factory=dict)
     curriculum: dict[str, list[float]] = field(default_factory=dict)
+    warmup_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +171,7 @@ class Saver:
                 objective=pending.progress.objective,
                 curriculum=pending.progress.curriculum,
                 taken=pending.progress.taken,
+                warmup_steps=pending.progress.warmup_steps,
             ),
             sha256=sha256,
         )

@@ -255,7 +255,7 @@ def serve_and_evaluate(
         async def main() -> None:
             try:
                 again = f"miles eval {subject.name}"
-                signals = StopSignals(on_stop=lambda: False, again=again)
+                signals = StopSignals(on_stop=lambda: False, again=lambda: again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()
