@@ -32,7 +32,7 @@ from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.recording.listeners import Judge, attach_run_files
 from milescli.runtime.recording.tracking import tracked
-from milescli.runtime.recovery.stops import BY_USER, ended_now, stop_signal
+from milescli.runtime.recovery.stops import BY_USER, check_stopped, ended_now, stop_signal
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
@@ -80,6 +80,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
     the verdict written."""
     began = time.monotonic()
+    check_stopped()
     run, recipe, bus = spec.run, spec.recipe, EventBus()
     log_dir = run.new_attempt()
     say(
@@ -98,6 +99,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     ):
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
+            check_stopped()
             attempt = Attempt(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())

@@ -37,9 +37,9 @@ def test_a_used_directory_is_refused_with_the_ways_out_of_its_state(
     (run.path / ("x" if outcome == "no run" else "recipe.yaml")).touch()
     if outcome not in ("no run", "running"):
         verdict_file(run.new_attempt()).write_text(f'{{"outcome": "{outcome}"}}\n')
-    with lock(run) if outcome == "running" else nullcontext():
-        with pytest.raises(RecipeError, match=what) as caught:
-            create(base=tmp_path, recipe_name="r", name="mine")
+    held = lock(run) if outcome == "running" else nullcontext()
+    with held, pytest.raises(RecipeError, match=what) as caught:
+        create(base=tmp_path, recipe_name="r", name="mine")
     assert caught.value.exit_code is ExitCode.INVALID
     begins = [fix.format(run.shown, run.shown, pid=os.getpid()) for fix in fixes]
     assert len(caught.value.fixes) == len(begins)

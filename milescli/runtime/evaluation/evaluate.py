@@ -119,7 +119,7 @@ def evaluate_run(
     checkpoints = chosen_checkpoints(store, steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
-    plan = Plan.from_json(run.plan_file.read_text())
+    plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
     if not plan.engines.num:  # nothing was sampled in the run
         refuse(row_rules(recipe))
         asking = replace(loaded, recipe=recipe)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from milescli.checkpoint.run_dir import RunDir, resume_command, step_done, step_saved, verdict_file
 from milescli.core.errors import ExitCode, Interrupted, MilesError, Stopped, Terminated
@@ -41,13 +42,42 @@ def stop_signal(error: BaseException) -> int | None:
     return None
 
 
+_came: list[int] = []
+"""Signals that came within `stop_recorded`."""
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    _came.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(ExitCode.TERMINATED)
+
+
+def check_stopped() -> None:
+    """Raise again what a signal has raised within `stop_recorded`, where it was swallowed by a
+    library that was being imported or called."""
+    if _came:
+        _stop(_came[0], None)
+
+
+@contextmanager
+def _signals_noted() -> Iterator[None]:
+    old = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        _came.clear()
+        for number, handler in old.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
 @contextmanager
 def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
     """Within it, a signal that no attempt handles ends the work, and makes the state of the run
-    `stopped`. Raises Interrupted or Terminated then. `num_steps`: that the run is to do."""
+    `stopped`. Raises Interrupted or Terminated then. `num_steps`: that the run is to do. Enter it
+    on the main thread."""
     before = run.attempts()
     try:
-        yield
+        with _signals_noted():
+            yield
     except (KeyboardInterrupt, SystemExit) as raised:
         if (number := stop_signal(raised)) is None:
             raise

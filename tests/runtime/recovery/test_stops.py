@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import pytest
 from milescli.checkpoint.run_dir import RunDir, verdict_file
 from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import ExitCode, Interrupted, RecipeError, Terminated
-from milescli.runtime.recovery.stops import stop_recorded
+from milescli.runtime.recovery.stops import check_stopped, stop_recorded
 
 TERM = SystemExit(ExitCode.TERMINATED)
 
@@ -62,3 +65,14 @@ def test_a_directory_without_a_recipe_is_not_left_behind(run: RunDir) -> None:
     with pytest.raises(KeyboardInterrupt), stop_recorded(run, num_steps=9):
         raise KeyboardInterrupt
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_library_swallows_is_raised_again(run: RunDir, number: int) -> None:
+    with pytest.raises((Interrupted, Terminated)), stop_recorded(run, num_steps=9):
+        with suppress(BaseException):
+            os.kill(os.getpid(), number)
+            pytest.fail("the signal was not heard")
+        check_stopped()
+    assert state_of(run) == "stopped"
+    check_stopped()  # and not once more
