@@ -128,6 +128,8 @@ class Attempt:
         await asyncio.to_thread(close_servers)
         await asyncio.to_thread(close_hosts)
         await self.session.resources.release()
+        for one in self.trainings:
+            await one.saver.discard_unfinished()
 
     def _resume(self) -> str:
         """Return the command that goes on with the run after this attempt."""

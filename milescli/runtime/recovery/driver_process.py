@@ -244,11 +244,13 @@ def _pause(seconds: float, run: RunDir) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         if signal.sigtimedwait(wanted, seconds) is not None:
-            raise Stopped(
+            error = Stopped(
                 "stopped between two attempts",
                 why="Ctrl-C or SIGTERM while the driver was to be started again",
                 fix=f"miles resume {run.shown}",
             )
+            record_end(run, run.new_attempt(), error, outcome="stopped", seconds=0.0)
+            raise error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
