@@ -16,13 +16,13 @@ from typing import Any
 
 from milescli.checkpoint.run_dir import (
     RunDir,
+    is_locked,
     read_jsonl,
     resume_command,
     step_done,
     step_saved,
     verdict_file,
 )
-from milescli.checkpoint.run_lock import is_locked
 from milescli.core.files import last_log_lines
 from milescli.core.scalars import STEP_EVENTS
 from milescli.core.units import format_bytes, format_time, parse_time
@@ -130,8 +130,8 @@ Record = dict[str, Any]
 NUM_MOMENTS = 16
 """On the timeline; what is left out is counted."""
 BAD = ("failed", "killed")
-BY_USER = ("Interrupted", "Terminated", "KeyboardInterrupt()")
-"""Kinds of errors; the last is how a verdict has one that is not ours."""
+AT_ONCE = ("Interrupted", "Terminated")
+"""Kinds of errors of a run that its user stopped without saving."""
 _RESUMED = re.compile(r"\bmiles resume\b")
 
 
@@ -179,9 +179,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
     outcome = _outcome(run, log_dir, verdict, is_over=is_over)
     error = verdict.get("error")
     cause = {"kind": "", "why": "", "fix": [], **error} if isinstance(error, dict) else None
-    by_user = cause is not None and bool({cause["kind"], cause["error"]} & {*BY_USER})
-    if outcome in BAD and by_user:
-        outcome = "stopped"
+    at_once = cause is not None and cause["kind"] in AT_ONCE
     if outcome == "killed" and cause is None:
         cause = {"error": "the driver was killed", "why": verdict.get("why", ""), "fix": []}
     bad = outcome in BAD and log_dir is not None
@@ -192,7 +190,7 @@ def find_why(run: RunDir, *, is_over: bool = False) -> Why:
         run=run.name,
         attempt=len(attempts),
         outcome=outcome,
-        summary=_summary(run, outcome, step, cause, saved=not by_user),
+        summary=_summary(run, outcome, step, cause, saved=not at_once),
         step=step,
         cause=cause if bad else None,
         first=worker,

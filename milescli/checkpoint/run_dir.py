@@ -3,17 +3,19 @@ code that needs a file of a run uses it. Knows nothing of engines or trainers.""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from milescli.core.errors import CheckpointError, MachineError, RecipeError
+from milescli.core.errors import CheckpointError, MachineError, MilesError, RecipeError
 from milescli.core.scalars import STEP_EVENTS
 
 RECIPE_FILE = "recipe.yaml"
@@ -83,6 +85,11 @@ class RunDir:
     def recipe_file(self) -> Path:
         """Return the file of the resolved recipe with its origins."""
         return self.path / RECIPE_FILE
+
+    @property
+    def lock_file(self) -> Path:
+        """Return the file that a driver which works on the run holds locked; see `run_lock`."""
+        return self.path / ".lock"
 
     @property
     def recipe_sha256(self) -> str:
@@ -311,6 +318,41 @@ def create(*, base: Path, recipe_name: str, name: str | None) -> RunDir:
     return RunDir(path)
 
 
+def is_locked(run: RunDir) -> bool:
+    """Return True if a driver works on the run now."""
+    try:
+        with open(run.lock_file) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def is_running(run: RunDir) -> MilesError:
+    """Return the error of a command that needs a run on which a driver works."""
+    host, _, driver = _content(run.lock_file).strip().partition(" ")
+    here = driver.isdecimal() and host == socket.gethostname()
+    stop = [f"kill {driver}   # it saves and stops, as by Ctrl-C"] if here else []
+    where = f", process {driver} on {host}" if driver else ""
+    return MilesError(
+        f"run `{run.name}` is running",
+        why=f"a miles process works on {run.shown}{where}",
+        fix=[
+            f"miles status {run.shown} --watch   # see how it goes",
+            *(stop or ["press Ctrl-C in its terminal: it saves and stops"]),
+        ],
+    )
+
+
+def _content(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
 def refuse_taken(base: Path, name: str) -> None:
     """Raises RecipeError if `name` is no folder name, or if a run of this name is in `base`."""
     if "/" in name or name.startswith(".") or len(name.encode()) > LONGEST_NAME:
@@ -319,17 +361,27 @@ def refuse_taken(base: Path, name: str) -> None:
             why=f"it must be one plain folder name of at most {LONGEST_NAME} bytes",
             fix="--name my-run",
         )
-    path = base / name
-    if path.exists() and any(path.iterdir()):
-        raise RecipeError(
-            f"run directory {path} is in use",
-            why="a new run never writes over an old one",
-            fix=[
-                f"miles resume {path}   # go on with it",
-                f"--name {name}-{secrets.token_hex(2)}   # a new one",
-                f"mv {path} {path}.old",
-            ],
-        )
+    run = RunDir(base / name)
+    if not run.path.exists() or not any(run.path.iterdir()):
+        return
+    if is_locked(run):
+        running = is_running(run)
+        other = f"--name {name}-{secrets.token_hex(2)}   # a new one beside it"
+        raise RecipeError(running.what, why=running.why, fix=[*running.fixes, other])
+    outcome = (run.verdict() or {}).get("outcome")
+    go_on = {
+        "done": f"miles resume {run.shown} --steps N   # train it further",
+        "stopped": f"miles resume {run.shown}   # it was stopped: go on with it",
+    }
+    raise RecipeError(
+        f"run directory {run.path} is in use",
+        why="a new run never writes over an old one",
+        fix=[
+            *([go_on.get(str(outcome), f"miles resume {run.shown}   # go on")] * run.is_run),
+            f"--name {name}-{secrets.token_hex(2)}   # a new one",
+            f"mv {run.shown} {run.shown}.old",
+        ],
+    )
 
 
 def _not_made(path: Path, error: OSError) -> MachineError:

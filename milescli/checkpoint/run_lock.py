@@ -1,18 +1,20 @@
 """Locks a run for one driver at a time, and says how the run ended. Testing the lock takes it for
-an instant; a driver that starts at that moment waits for it."""
+an instant; a driver that starts at that moment waits for it. The file holds the driver's host and
+process id, for whoever meets the lock."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from milescli.checkpoint.run_dir import ADAPTERS, RunDir
-from milescli.core.errors import MachineError, MilesError
+from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, is_running
+from milescli.core.errors import MachineError
 
-FILE = ".lock"
 LOOKS, LOOK_S = 10, 0.05
 """A driver tries so often, with so many seconds between: longer than any look."""
 
@@ -26,24 +28,11 @@ def lock(run: RunDir) -> Iterator[None]:
     """
     with _opened_lock(run) as file:
         if not _is_taken(file):
-            raise MilesError(
-                f"run `{run.name}` is in use",
-                why="another miles process works on it",
-                fix=["wait until it ends", "press Ctrl-C there: it saves, and can be resumed"],
-            )
+            raise is_running(run)
+        file.truncate(0)
+        file.write(f"{socket.gethostname()} {os.getpid()}\n")
+        file.flush()
         yield
-
-
-def is_locked(run: RunDir) -> bool:
-    """Return True if a driver works on the run now."""
-    try:
-        with open(run.path / FILE) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def state_of(run: RunDir, *, outcome: str | None = None) -> str:
@@ -54,7 +43,7 @@ def state_of(run: RunDir, *, outcome: str | None = None) -> str:
     if run.path.parent.name == ADAPTERS and above.is_run:
         run = above
     if not run.attempts():
-        return outcome or "not started"
+        return "running" if is_locked(run) else outcome or "not started"
     if (verdict := run.verdict()) is not None:
         return str(verdict.get("outcome", "killed"))
     return "running" if is_locked(run) else outcome or "killed"
@@ -73,7 +62,7 @@ def _is_taken(file: IO[str]) -> bool:
 
 def _opened_lock(run: RunDir) -> IO[str]:
     try:
-        return open(run.path / FILE, "w")
+        return open(run.lock_file, "a", encoding="utf-8")
     except OSError as error:
         raise MachineError(
             f"nothing can be written in the run directory {run.shown}",

@@ -65,11 +65,11 @@ def write_crash_report(error: BaseException, *, argv: list[str]) -> Path:
     try:
         state.mkdir(parents=True, exist_ok=True)
         file = state / name
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="replace")
     except OSError as problem:  # a read-only home
         print(f"cannot write to {state}: {problem}", file=sys.stderr)
         file = Path(tempfile.gettempdir()) / f"miles-{name}"
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8", errors="replace")
     return file
 
 

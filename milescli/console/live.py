@@ -19,7 +19,7 @@ from rich.text import Text
 
 from milescli.console import theme
 from milescli.console.columns import figures, number, rate
-from milescli.console.output import Mode, Output, envelope
+from milescli.console.output import Mode, Output
 from milescli.console.panel import frame
 from milescli.core.events import (
     CheckpointSaved,
@@ -277,8 +277,7 @@ class LiveRun:
 
     def _show(self, event: Event) -> None:
         if self.output.mode is Mode.JSON:
-            self.output.data.file.write(envelope("event", to_record(event)) + "\n")
-            self.output.data.file.flush()
+            self.output.json("event", to_record(event))
         elif self.output.mode is Mode.QUIET:
             own = event.event if isinstance(event, OfAdapter) else event
             if isinstance(own, Notice) and own.level == "warning":

@@ -6,6 +6,8 @@ Every command speaks through it.
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import math
 import os
@@ -65,7 +67,7 @@ class Output:
     def json(self, kind: str, payload: Mapping[str, object]) -> None:
         """One line on stdout, in JSON mode only: `{"schema": 1, "kind": kind, ...payload}`."""
         if self.mode is Mode.JSON:
-            self._line(self.data, envelope(kind, payload))
+            self._json(self.data, kind, payload)
 
     def table(
         self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = ""
@@ -153,7 +155,7 @@ class Output:
         """Print what, why and fix; in JSON mode one JSON object on stderr."""
         if self.mode is Mode.JSON:
             fields = error.as_dict()
-            self._line(self.narration, envelope("error", {"type": fields.pop("kind"), **fields}))
+            self._json(self.narration, "error", {"type": fields.pop("kind"), **fields})
             return
         self._labelled("error: ", error.what, style=theme.BAD)
         self._labelled("  why: ", error.why, style=theme.LABEL)
@@ -186,7 +188,7 @@ class Output:
 
     def _narrate(self, kind: str, text: str, pretty: Text, *, is_important: bool = False) -> None:
         if self.mode is Mode.JSON:
-            self._line(self.narration, envelope(kind, {"text": text}))
+            self._json(self.narration, kind, {"text": text})
         elif self.mode is Mode.HUMAN or is_important:
             self.narration.print(pretty, soft_wrap=True)
 
@@ -199,6 +201,16 @@ class Output:
             self.data.print(drawing)
         for line in captured.get().splitlines():
             self._line(self.data, line.rstrip())
+
+    def _json(self, console: Console, kind: str, payload: Mapping[str, object]) -> None:
+        """An envelope; what the stream cannot encode as an escape of JSON, so that nothing is
+        lost."""
+        line = envelope(kind, payload)
+        try:
+            line.encode(console.encoding)
+        except UnicodeEncodeError:
+            line = json.dumps(json.loads(line))
+        self._line(console, line)
 
     def _line(self, console: Console, text: str) -> None:
         """As it stands: not wrapped, not coloured."""
@@ -226,9 +238,38 @@ def finite(value: object) -> object:
     return value
 
 
+_PLAIN = "plain"
+"""Name of the way in which a stream prints what its encoding has no character for."""
+_DRAWN = (
+    dict.fromkeys("█▇▆▅▄▃▂▁▀", "#")
+    | dict.fromkeys("░▒▓", ".")
+    | {"✓": "+", "✗": "x", "\u00d7": "x", "…": "...", "«": "<<", "»": ">>", "─": "-", "│": "|"}
+    | {"·": ".", "\u2013": "-", "\u2014": "-", "\u2018": "'", "\u2019": "'", "“": '"', "”": '"'}
+)
+"""What miles itself prints beyond ASCII, and how it looks in ASCII. Corners of boxes are `+`."""
+
+
+def _in_plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace what a stream cannot encode: our own drawings by ASCII, bytes of names that are not
+    text by themselves, and all else by a question mark."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    piece = error.object[error.start]
+    if "\udc80" <= piece <= "\udcff":
+        return bytes([ord(piece) - 0xDC00]), error.start + 1
+    corner = "+" if "─" <= piece <= "╿" else "?"
+    return _DRAWN.get(piece, corner), error.start + 1
+
+
+codecs.register_error(_PLAIN, _in_plain)
+
+
 def _console(stream: IO[str]) -> Console:
-    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with
-    NO_COLOR."""
+    """Colours only on a terminal, whatever GITHUB_ACTIONS or FORCE_COLOR say; none with NO_COLOR.
+    From now on nothing that is printed to the stream, by whom it may be, fails as its encoding has
+    no character for it."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=_PLAIN)
     is_terminal = stream.isatty()
     return Console(
         file=stream,

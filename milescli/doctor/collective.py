@@ -119,7 +119,7 @@ def write_report(file: Path, report: Report) -> None:
 def read_report(file: Path) -> Report:
     """Read a report; a process that wrote none did not come."""
     return (
-        Report(**json.loads(file.read_text()))
+        Report(**json.loads(file.read_text(encoding="utf-8")))
         if file.exists()
         else Report(step="starting", problem="the process did not start")
     )

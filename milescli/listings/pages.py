@@ -74,14 +74,28 @@ def _pieces() -> Iterator[str]:
 
 def _definition(point: PlugPoint, name: str) -> str:
     """Return the docstring of a built-in plug-in, in one line."""
+    return " ".join(_doc(point, name).split())
+
+
+def _doc(point: PlugPoint, name: str) -> str:
     piece: Any = point.resolve(name)
-    doc = inspect.getdoc(piece if inspect.isroutine(piece) else type(piece)) or ""
-    return " ".join(doc.split())
+    return inspect.getdoc(piece if inspect.isroutine(piece) else type(piece)) or ""
 
 
 def _rewards() -> Iterator[str]:
+    """Yield what each docstring says, and its examples as they stand."""
     for name in REWARDS.builtin:
-        yield f"- `{name}`: {_definition(REWARDS, name)}"
+        prose, sign, examples = _doc(REWARDS, name).partition(">>> ")
+        yield f"### `{name}`"
+        yield ""
+        for paragraph in prose.strip().split("\n\n"):
+            yield " ".join(paragraph.split())
+            yield ""
+        if sign:
+            yield "```pycon"
+            yield from f"{sign}{examples}".splitlines()
+            yield "```"
+            yield ""
 
 
 def _plug_points() -> Iterator[str]:

@@ -318,6 +318,7 @@ def _assembled(
             trainer=trainer,
             engines=engines,
             precision=precision,
+            engine_format=formats.engines,
             on_cpu=not num_devices,
             log=log,
         ),

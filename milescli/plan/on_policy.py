@@ -26,6 +26,7 @@ def choose_on_policy(
     trainer: TrainerLayout,
     engines: EngineLayout,
     precision: str,
+    engine_format: str | None,
     on_cpu: bool,
     log: Log,
 ) -> Literal["auto", "exact"]:
@@ -35,7 +36,7 @@ def choose_on_policy(
         return "auto"
     refuse(_rules(recipe, trainer, engines))
     if on_cpu:
-        refuse(_shown(facts, trainer, engines, precision))
+        refuse(_shown(facts, trainer, engines, precision, engine_format))
     log.note(
         "train.on_policy",
         "exact",
@@ -91,7 +92,11 @@ def _rules(recipe: Recipe, trainer: TrainerLayout, engines: EngineLayout) -> Ite
 
 
 def _shown(
-    facts: ModelFacts, trainer: TrainerLayout, engines: EngineLayout, precision: str
+    facts: ModelFacts,
+    trainer: TrainerLayout,
+    engines: EngineLayout,
+    precision: str,
+    engine_format: str | None,
 ) -> Iterator[Rule]:
     """What was not shown to be exact on a CPU."""
     yield _not(
@@ -99,6 +104,12 @@ def _shown(
         f"`train.precision={precision}`",
         "the kernels that compute a row by itself are for float32",
         "--set train.precision=fp32",
+    )
+    yield _not(
+        engine_format is not None,
+        f"engines that hold {engine_format} weights",
+        "they multiply by kernels of their own",
+        "--set rollout.precision=bf16",
     )
     layouts = {"parallel": (trainer, "tp", "cp"), "engines": (engines, "tp", "ep", "attention_dp")}
     for room, (layout, *axes) in layouts.items():

@@ -126,7 +126,7 @@ def take_back(run: RunDir, number: int) -> None:
     with suppress(OSError):
         (folder_of(run, number) / CANCELLED).touch(mode=0o600)
     with suppress(OSError, ValueError):
-        if json.loads(request_file(run).read_text())["number"] == number:
+        if json.loads(request_file(run).read_text(encoding="utf-8"))["number"] == number:
             request_file(run).unlink()
 
 

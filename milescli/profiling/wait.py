@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from milescli.checkpoint.run_dir import RunDir, step_done
-from milescli.checkpoint.run_lock import is_locked, state_of
+from milescli.checkpoint.run_dir import RunDir, is_locked, step_done
+from milescli.checkpoint.run_lock import state_of
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.core.files import last_records
 from milescli.core.scalars import STEP_EVENTS

@@ -16,6 +16,7 @@ from milescli.agents.foreign.host import close_hosts
 from milescli.agents.mcp_tools import close_servers
 from milescli.backends.ray.nodes import living_nodes
 from milescli.backends.sglang.client.fleet import SglangFleet
+from milescli.checkpoint.run_dir import resume_command
 from milescli.cluster.node_loss import for_nodes
 from milescli.cluster.nodes import RunNodes, choose_nodes
 from milescli.core.concurrency import in_thread
@@ -127,13 +128,16 @@ class Attempt:
         await asyncio.to_thread(close_servers)
         await asyncio.to_thread(close_hosts)
         await self.session.resources.release()
+        for one in self.trainings:
+            await one.saver.discard_unfinished()
 
-    @property
     def _resume(self) -> str:
-        return f"miles resume {self.spec.run.shown}"
+        """Return the command that goes on with the run after this attempt."""
+        step, num_steps = self.saved_step, self.spec.num_steps
+        return resume_command(self.spec.run.shown, step=step, num_steps=num_steps)
 
     def _on_stop(self) -> bool:
-        if not self.has_begun:
+        if not any(one.has_learned for one in self.trainings):
             return False
         self.bus.emit(
             PhaseStarted(
@@ -161,7 +165,7 @@ class Attempt:
             if self.taking_turns:
                 await _there(await engines).sleep()
             trainer = await self._start_trainer()
-            fleet = await engines
+            fleet = await self.stop.unless_set(_result_of(engines))
             if fleet is not None:
                 self.probes.append(self.engines.probe)
             if self.spec.adapters:
@@ -310,27 +314,25 @@ class Attempt:
 
     async def save_and_stop(self, stopped: Stopped) -> None:
         """Save what was learned since the newest checkpoints, then say how to go on."""
-        begun = [one for one in self.trainings if one.run is not None]
+        begun = [one for one in self.trainings if one.has_learned]
         for one in begun:
             await one.save_last()
         is_whole = len(begun) == len(self.trainings)
         if isinstance(stopped, NodesJoined) and is_whole:
             raise stopped
-        steps = ", ".join(f"{one.adapter} {one.step}" for one in self.trainings)
-        what = (
-            f"after steps {steps}, and saved"
-            if self.spec.adapters
-            else f"after step {self.step}, and saved"
-            if begun
-            else "before the first step"
-        )
+        steps = ", ".join(f"{one.adapter or ''} {one.reached}".strip() for one in self.trainings)
+        what = f"after {steps}, and saved" if begun else "before the first step"
         why = "Ctrl-C or SIGTERM" + ("" if is_whole else "; nothing was trained yet")
-        raise Stopped(f"stopped {what}", why=why, fix=self._resume)
+        raise Stopped(f"stopped {what}", why=why, fix=self._resume())
 
 
 def _there(fleet: SglangFleet | None) -> SglangFleet:
     assert fleet is not None, "engines that take turns with a trainer"
     return fleet
+
+
+async def _result_of(starting: asyncio.Future[T]) -> T:
+    return await starting
 
 
 def _failure_of(starting: asyncio.Future[SglangFleet | None]) -> Probe:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from milescli.checkpoint.run_dir import RunDir, create
 from milescli.checkpoint.run_lock import lock
+from milescli.checkpoint.store import write_atomically
 from milescli.cluster.nodes import find_nodes
 from milescli.console.output import Output
 from milescli.core.driver_pipe import say
@@ -19,6 +20,7 @@ from milescli.core.errors import MilesError
 from milescli.data.prompt_source import file_named
 from milescli.platform.torch_wheel import require_wheel
 from milescli.recipe.load import LoadedRecipe, refuse_two_lengths, with_steps
+from milescli.recipe.resolved import resolved_yaml
 from milescli.recipe.section import Section
 from milescli.recipe.several import KEY as ADAPTERS
 from milescli.runtime.inputs.model_facts import planned_facts
@@ -26,6 +28,7 @@ from milescli.runtime.planning import plan_without_plugins, refuse_unproven
 from milescli.runtime.preparing import Recipes, adapter_runs, prepare_all
 from milescli.runtime.prestart import prestart_engines, prestart_ray
 from milescli.runtime.recording.run_records import write_records
+from milescli.runtime.recovery.stops import stop_recorded
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -68,8 +71,7 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
                 adapters=made.adapters,
             )
             write_records(spec, loaded)
-            say(run=run.path)
-        except BaseException:
+        except Exception:
             run.discard_if_unused()
             raise
         from milescli.runtime.train import train
@@ -80,14 +82,17 @@ def launch(loaded: LoadedRecipe, *, output: Output) -> RunSummary:
 
 @contextmanager
 def _new_run(recipes: Recipes) -> Iterator[RunDir]:
-    """Make the run's directory, locked."""
-    recipe = recipes.loaded.recipe
+    """Make the run's directory, locked. It holds the recipe, by which `miles resume` begins again
+    what is stopped before it has begun."""
+    recipe, resolved = recipes.loaded.recipe, resolved_yaml(recipes.loaded)
     run = create(
         base=Path(recipe.run.dir).expanduser(),
         recipe_name=recipe.name,
         name=recipe.run.name,
     )
-    with lock(run):
+    with lock(run), stop_recorded(run, num_steps=recipe.train.steps):
+        write_atomically(run.recipe_file, resolved)
+        say(run=run.path)
         yield run
 
 

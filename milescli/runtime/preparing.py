@@ -140,7 +140,7 @@ def prepare_all(
             plan=_plan_of(one.recipe, plan),
             nodes=nodes,
             inputs=inputs[name],
-            checkpoint=checkpoints.get(name),
+            past=checkpoints.get(name),
         )
         for name, one in each.items()
     }

@@ -32,6 +32,7 @@ from milescli.runtime.recording import run_records
 from milescli.runtime.recording.run_records import write_records
 from milescli.runtime.recording.tracking import require_tracking
 from milescli.runtime.recovery.orphans import taken_over
+from milescli.runtime.recovery.stops import stop_recorded
 from milescli.runtime.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def resume(
     if address is not None:
         flags["machine.address"] = f"--address {address}"
     loaded = override(kept, sets=sets, flags=flags, only=run_records.MAY_CHANGE, environ=environ)
-    with taken_over(run, output=output):
+    with taken_over(run, output=output), stop_recorded(run, num_steps=loaded.recipe.train.steps):
         say(run=run.path)
         for line in run_records.edited_keys(run, kept, may_change=run_records.MAY_CHANGE):
             output.warn(f"recipe.yaml was edited: {line}")
@@ -87,7 +88,7 @@ def resume(
                 plan=made.plan,
                 nodes=nodes,
                 inputs=made.inputs,
-                checkpoint=pasts.get(ITSELF),
+                past=pasts.get(ITSELF),
                 wished=None if loaded.recipe.machine == wished.recipe.machine else wished,
                 adapters=made.adapters,
             )
@@ -124,13 +125,15 @@ def _pasts(
 def _require_same(spec: RunSpec, path: Path, *, name: str, output: Output) -> None:
     """Raises CheckpointError where the run would go on with other inputs than it learned from.
     `name`: of the adapter, of a run of several."""
-    if (checkpoint := spec.checkpoint) is None:
+    if (checkpoint := spec.past) is None:
         return
     _refuse_other_prompts(checkpoint.manifest, spec.inputs, path)
     if (adapter := read_shape(checkpoint.path)) is not None:
         require_base(adapter[1], spec.inputs.model_dir, checkpoint=checkpoint.path)
     who = f"{name}: " if name else ""
-    output.note(f"{who}going on from step {checkpoint.step}")
+    done = checkpoint.manifest.warmup_steps
+    where = f"step {checkpoint.step}" if done is None else f"step {done} of the warm-up"
+    output.note(f"{who}going on from {where}")
 
 
 def _checkpoint_of(run: RunDir, recipe: Recipe, *, output: Output) -> StoredCheckpoint | None:

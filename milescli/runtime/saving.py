@@ -41,6 +41,7 @@ class Progress:
     taken: list[int] = field(default_factory=list)
     objective: dict[str, float] = field(default_factory=dict)
     curriculum: dict[str, list[float]] = field(default_factory=dict)
+    warmup_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,8 @@ class Saver:
     """Of that, or of the checkpoint that the attempt goes on from."""
     failure: CheckpointError | None = None
     """Why the last one that was begun is not there."""
+    _unfinished: int | None = None
+    """Step of a checkpoint that was begun, and is neither complete nor given up."""
     _finishing: asyncio.Task[None] | None = None
     """Completes the checkpoint that is being written."""
     _hurry: asyncio.Event = field(default_factory=asyncio.Event)
@@ -84,6 +87,7 @@ class Saver:
             trainer=trainer, step=step, progress=progress, began=time.monotonic()
         )
         try:
+            self._unfinished = step
             folder = await in_thread(lambda: self.store.begin(step))
             await trainer.save(folder)
         except OSError as error:
@@ -116,6 +120,12 @@ class Saver:
             self._finishing.cancel()
             await asyncio.gather(self._finishing, return_exceptions=True)
 
+    async def discard_unfinished(self) -> None:
+        """Remove what is half written, when nobody writes any more."""
+        if (step := self._unfinished) is not None:
+            with suppress(OSError):
+                await in_thread(lambda: self.store.discard(step))
+
     async def completed(self) -> None:
         """Wait for a manifest that is being written, if one is."""
         async with self._completing:
@@ -131,7 +141,7 @@ class Saver:
             sha256 = await pending.trainer.finish_save()
             async with self._completing:
                 stored = await in_thread(lambda: self._complete(pending, sha256))
-                self.failure = None
+                self.failure = self._unfinished = None
                 self.newest, self.newest_step = stored.path, pending.step
                 pending.trainer.note_saved()
         except OSError as error:
@@ -170,6 +180,7 @@ class Saver:
                 objective=pending.progress.objective,
                 curriculum=pending.progress.curriculum,
                 taken=pending.progress.taken,
+                warmup_steps=pending.progress.warmup_steps,
             ),
             sha256=sha256,
         )
@@ -182,7 +193,7 @@ class Saver:
         folder = self.store.path(pending.step)
         if not isinstance(error, CheckpointError):
             error = not_written(folder, error)
-        self.failure = error
+        self.failure, self._unfinished = error, None
         pending.trainer.note_given_up()
         with suppress(OSError):
             await in_thread(lambda: self.store.discard(pending.step))

@@ -186,9 +186,16 @@ class Demonstrations(Source):
         self._random = random.Random(f"{recipe.run.seed}/warmup")
 
     def detail(self, step: int) -> str:
-        return f"{self.num_steps} supervised steps"
+        return f"{self.num_steps - step} supervised steps"
+
+    def start(self, step: int, *, version: WeightVersion) -> None:
+        for _ in range(step):
+            self._draw()
 
     async def take(self, step: int, *, version: WeightVersion) -> list[Trajectory]:
+        return self._draw()
+
+    def _draw(self) -> list[Trajectory]:
         size = self.recipe.warmup.batch_size
         while len(self._pool) < size:
             fresh = list(range(len(self._all)))

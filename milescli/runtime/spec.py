@@ -25,8 +25,8 @@ class RunSpec:
     nodes: RunNodes
     """The computers that the run takes."""
     inputs: RunInputs
-    checkpoint: StoredCheckpoint | None = None
-    """Where it goes on from; None: it begins."""
+    past: StoredCheckpoint | None = None
+    """Newest checkpoint, from which it goes on; None: it begins."""
     wished: LoadedRecipe | None = None
     """The recipe with the number of nodes that the user wants, where the run goes on with fewer, as
     some are lost; None: it has all."""
@@ -34,6 +34,17 @@ class RunSpec:
     adapters: Mapping[str, RunSpec] = field(default_factory=dict)
     """Of a run of several adapters: each as a run of its own, within this one's directory. Then the
     run itself learns nothing, and has neither prompts nor checkpoints."""
+
+    @property
+    def checkpoint(self) -> StoredCheckpoint | None:
+        """The checkpoint of the step from which it goes on; None: its steps begin."""
+        return None if self.saved_in_warm_up is not None else self.past
+
+    @property
+    def saved_in_warm_up(self) -> StoredCheckpoint | None:
+        """What a run that was stopped in its warm-up, or right after it, has saved of it."""
+        in_warm_up = self.past is not None and self.past.manifest.warmup_steps is not None
+        return self.past if in_warm_up else None
 
     @property
     def num_steps(self) -> int:

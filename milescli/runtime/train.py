@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from milescli.autopsy.why import WHAT_IT_TELLS, write_why
 from milescli.checkpoint.integrity import free_bytes
-from milescli.checkpoint.run_dir import RunDir, resume_command
+from milescli.checkpoint.run_dir import RunDir, resume_command, step_saved
 from milescli.console.live import LiveRun
 from milescli.console.output import Output
 from milescli.core.driver_pipe import say
@@ -22,7 +21,6 @@ from milescli.core.errors import (
     DISK_FULL,
     MachineError,
     MilesError,
-    Stopped,
     WaitTimeout,
     WorkerDied,
 )
@@ -34,7 +32,7 @@ from milescli.runtime.attempt import Attempt
 from milescli.runtime.prestart import Prestarted
 from milescli.runtime.recording.listeners import Judge, attach_run_files
 from milescli.runtime.recording.tracking import tracked
-from milescli.runtime.recovery.supervise import ended_now
+from milescli.runtime.recovery.stops import BY_USER, check_stopped, ended_now, stop_signal
 from milescli.runtime.session import open_session
 from milescli.runtime.spec import RunSpec
 
@@ -82,6 +80,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     """Train to the recipe's last step. Raises what ended it early, after everything was stopped and
     the verdict written."""
     began = time.monotonic()
+    check_stopped()
     run, recipe, bus = spec.run, spec.recipe, EventBus()
     log_dir = run.new_attempt()
     say(
@@ -100,6 +99,7 @@ def train(spec: RunSpec, *, prestarted: Prestarted, output: Output) -> RunSummar
     ):
         bus.listeners.append(live)
         with open_session(spec, prestarted=prestarted, log_dir=log_dir) as session, tracking:
+            check_stopped()
             attempt = Attempt(spec, session=session, bus=bus)
             try:
                 asyncio.run(attempt.main())
@@ -176,9 +176,12 @@ def _first(figures: dict[int, float]) -> float | None:
 
 def explained(error: BaseException, run: RunDir) -> BaseException:
     """Return the error as the user is told of it: a full disk, wherever a run meets it, is no fault
-    of ours; a Ctrl-C while it ends is one; anything else is itself."""
-    if isinstance(error, KeyboardInterrupt):
-        return ended_now(signal.SIGINT, fix=f"miles resume {run.shown}")
+    of ours; a signal while it ends changes nothing of what ended it; anything else is itself."""
+    if (number := stop_signal(error)) is not None:
+        if (cause := _before(error)) is not None:
+            return cause
+        fix = resume_command(run.shown, step=step_saved(run.events()))
+        return ended_now(number, fix=fix, is_second=True)
     if not isinstance(error, OSError) or error.errno not in DISK_FULL:
         return error
     return MachineError(
@@ -186,6 +189,14 @@ def explained(error: BaseException, run: RunDir) -> BaseException:
         why=f"{error}; {format_bytes(free_bytes(run.path))} are free in {run.path}",
         fix=f"du -sh {run.path.parent}/*   # make room, or set run.dir and checkpoint.keep",
     )
+
+
+def _before(error: BaseException) -> MilesError | None:
+    """Return what the run was ending by when `error` came."""
+    context = error.__context__
+    while context is not None and not isinstance(context, MilesError):
+        context = context.__context__
+    return context
 
 
 def offer_resume(
@@ -200,7 +211,7 @@ def offer_resume(
 
 
 def _conclude(attempt: Attempt, seconds: float, error: BaseException | None) -> None:
-    outcome = "done" if error is None else "stopped" if isinstance(error, Stopped) else "failed"
+    outcome = "done" if error is None else "stopped" if isinstance(error, BY_USER) else "failed"
     cause = None
     if error is not None:
         cause = error.as_dict() if isinstance(error, MilesError) else {"error": repr(error)}

@@ -23,7 +23,7 @@ from milescli.runtime.recording.side_files import SideFiles
 from milescli.runtime.recording.user_hooks import UserHooks
 from milescli.runtime.recovery.rank_group import RankGroup
 from milescli.runtime.row_work import RowWork
-from milescli.runtime.saving import Saver
+from milescli.runtime.saving import Progress, Saver
 from milescli.runtime.sources import Demonstrations, Source
 from milescli.runtime.spec import RunSpec
 from milescli.train.base import Objective, Trainer, adapts
@@ -52,6 +52,8 @@ class Training:
         self.user = UserHooks(recipe)
         self.saver = Saver(store=store, spec=spec, bus=bus, tell=self.user.tell)
         self.saver.newest_step = spec.checkpoint.step if spec.checkpoint else None
+        self.warm_up: Run | None = None
+        """The warm-up in memory; None: there is none, or it has not begun."""
         self.run: Run | None = None
         self.journal: SampleJournal | None = None
         """None: no samples are kept, or nothing runs yet."""
@@ -61,6 +63,18 @@ class Training:
     def step(self) -> int:
         """Steps done."""
         return self.run.step if self.run is not None else self.spec.first_step
+
+    @property
+    def has_learned(self) -> bool:
+        """True if there is something to save: steps, or some of the warm-up."""
+        return self.run is not None or (self.warm_up is not None and self.warm_up.step > 0)
+
+    @property
+    def reached(self) -> str:
+        """Say how far it came."""
+        if self.run is None and self.warm_up is not None:
+            return f"step {self.warm_up.step} of the warm-up"
+        return f"step {self.step}"
 
     async def begin(self, trainer: Trainer) -> None:
         """Give the ranks the weights to begin from: of the checkpoint, or of the model after its
@@ -80,21 +94,24 @@ class Training:
             await trainer.freeze_reference()
 
     async def _warm_up(self, trainer: Trainer) -> None:
-        """Supervised steps through the same trainer, which need no engine; the optimizer's state is
-        forgotten afterwards."""
-        source = Demonstrations(self.spec.recipe, self.spec.inputs.demonstrations)
-        await learn(
-            Run(
-                plan=self.spec.plan,
-                bus=self.bus,
-                source=source,
-                objective=load_objective(source.objective, self.spec.recipe),
-                trainer=trainer,
-                devices=None,
-                hooks=Hooks(done=self.track),
-                stop=self.attempt.stop,
-            )
+        """Supervised steps through the same trainer, which need no engine, from where the run was
+        stopped in them; the optimizer's state is forgotten afterwards."""
+        source, begun = Demonstrations(self.spec.recipe, self.spec.inputs.demonstrations), 0
+        if (saved := self.spec.saved_in_warm_up) is not None:
+            await trainer.load(saved.path)
+            begun = saved.manifest.warmup_steps or 0
+        self.warm_up = Run(
+            plan=self.spec.plan,
+            bus=self.bus,
+            source=source,
+            objective=load_objective(source.objective, self.spec.recipe),
+            trainer=trainer,
+            devices=None,
+            hooks=Hooks(done=self.track),
+            stop=self.attempt.stop,
+            step=begun,
         )
+        await learn(self.warm_up)
         await trainer.reset_optimizer()
 
     async def live(self, trainer: Trainer, fleet: SglangFleet | None) -> None:
@@ -195,16 +212,21 @@ class Training:
             self.journal.checkpoint()
 
     async def save_last(self) -> None:
-        """Save what was learned since the newest checkpoint."""
-        run = self.run
-        assert run is not None, "nothing runs yet"
+        """Save what was learned since the newest checkpoint; as step 0 what was learned of the
+        warm-up, where no step was begun."""
         await self.saver.settle()
-        if run.step > (self.saver.newest_step or 0):
+        newest = self.saver.newest_step
+        if (run := self.run) is None:
+            assert self.warm_up is not None, "nothing was learned yet"
+            progress = Progress(warmup_steps=self.warm_up.step)
+            await self.saver.save(self.warm_up.trainer, step=0, progress=progress)
+            await self.saver.settle()
+        elif newest is None or run.step > newest:
             # a colocated trainer sleeps after each publish
             async with run.devices.scoring() if run.devices is not None else nullcontext():
                 await self.save(run.step)
             await self.saver.settle()
-        self.saver.require_saved(run.step)
+        self.saver.require_saved(self.step)
 
     async def close(self) -> None:
         """Close the journal; what was written stays."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from milescli.checkpoint.run_dir import RunDir, create, open_run, step_saved
+from milescli.checkpoint.run_dir import RunDir, create, open_run, step_saved, verdict_file
 from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import CheckpointError, ExitCode, MachineError, MilesError, RecipeError
 
@@ -18,14 +20,31 @@ def test_names_count_up(tmp_path: Path) -> None:
     assert (first.name, second.name) == ("quickstart-1", "quickstart-2")
 
 
-def test_a_used_directory_is_refused_with_three_ways_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "what", "fixes"),
+    [
+        ("failed", "in use", ["miles resume {}   # go on", "--name mine-", "mv {} {}.old"]),
+        ("stopped", "in use", ["miles resume {}   # it was stopped", "--name mine-", "mv {} "]),
+        ("done", "in use", ["miles resume {} --steps N", "--name mine-", "mv {} "]),
+        ("no run", "in use", ["--name mine-", "mv {} "]),
+        ("running", "running", ["miles status {} --watch", "kill {pid} ", "--name mine-"]),
+    ],
+)
+def test_a_used_directory_is_refused_with_the_ways_out_of_its_state(
+    tmp_path: Path, outcome: str, what: str, fixes: list[str]
+) -> None:
     run = create(base=tmp_path, recipe_name="r", name="mine")
-    (run.path / "x").touch()
-    with pytest.raises(RecipeError) as caught:
+    (run.path / ("x" if outcome == "no run" else "recipe.yaml")).touch()
+    if outcome not in ("no run", "running"):
+        verdict_file(run.new_attempt()).write_text(f'{{"outcome": "{outcome}"}}\n')
+    held = lock(run) if outcome == "running" else nullcontext()
+    with held, pytest.raises(RecipeError, match=what) as caught:
         create(base=tmp_path, recipe_name="r", name="mine")
     assert caught.value.exit_code is ExitCode.INVALID
-    assert len(caught.value.fixes) == 3
-    assert "miles resume " in caught.value.fixes[0]
+    begins = [fix.format(run.shown, run.shown, pid=os.getpid()) for fix in fixes]
+    assert len(caught.value.fixes) == len(begins)
+    for fix, begin in zip(caught.value.fixes, begins, strict=True):
+        assert fix.startswith(begin)
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", ".hidden", "x" * 300])
@@ -67,7 +86,7 @@ def test_a_second_driver_is_refused_until_the_first_lets_go(tmp_path: Path) -> N
     run = create(base=tmp_path, recipe_name="r", name=None)
     with (
         lock(run),
-        pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is in use")),
+        pytest.raises(MilesError, match=re.escape(f"run `{run.name}` is running")),
         lock(run),
     ):
         pass

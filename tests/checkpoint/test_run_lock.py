@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from milescli.checkpoint import run_lock
-from milescli.checkpoint.run_dir import RunDir, verdict_file
+from milescli.checkpoint.run_dir import RunDir, is_locked, verdict_file
 from milescli.checkpoint.run_lock import lock, state_of
 from milescli.core.errors import MilesError
 from milescli.core.events import RunEnded
@@ -20,17 +21,19 @@ from tests.fake_run import WrittenRun
 def test_one_driver_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lock, "LOOK_S", 0.001)
     run = RunDir(tmp_path)
-    assert not run_lock.is_locked(run)
+    assert not is_locked(run)
     with run_lock.lock(run):
-        assert run_lock.is_locked(run)
-        with pytest.raises(MilesError, match="is in use"), run_lock.lock(run):
+        assert is_locked(run)
+        with pytest.raises(MilesError, match="is running") as refused, run_lock.lock(run):
             pass
-    assert not run_lock.is_locked(run)
+        assert any(fix.startswith(f"kill {os.getpid()} ") for fix in refused.value.fixes)
+    assert not is_locked(run)
 
 
 def test_a_driver_waits_for_whoever_only_looks(tmp_path: Path) -> None:
-    (tmp_path / run_lock.FILE).touch()
-    with open(tmp_path / run_lock.FILE) as looked:
+    file = RunDir(tmp_path).lock_file
+    file.touch()
+    with open(file) as looked:
         fcntl.flock(looked, fcntl.LOCK_SH)
         ended = threading.Timer(0.1, lambda: fcntl.flock(looked, fcntl.LOCK_UN))
         ended.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir, verdict_file
-from milescli.checkpoint.run_lock import FILE, lock
+from milescli.checkpoint.run_lock import lock
 from milescli.core.errors import MilesError, RecipeError, WaitTimeout
 from milescli.profiling import request as files
 from milescli.profiling import wait
@@ -135,7 +135,7 @@ def test_a_run_that_does_not_run_is_refused(running: RunDir, outcome: str) -> No
 
 
 def test_a_run_that_was_killed_is_said_to_be(running: RunDir) -> None:
-    (running.path / FILE).unlink()
+    running.lock_file.unlink()
     with pytest.raises(MilesError, match="is not running") as refused:
         wait.require_running(running, command="miles profile x")
     assert refused.value.why.endswith("killed")

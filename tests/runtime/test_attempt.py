@@ -28,11 +28,12 @@ from tests.runtime.recording.recorder import Recorder
 class _Saver:
     """Notes what is saved; `newest_step` is complete."""
 
-    def __init__(self, told: list[str], newest_step: int) -> None:
+    def __init__(self, told: list[str], newest_step: int | None) -> None:
         self.told, self.newest_step = told, newest_step
 
     async def save(self, trainer: object, *, step: int, progress: Progress) -> None:
-        self.told.append(f"save {step}")
+        of_warm_up = progress.warmup_steps is not None
+        self.told.append(f"save {step}" + f" of warm-up {progress.warmup_steps}" * of_warm_up)
 
     async def settle(self) -> None:
         self.told.append("settle")
@@ -77,6 +78,30 @@ def test_a_stop_after_a_publish_wakes_the_trainer_before_it_saves(tmp_path) -> N
 
 def test_a_stop_with_nothing_new_disturbs_nobody(tmp_path) -> None:
     assert _stop(tmp_path, step=3, newest_step=3) == ["settle"]
+
+
+def test_a_stop_in_the_warm_up_saves_it_as_step_0(tmp_path) -> None:
+    told: list[str] = []
+    recipe = load("quickstart", environ={}, cwd=tmp_path, home=tmp_path).recipe
+    spec = RunSpec(run=RunDir(tmp_path), recipe=recipe, plan=PLAN, nodes=None, inputs=None)  # type: ignore[arg-type]
+    attempt = Attempt(spec, session=None, bus=EventBus())  # type: ignore[arg-type]
+    (training,) = attempt.trainings
+    training.saver = _Saver(told, newest_step=None)  # type: ignore[assignment]
+    assert not attempt._on_stop(), "nothing was learned yet: it ends at once"
+    training.warm_up = SimpleNamespace(step=7, trainer=None)  # type: ignore[assignment]
+    assert attempt._on_stop()
+    with pytest.raises(Stopped, match="stopped after step 7 of the warm-up, and saved"):
+        asyncio.run(attempt.save_and_stop(Stopped("stopped", why="asked", fix="none")))
+    assert told == ["settle", "save 0 of warm-up 7", "settle"]
+
+
+@pytest.mark.parametrize("warmup_steps", [None, 7])
+def test_what_is_saved_of_a_warm_up_is_no_checkpoint_of_a_step(warmup_steps: int | None) -> None:
+    manifest = SimpleNamespace(step=0, warmup_steps=warmup_steps)
+    past = SimpleNamespace(step=0, manifest=manifest)
+    spec = RunSpec(run=None, recipe=None, plan=None, nodes=None, inputs=None, past=past)  # type: ignore[arg-type]
+    expected = (past, None) if warmup_steps is None else (None, past)
+    assert (spec.checkpoint, spec.saved_in_warm_up) == expected
 
 
 def _node(name: str) -> SimpleNamespace:

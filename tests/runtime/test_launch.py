@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from milescli.checkpoint.run_dir import RunDir
+from milescli.checkpoint.run_lock import state_of
 from milescli.console.output import Output
-from milescli.core.errors import CheckpointError, ExitCode, MachineError
+from milescli.core.errors import CheckpointError, ExitCode, Interrupted, MachineError, Terminated
 from milescli.models import parse_facts
 from milescli.plan.make import make_plan
 from milescli.platform.machine import parse_machine
@@ -51,9 +53,20 @@ def test_a_bad_index_is_refused_before_a_run_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("raised", [KeyboardInterrupt(), MachineError("no Ray", why="", fix="")])
-def test_a_launch_that_ends_while_ray_starts_leaves_no_run(
-    raised: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("raised", "kind", "states"),
+    [
+        (KeyboardInterrupt(), Interrupted, ["stopped"]),
+        (SystemExit(ExitCode.TERMINATED), Terminated, ["stopped"]),
+        (MachineError("no Ray", why="", fix=""), MachineError, []),
+    ],
+)
+def test_a_launch_that_ends_while_ray_starts_leaves_a_run_only_where_its_user_stopped_it(
+    raised: BaseException,
+    kind: type,
+    states: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def start(settings: object) -> None:
         assert list((tmp_path / "runs").iterdir()), "the directory is there by then"
@@ -62,9 +75,9 @@ def test_a_launch_that_ends_while_ray_starts_leaves_no_run(
     monkeypatch.setattr("milescli.backends.ray.cluster.start_here", start)
     sets = [f"run.dir={tmp_path / 'runs'}"]
     loaded = load("quickstart", sets=sets, environ={}, cwd=tmp_path, home=tmp_path)
-    with pytest.raises(type(raised)):
+    with pytest.raises(kind):
         launch(loaded, output=Output())
-    assert not list((tmp_path / "runs").iterdir())
+    assert [state_of(RunDir(run)) for run in (tmp_path / "runs").iterdir()] == states
 
 
 def test_a_family_that_transformers_lacks_is_trained_on_the_users_word_only(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from milescli.core.events import (
     WarmupStepDone,
     WorkerMemory,
 )
-from milescli.core.types import Group, StepReport
+from milescli.core.types import Group, StepReport, WeightVersion
 from milescli.data.examples import Examples
 from milescli.recipe.load import load
 from milescli.recipe.schema import Recipe
@@ -120,6 +120,20 @@ def test_a_warm_up_steps_and_reports_and_does_nothing_else(tmp_path: Path) -> No
         (WarmupStepDone, step, 3) for step in (1, 2, 3)
     ]
     assert notes == ["step"] * 3
+
+
+@pytest.mark.parametrize("done", [0, 1, 4, 7])
+def test_a_warm_up_that_goes_on_takes_what_it_would_have_taken(tmp_path: Path, done: int) -> None:
+    recipe = _recipe(tmp_path, "warmup.steps=7", "warmup.batch_size=3")
+    shown = [make_trajectory([1], [number]) for number in range(5)]
+
+    async def taken(begun: int) -> list[Any]:
+        source = Demonstrations(recipe, shown)
+        source.start(begun, version=WeightVersion(0))
+        steps = range(begun + 1, source.num_steps + 1)
+        return [await source.take(step, version=WeightVersion(0)) for step in steps]
+
+    assert asyncio.run(taken(done)) == asyncio.run(taken(0))[done:]
 
 
 HOOKS = ("between", "taken", "save", "keep", "done", "evaluate")

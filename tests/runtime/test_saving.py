@@ -104,6 +104,22 @@ def test_a_checkpoint_counts_as_soon_as_its_bytes_are_there(tmp_path: Path) -> N
     assert rig.steps_of(CheckpointSaved) == [3]
 
 
+def test_a_checkpoint_that_is_half_written_at_the_end_is_removed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+
+    async def work() -> None:
+        await rig.save(3)
+        await rig.saver.settle()
+        rig.writer.written = False
+        await rig.save(6)
+        assert rig.saver.store.torn() == [6]
+        await rig.saver.close()
+        await rig.saver.discard_unfinished()
+
+    run(work)
+    assert rig.saver.store.steps() == [3] and rig.saver.store.torn() == []
+
+
 def test_whoever_waits_for_a_checkpoint_does_not_wait_for_a_look(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from milescli.checkpoint.run_dir import RunDir
-from milescli.core.errors import Interrupted, MachineError, WorkerDied
+from milescli.core.errors import Interrupted, MachineError, Stopped, WorkerDied
 from milescli.runtime.train import explained, offer_resume
 
 
@@ -27,7 +27,17 @@ def test_anything_else_is_itself(tmp_path: Path) -> None:
 def test_a_ctrl_c_while_a_run_ends_says_how_to_go_on(tmp_path: Path) -> None:
     error = explained(KeyboardInterrupt(), RunDir(tmp_path / "mine"))
     assert isinstance(error, Interrupted) and error.exit_code == 130
-    assert error.fixes == [f"miles resume {tmp_path / 'mine'}"]
+    assert error.fixes[0].startswith(f"miles resume {tmp_path / 'mine'}   # begins again")
+
+
+def test_a_ctrl_c_while_a_run_ends_changes_nothing_of_what_ended_it(tmp_path: Path) -> None:
+    saved = Stopped("stopped after step 3, and saved", why="Ctrl-C", fix="miles resume mine")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        try:
+            raise saved
+        finally:
+            raise KeyboardInterrupt
+    assert explained(caught.value, RunDir(tmp_path / "mine")) is saved
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def _evaluate(
             kept.remove()
 
     async def main() -> None:
-        signals = StopSignals(on_stop=lambda: False, again=f"miles eval {url}")
+        signals = StopSignals(on_stop=lambda: False, again=lambda: f"miles eval {url}")
         await run_watched(work(), [], signals, cause_grace_s=0.0)
 
     asyncio.run(main())

@@ -119,7 +119,7 @@ def evaluate_run(
     checkpoints = chosen_checkpoints(store, steps)
     facts = planned_facts(recipe)
     nodes = find_nodes(loaded, output=output)
-    plan = Plan.from_json(run.plan_file.read_text())
+    plan = Plan.from_json(run.plan_file.read_text(encoding="utf-8"))
     if not plan.engines.num:  # nothing was sampled in the run
         refuse(row_rules(recipe))
         asking = replace(loaded, recipe=recipe)
@@ -271,7 +271,7 @@ def serve_and_evaluate(
         async def main() -> None:
             try:
                 again = f"miles eval {subject.name}"
-                signals = StopSignals(on_stop=lambda: False, again=again)
+                signals = StopSignals(on_stop=lambda: False, again=lambda: again)
                 await run_watched(work(), probes, signals, cause_grace_s=session.cause_grace_s)
             finally:
                 await engines.stop()

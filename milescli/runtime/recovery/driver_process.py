@@ -8,7 +8,6 @@ are. Whoever ends this process by SIGKILL ends the driver, too."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -38,13 +37,11 @@ from milescli.core.errors import (
     Stopped,
     WorkerDied,
 )
-from milescli.core.events import RunEnded, stamped
 from milescli.core.silence import is_stopped_process
 from milescli.platform.memory_record import oom_kills
 from milescli.recipe.machine import Fault
-from milescli.runtime.recording.side_files import LineFile
 from milescli.runtime.recovery.restarts import Restarts
-from milescli.runtime.recovery.supervise import ended_now
+from milescli.runtime.recovery.stops import BY_USER, ended_now, record_end
 from milescli.workers.guard import end_with_parent
 
 if TYPE_CHECKING:
@@ -155,7 +152,7 @@ class Parent:
             saved = step_saved(run.events())
             go_on = resume_command(run.shown, step=saved, num_steps=self._num_steps)
         if ended.stopped_by in (signal.SIGINT, signal.SIGTERM):
-            error = ended_now(ended.stopped_by, fix=go_on)
+            error = ended_now(ended.stopped_by, fix=go_on, is_second=True)
         else:
             error = _cause(ended, run, oom_before=oom_before)
             error.fixes.insert(0, go_on)
@@ -208,19 +205,21 @@ def _name_of(number: int) -> str:
 
 
 def _conclude(said: Said, run: RunDir, *, error: MilesError) -> None:
-    """Write down what the driver could not."""
-    if "log_dir" not in said:
+    """Write down what the driver could not. One that died before its attempt began has left
+    something to write only where the user stopped it."""
+    by_user = isinstance(error, BY_USER)
+    if "log_dir" in said:
+        log_dir = Path(said["log_dir"])
+    elif by_user:
+        log_dir = run.new_attempt()
+    else:
         return
-    step = step_done(run.events())
-    file = verdict_file(Path(said["log_dir"]))
+    file = verdict_file(log_dir)
     if file.exists() and '"killed"' not in file.read_text(encoding="utf-8"):
         return
-    cause = error.as_dict()
-    event = RunEnded(outcome="killed", step=step, seconds=_seconds_since(file.parent), error=cause)
-    with suppress(OSError):  # a full disk: the terminal is told in any case
-        file.write_text(json.dumps({"outcome": "killed", "step": step, "error": cause}) + "\n")
-        LineFile(run.events_file).write(json.dumps(stamped(event)))
-        write_why(file.parent)
+    outcome = "stopped" if by_user else "killed"
+    record_end(run, log_dir, error, outcome=outcome, seconds=_seconds_since(log_dir))
+    write_why(log_dir)
 
 
 def _seconds_since(log_dir: Path) -> float:
@@ -245,11 +244,13 @@ def _pause(seconds: float, run: RunDir) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
     try:
         if signal.sigtimedwait(wanted, seconds) is not None:
-            raise Stopped(
+            error = Stopped(
                 "stopped between two attempts",
                 why="Ctrl-C or SIGTERM while the driver was to be started again",
                 fix=f"miles resume {run.shown}",
             )
+            record_end(run, run.new_attempt(), error, outcome="stopped", seconds=0.0)
+            raise error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -13,30 +13,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from milescli.core.concurrency import in_thread
-from milescli.core.errors import (
-    Interrupted,
-    MilesError,
-    NodesJoined,
-    Stopped,
-    Terminated,
-    WorkerDied,
-)
+from milescli.core.errors import MilesError, NodesJoined, Stopped, WorkerDied
 from milescli.core.events import EventBus
 from milescli.core.run_processes import processes_of
 from milescli.core.silence import Silence, is_stopped_process
+from milescli.runtime.recovery.stops import ended_now
 
 WATCH_EVERY_S = 1.0
 CAUSE_GRACE_S = 5.0
 """After the loop failed: how long we look for a dead process that explains it, on one computer."""
-
-
-def ended_now(number: int | None, *, fix: str) -> MilesError:
-    """Return the error of work that a signal ended with nothing saved. `fix`: the command that
-    begins again."""
-    kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
-    return kind(
-        "ended at once", why=f"{name} before there was anything to save, or a second time", fix=fix
-    )
 
 
 @dataclass(slots=True)
@@ -46,28 +31,40 @@ class StopSignals:
 
     on_stop: Callable[[], bool]
     """Asks; False where there is nothing to save, so that the first signal ends at once too."""
-    again: str
-    """The command that begins again, for the error of an end at once."""
+    again: Callable[[], str]
+    """Returns the command that goes on or begins again, for the error of an end at once."""
     received: int | None = None
+    """The last one; None: none came."""
+    is_second: bool = False
+    """One came before it."""
     _main: asyncio.Task[Any] | None = None
     _old: dict[int, Any] = field(default_factory=dict)
+    """Handlers that were there before."""
+
+    @property
+    def error(self) -> MilesError:
+        """The error of work that they ended at once."""
+        return ended_now(self.received, fix=self.again(), is_second=self.is_second)
 
     def install(self, main: asyncio.Task[Any]) -> None:
         """Catch the signals while `main` runs."""
         self._main = main
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
+            self._old[number] = signal.getsignal(number)
             loop.add_signal_handler(number, self._handle, number)
 
     def remove(self) -> None:
-        """Restore the default signal handlers."""
+        """Restore the signal handlers that were there before."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in self._old.items():
             loop.remove_signal_handler(number)
+            if handler is not None:  # None: of a library in C
+                signal.signal(number, handler)
 
     def _handle(self, number: int) -> None:
-        first, self.received = self.received is None, number
-        if not (first and self.on_stop()) and self._main is not None:
+        self.is_second, self.received = self.received is not None, number
+        if (self.is_second or not self.on_stop()) and self._main is not None:
             self._main.cancel()
 
 
@@ -118,7 +115,7 @@ async def run_watched(
         if not main.done():
             raise _error_of(watcher) or AssertionError("the watch ended without a cause")
         if main.cancelled():
-            raise ended_now(signals.received, fix=signals.again)
+            raise signals.error
         error = main.exception()
         if error is None:
             return

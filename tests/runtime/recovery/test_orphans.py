@@ -74,7 +74,7 @@ def test_processes_and_scratch_files_are_gone_and_the_attempt_was_killed(
     with taken_over(run, output=output):
         assert engine.poll() is not None
         assert not scratch.exists()
-        with pytest.raises(MilesError, match="in use"), taken_over(run, output=output):
+        with pytest.raises(MilesError, match="is running"), taken_over(run, output=output):
             pass
     assert json.loads(verdict_file(log_dir).read_text())["outcome"] == "killed"
     assert state_of(run) == "killed"

@@ -21,7 +21,9 @@ from milescli.runtime.recovery.supervise import StartWatch, StopSignals, run_wat
 
 def _run(work, probes=(), on_stop=lambda: False) -> None:
     asyncio.run(
-        run_watched(work, list(probes), StopSignals(on_stop=on_stop, again="miles resume it"))
+        run_watched(
+            work, list(probes), StopSignals(on_stop=on_stop, again=lambda: "miles resume it")
+        )
     )
 
 

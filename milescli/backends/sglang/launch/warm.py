@@ -178,7 +178,7 @@ def _wait_for_reply(connection: socket.socket, address: Path) -> None:
     let go, it would fork an engine that nobody wants any more."""
     deadline, stopped_s = time.monotonic() + FORK_TIMEOUT_S, 0.0
     with contextlib.suppress(FileNotFoundError):
-        pid = int(_pid_file(address).read_text())
+        pid = int(_pid_file(address).read_text(encoding="utf-8"))
         while not _readable((connection,), LOOK_EVERY_S):
             stopped_s = stopped_s + LOOK_EVERY_S if is_stopped_process(pid) else 0.0
             if stopped_s >= STOPPED_S:

@@ -36,7 +36,7 @@ _START_S = 2.0
 
 
 class Code:
-    """1.0 where the code of the response passes all tests of the label, else 0.0; with
+    r"""1.0 where the code of the response passes all tests of the label, else 0.0; with
     `rollout.code.score: share` the share that it passes. It runs in a sandbox (docs/sandbox.md).
 
     Code: of the fenced Python blocks the last that defines the function (or class) that is tested,
@@ -48,6 +48,21 @@ class Code:
     statements and test functions. The values that a test expects are compared outside of the
     sandbox, or in another one. A test that the code does not come to, because it exits, takes too
     long (`rollout.code.limit_s` for a test, `total_s` for all) or too much memory, is not passed.
+
+    >>> label = '{"fn_name": "add", "inputs": [[1, 2], [0, 0]], "outputs": [3, 0]}'
+    >>> right = "```python\ndef add(a, b):\n    return a + b\n```"
+    >>> score(label=label, response=right + "\nIt is used so:\n```python\nadd(1, 2)\n```")
+    1.0
+    >>> score(label=label, response="def add(a, b): return a - b")
+    0.0
+    >>> score(label=label, response="def add(a, b): return a - b", code={"score": "share"})
+    0.5
+    >>> score(label='{"inputs": ["1 2"], "outputs": ["3"]}', response="print(3)")
+    1.0
+    >>> score(label='{"asserts": ["assert add(1, 2) == 3"]}', response=right)
+    1.0
+    >>> score(label=label, response="<think>" + right + "</think> I do not know.")
+    0.0
     """
 
     needs_label = True

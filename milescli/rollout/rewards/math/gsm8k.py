@@ -20,7 +20,7 @@ _NUMBER = re.compile(
 
 
 class Gsm8k:
-    """1.0 where the response states the label's number, else 0.0.
+    r"""1.0 where the response states the label's number, else 0.0.
 
     Label: the number after its last `####`, or the whole label where it has none. Response: only
     what directly follows its *last* `####` counts, thinking and headings (`#### Step 2` with text
@@ -30,6 +30,19 @@ class Gsm8k:
     between groups of three digits and decimals, and are compared by value: `$1,234.00` equals
     `1234`. Fractions, exponents and stray commas are no numbers. Raises ValueError where the label
     holds no number: the data is at fault, not the response.
+
+    >>> score(label="So 8 * 9 = 72 #### 72", response="#### 72 clips")
+    1.0
+    >>> score(label="1234", response="#### **$1,234.00**")
+    1.0
+    >>> score(label="72", response="#### Step 1\n8 * 9\n#### 72")
+    1.0
+    >>> score(label="72", response="The answer is 72.")
+    0.0
+    >>> score(label="72", response="#### 72, no: #### 71")
+    0.0
+    >>> score(label="3", response="#### 3/4")
+    0.0
     """
 
     needs_label = True

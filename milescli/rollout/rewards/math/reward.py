@@ -48,6 +48,27 @@ class MathReward:
     contradiction (`8=7`) equals nothing. A response that cannot be decided within `limit_s` scores
     0.0 and is logged: models write such responses. Raises ValueError where the label cannot be
     graded.
+
+    >>> score(label="1/2", response=r"So it is \boxed{\frac{1}{2}}.")
+    1.0
+    >>> score(label="1234", response="**Answer: 1,234**")
+    1.0
+    >>> score(label=r"\frac{e-1}{e}", response=r"$1-\frac{1}{\mathrm{e}}$")
+    1.0
+    >>> score(label="(2,3)", response="x=2, y=3")
+    1.0
+    >>> score(label="7 or 8", response="It is 8 or 7.")
+    1.0
+    >>> score(label="50%", response="0.5")
+    1.0
+    >>> score(label="2^{100}", response=r"\boxed{2^{100}-1}")
+    0.0
+    >>> score(label="1/3", response="0.33")
+    0.0
+    >>> score(label="1:00", response="12:00")
+    0.0
+    >>> score(label="5", response=r"<think>\boxed{5}</think> The answer is 6.")
+    0.0
     """
 
     needs_label = True

@@ -20,7 +20,7 @@ _PIP = "pip install 'miles-cli[instructions]'"
 
 
 class Instructions:
-    """IFEval: whether a response follows its prompt's verifiable instructions (arXiv 2311.07911).
+    r"""IFEval: whether a response follows its prompt's verifiable instructions (arXiv 2311.07911).
 
     Label: JSON `{"instruction_id_list": [...], "kwargs": [{...}, ...]}`, one of kwargs for each id;
     parameters that are null are left out. `rollout.instructions.score`: all, 1.0 where every
@@ -28,6 +28,17 @@ class Instructions:
     (instruction-level). `rollout.instructions.mode`: strict; loose, an instruction is followed
     where the response follows it without its first line, its last, both, or without `*`. Thinking
     does not count, and an empty response follows nothing.
+
+    >>> label = '{"instruction_id_list": ["punctuation:no_comma", "startend:end_checker"]'
+    >>> label += ', "kwargs": [{}, {"end_phrase": "The end."}]}'
+    >>> score(label=label, response="Cats are small. The end.")
+    1.0
+    >>> score(label=label, response="Cats are small, and soft. The end.")
+    0.0
+    >>> score(label=label, response="Cats are small.", instructions={"score": "share"})
+    0.5
+    >>> score(label=label, response="Well,\nso it is. The end.", instructions={"mode": "loose"})
+    1.0
     """
 
     needs_label = True

@@ -53,6 +53,21 @@ class MultipleChoice:
     line. There a letter must stand by itself or before its text (`B`, `(b)`, `**B**`, `\(B\)`,
     `B) Paris`, `B, Paris.`, `option B`); an article is none, and `A or B` chooses nothing. Thinking
     does not count.
+
+    >>> score(label="B", response="Option B is correct, as it is the capital.")
+    1.0
+    >>> score(label="B) Paris", response=r"The answer is \(B\).")
+    1.0
+    >>> score(label="A, C", response="Answer: C and A")
+    1.0
+    >>> score(label="B", response='{"answer": "b"}')
+    1.0
+    >>> score(label="A", response="A capital is a city.")
+    0.0
+    >>> score(label="B", response="A or B")
+    0.0
+    >>> score(label="A, C", response="A")
+    0.0
     """
 
     needs_label = True

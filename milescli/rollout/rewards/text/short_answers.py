@@ -36,6 +36,15 @@ class F1:
 
     Label: a text, or a JSON list of texts, of which the best counts. `rollout.match.answer`: which
     part of the response is compared; where it is not there, 0.0.
+
+    >>> score(label="Paris", response="the PARIS.")
+    1.0
+    >>> score(label='["New York", "NYC"]', response="NYC")
+    1.0
+    >>> score(label="New York", response="York in England")
+    0.4
+    >>> score(label="Paris", response="Paris", match={"answer": "boxed"})
+    0.0
     """
 
     needs_label = True
@@ -71,6 +80,17 @@ class ExactMatch:
     `rollout.match.answer`: another part of the response than the whole. `rollout.match.normalize:
     squad`: small letters, without punctuation, articles and white space (SQuAD's exact match); the
     label may then be a JSON list of texts, of which any will do.
+
+    >>> score(label="Paris", response=" Paris ")
+    1.0
+    >>> score(label="Paris", response="paris")
+    0.0
+    >>> score(label='["Paris"]', response="The paris!", match={"normalize": "squad"})
+    1.0
+    >>> score(label="4", response="2 + 2 = <answer>4</answer>", match={"answer": "tags"})
+    1.0
+    >>> score(label="4", response="<answer>4</answer>")
+    0.0
     """
 
     needs_label = True

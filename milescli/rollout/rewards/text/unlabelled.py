@@ -22,6 +22,17 @@ class Format:
     (mark), or in either (any); none: this is not asked. `think_tags`: the response is
     `<think> ... </think>` and then the answer, each tag once (the first may be missing: a chat
     template writes it), neither part empty.
+
+    >>> score(response=r"So \boxed{5}")
+    1.0
+    >>> score(response="5")
+    0.0
+    >>> score(response="#### 5", format={"answer": "boxed"})
+    0.0
+    >>> score(response="<think>2 + 3</think> #### 5", format={"think_tags": True})
+    1.0
+    >>> score(response="#### 5", format={"think_tags": True})
+    0.0
     """
 
     needs_label = False
@@ -54,7 +65,15 @@ format = Format(FormatSettings())
 class Length:
     """-min(1, max(0, (n - target) / (limit - target))): 0.0 up to `rollout.length.target_tokens`,
     falling linearly to -1.0 at `rollout.length.limit_tokens` and beyond. n: tokens that the policy
-    sampled for the attempt, over all turns."""
+    sampled for the attempt, over all turns.
+
+    >>> score(num_tokens=100, length={"target_tokens": 100, "limit_tokens": 200})
+    -0.0
+    >>> score(num_tokens=150, length={"target_tokens": 100, "limit_tokens": 200})
+    -0.5
+    >>> score(num_tokens=900, length={"target_tokens": 100, "limit_tokens": 200})
+    -1.0
+    """
 
     needs_label = False
     takes_num_tokens = True
@@ -79,5 +98,9 @@ length = Length(*Rollout().length_bounds)
 
 
 def none(*, prompt: str, response: str, label: str | None) -> float:
-    """0.0, whatever the response: nobody scores it (`train.distill.reward_weight: 0`)."""
+    """0.0, whatever the response: nobody scores it (`train.distill.reward_weight: 0`).
+
+    >>> score(response="5")
+    0.0
+    """
     return 0.0

@@ -1,0 +1,105 @@
+"""How a run ends that its user stops with nothing more to save: while it is prepared, while it
+starts, or by a second signal. Its state is `stopped` then, and `miles resume` goes on with it.
+Called by launch, resume, train and by the parent of a driver."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from milescli.checkpoint.run_dir import RunDir, resume_command, step_done, step_saved, verdict_file
+from milescli.core.errors import ExitCode, Interrupted, MilesError, Stopped, Terminated
+from milescli.core.events import RunEnded, stamped
+from milescli.runtime.recording.side_files import LineFile
+
+BY_USER = (Stopped, Interrupted, Terminated)
+"""Errors of a run that did not fail: its user stopped it."""
+
+
+def ended_now(number: int | None, *, fix: str, is_second: bool = False) -> MilesError:
+    """Return the error of work that a signal ended at once. `fix`: the command that goes on or
+    begins again; `is_second`: the work was being stopped and saved already."""
+    kind, name = (Interrupted, "Ctrl-C") if number == signal.SIGINT else (Terminated, "SIGTERM")
+    why = (
+        "a second time: what came after the newest checkpoint is not saved"
+        if is_second
+        else "when there was nothing new to save"
+    )
+    return kind("stopped at once", why=f"{name} {why}", fix=fix)
+
+
+def stop_signal(error: BaseException) -> int | None:
+    """Return the signal by which the user wanted the end, where that is what `error` says. See
+    `commands.app` for SIGTERM."""
+    if isinstance(error, KeyboardInterrupt):
+        return signal.SIGINT
+    if isinstance(error, SystemExit) and error.code == ExitCode.TERMINATED:
+        return signal.SIGTERM
+    return None
+
+
+_came: list[int] = []
+"""Signals that came within `stop_recorded`."""
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    _came.append(number)
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(ExitCode.TERMINATED)
+
+
+def check_stopped() -> None:
+    """Raise again what a signal has raised within `stop_recorded`, where it was swallowed by a
+    library that was being imported or called."""
+    if _came:
+        _stop(_came[0], None)
+
+
+@contextmanager
+def _signals_noted() -> Iterator[None]:
+    old = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        _came.clear()
+        for number, handler in old.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def stop_recorded(run: RunDir, *, num_steps: int) -> Iterator[None]:
+    """Within it, a signal that no attempt handles ends the work, and makes the state of the run
+    `stopped`. Raises Interrupted or Terminated then. `num_steps`: that the run is to do. Enter it
+    on the main thread."""
+    before = run.attempts()
+    try:
+        with _signals_noted():
+            yield
+    except (KeyboardInterrupt, SystemExit) as raised:
+        if (number := stop_signal(raised)) is None:
+            raise
+        if not run.is_run:  # its directory was just made
+            run.discard_if_unused()
+            raise
+        saved = step_saved(run.events())
+        error = ended_now(number, fix=resume_command(run.shown, step=saved, num_steps=num_steps))
+        begun = run.attempts()[len(before) :]
+        log_dir = begun[-1] if begun else run.new_attempt()
+        if not verdict_file(log_dir).exists():
+            record_end(run, log_dir, error, outcome="stopped", seconds=0.0)
+        raise error from raised
+
+
+def record_end(
+    run: RunDir, log_dir: Path, error: MilesError, *, outcome: str, seconds: float
+) -> None:
+    """Write the verdict and the last event of an attempt that could not do so itself."""
+    step, cause = step_done(run.events()), error.as_dict()
+    event = RunEnded(outcome=outcome, step=step, seconds=seconds, error=cause)
+    verdict = {"outcome": outcome, "step": step, "error": cause}
+    with suppress(OSError):  # a full disk: the terminal is told in any case
+        verdict_file(log_dir).write_text(json.dumps(verdict) + "\n", encoding="utf-8")
+        LineFile(run.events_file).write(json.dumps(stamped(event)))
