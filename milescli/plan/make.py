@@ -25,7 +25,7 @@ from milescli.plan.placement import (
     devices_per_node,
     note_idle_devices,
 )
-from milescli.plan.precision import formats_of, note_formats, quantises_inputs, require_kernels
+from milescli.plan.precision import formats_of, note_formats, require_kernels
 from milescli.plan.reasons import with_remedies
 from milescli.plan.roles import (
     NO_QUERIED_MODELS,
@@ -284,15 +284,8 @@ def _assembled(
     merges = publishes_merged(recipe, on_cpu=not num_devices, size=SIZES[precision])
     note_publishing(recipe, merged=merges, log=log)
     formats = formats_of(recipe, merges_adapter=merges)
-    rounds_inputs = quantises_inputs(recipe, formats, on_cpu=not num_devices)
-    note_formats(
-        recipe,
-        inputs.facts,
-        formats,
-        (trainer, engines),
-        quantises_inputs=rounds_inputs,
-        on_cpu=not num_devices,
-        log=log,
+    rounds_inputs = note_formats(
+        recipe, inputs.facts, formats, (trainer, engines), on_cpu=not num_devices, log=log
     )
     batch = batch_plan(recipe, trainer, cap, log)
     threads, of_engines = _threads(

@@ -80,13 +80,13 @@ def note_formats(
     formats: Formats,
     layouts: tuple[TrainerLayout, EngineLayout],
     *,
-    quantises_inputs: bool,
     on_cpu: bool,
     log: Log,
-) -> None:
-    """Log the formats, why, and which matrices stay plain. Raises FitError if a format applies to
-    no matrix under the layouts."""
+) -> bool:
+    """Log the formats, why, and which matrices stay plain. Returns True if the inputs of quantised
+    layers are rounded too. Raises FitError if a format applies to no matrix under the layouts."""
     trainer, asked = formats.trainer, recipe.rollout.precision
+    rounds_inputs = _quantises_inputs(recipe, formats, on_cpu=on_cpu)
     if trainer is not None:
         log.note(
             "trainer_format",
@@ -96,8 +96,8 @@ def note_formats(
         )
         why = "pinned by `train.quantise_inputs`"
         if recipe.train.quantise_inputs is None:
-            why = _why_inputs(quantises_inputs, on_cpu=on_cpu)
-        log.note("quantises_inputs", quantises_inputs, why)
+            why = _why_inputs(rounds_inputs, on_cpu=on_cpu)
+        log.note("quantises_inputs", rounds_inputs, why)
     if recipe.has_engines and (formats.engines or trainer):
         reason = f"pinned by `rollout.precision={asked}`"
         if asked == "same" and trainer != formats.engines:
@@ -108,6 +108,7 @@ def note_formats(
     for form in dict.fromkeys(filter(None, (trainer, formats.engines))):
         choices = quantised(models.table(facts), form, layouts, recipe.train.exempt)
         _note_choices(form, choices, log)
+    return rounds_inputs
 
 
 def require_kernels(formats: Formats, device: Device) -> None:
@@ -129,8 +130,7 @@ def require_kernels(formats: Formats, device: Device) -> None:
     )
 
 
-def quantises_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> bool:
-    """Return True if the inputs of quantised layers are rounded too."""
+def _quantises_inputs(recipe: Recipe, formats: Formats, *, on_cpu: bool) -> bool:
     if formats.trainer is None:
         return False
     pinned = recipe.train.quantise_inputs
