@@ -138,12 +138,12 @@ def milestone(event: Event) -> Text | None:
             theme.ACCENT,
         )
     if isinstance(event, EngineTrainerChecked):
+        is_equal = event.agreement == "equal"
         text = (
-            f"engine and trainer agree: |difference of logprobs| max {event.diff_max:.1e}, "
+            f"engine and trainer {'agree' if is_equal else 'differ'}: |difference of logprobs| max {event.diff_max:.1e}, "
             f"mean {event.diff_mean:.1e} "
         )
         floor = f"rounding alone: {event.floor_max:.1e}, {event.floor_mean:.1e}"
-        is_equal = event.agreement == "equal"
         return _line(
             "check",
             text + f"over {event.num_tokens} tokens ({floor})",

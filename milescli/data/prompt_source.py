@@ -82,7 +82,7 @@ def load_source(
     say: Say | None = None,
     name: str | None = None,
     first_index: int = 0,
-    large_rows: int = LARGE_ROWS,
+    large_rows: int | None = None,
 ) -> Loaded:
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
     `base_dir`, where `task:NAME` and Arrow files are written.
@@ -90,7 +90,7 @@ def load_source(
     `needs_label`: whether the reward compares with a label (the built-in ones do); `say` receives
     lines on the progress, if that takes seconds; `name` and `first_index`: of one of several
     sources, its name in the mix and the index of its first row; `large_rows`: files with more rows
-    are tokenised on demand. Raises DataError for a file that is missing or of another kind, for bad
+    are tokenised on demand, None: `LARGE_ROWS`. Raises DataError for a file that is missing or of another kind, for bad
     rows, and if long prompts leave nothing.
     """
     files = _read(
@@ -124,10 +124,11 @@ def load_files(
     tokenizer: PromptEncoder,
     seed: int,
     say: Say | None,
-    large_rows: int = LARGE_ROWS,
+    large_rows: int | None = None,
 ) -> Loaded:
     """Tokenise the rows of files, all of them good. Raises DataError as `load_source`."""
-    is_large = sum(map(len, files)) > large_rows or (
+    most = LARGE_ROWS if large_rows is None else large_rows
+    is_large = sum(map(len, files)) > most or (
         sum(file.table.size_bytes for file in files) > LARGE_BYTES
     )
     dedup = data.dedup == "exact" and files[0].form.field == "prompts"
@@ -137,7 +138,7 @@ def load_files(
     prompts = stored = StoredPrompts(files, tokenizer, places)
     tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
     measured = stored.make(
-        evenly(num_unique, min(NUM_MEASURED, large_rows) if is_large else num_unique), tick
+        evenly(num_unique, min(NUM_MEASURED, most) if is_large else num_unique), tick
     )
     short = _short_ones(measured, data=data, files=files)
     kept = [measured[at] for at in short]

@@ -16,7 +16,7 @@ from milescli.data.example_rows import Kind, RowField
 from milescli.data.examples import ExampleReport, Examples, load_examples
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.mixed_prompts import MixedPrompts, load_mix
-from milescli.data.prompt_source import LARGE_ROWS, SourceReport, file_named, load_source
+from milescli.data.prompt_source import SourceReport, file_named, load_source
 from milescli.data.tasks import TASK_PREFIX
 from milescli.data.tokenizer import ChatTokenizer, NoTokens, PromptEncoder
 from milescli.recipe.data import Data
@@ -62,7 +62,7 @@ def load_data(
     tokenizer: PromptEncoder,
     *,
     output: Output | None,
-    large_rows: int = LARGE_ROWS,
+    large_rows: int | None = None,
 ) -> RunData:
     """Read everything that `data` names: the recipe's, with local paths. Without a ChatTokenizer,
     rows and demonstrations, which have loss masks, are left out. `large_rows`: files with more are
