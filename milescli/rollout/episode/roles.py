@@ -10,7 +10,7 @@ from typing import Any
 
 from milescli.core.errors import DataError
 from milescli.core.types import Prompt, Trajectory
-from milescli.data.chat_masks import marked_as_one, tokenized
+from milescli.data.chat_masks import marked_chat, tokenized
 from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import Role
 from milescli.recipe.schema import Rollout
@@ -59,8 +59,9 @@ def role_demonstrations(
     prompt: Prompt, tokenizer: ChatTokenizer, *, roles: Mapping[str, Role]
 ) -> dict[str, Trajectory]:
     """Role -> its conversation in a worked episode, its own turns on the loss mask; of roles that
-    are trained and speak there. Raises DataError where a turn says no role's name, ValueError as
-    `marked_as_one`."""
+    are trained and speak there. Where the chat template takes several sequences for a conversation,
+    the others are `ROLE (2)` and so on. Raises DataError where a turn says no role's name,
+    ValueError as `marked_chat`."""
     turns = _worked_turns(prompt, roles)
     shown = {}
     for name, role in roles.items():
@@ -69,7 +70,8 @@ def role_demonstrations(
             continue
         before = conversation_of(name, roles, prompt=prompt, turns=turns[: places[0]])
         whole = conversation_of(name, roles, prompt=prompt, turns=turns[: places[-1] + 1])
-        shown[name] = tokenized(tokenizer, [marked_as_one(tokenizer, whole, first=len(before))])[0]
+        lines = tokenized(tokenizer, marked_chat(tokenizer, whole, first=len(before)))
+        shown |= {f"{name} ({at})" if at > 1 else name: line for at, line in enumerate(lines, 1)}
     return shown
 
 

@@ -12,6 +12,7 @@ from milescli.data.tokenizer import ChatTokenizer
 from milescli.recipe.agents import Role, SpeakerSettings
 from milescli.recipe.schema import Rollout
 from milescli.rollout.episode.roles import role_demonstrations, roles_of
+from tests.data.chat_templates import QWEN_3_5, tokenizer_of
 
 ROLES = {"teller": Role(prompt="Tell.", sees="prompt"), "solver": Role(sees="others")}
 
@@ -39,6 +40,13 @@ def test_each_role_imitates_its_own_turns_in_what_it_sees(tokenizer: ChatTokeniz
         for name, line in made.items()
     }
     assert learned == {"teller": "3 43 4!", "solver": "?7"}
+
+
+def test_a_template_that_drops_reasoning_blocks_takes_several_sequences() -> None:
+    tokenizer = tokenizer_of(QWEN_3_5.template, special=QWEN_3_5.special, eos=QWEN_3_5.eos)
+    said = [turn("teller", "3 4"), turn("solver", "?"), turn("teller", "3 4!"), turn("solver", "7")]
+    made = role_demonstrations(worked(*said), tokenizer, roles=ROLES)
+    assert list(made) == ["teller", "solver", "solver (2)"]
 
 
 def test_a_role_that_an_endpoint_plays_is_not_imitated(tokenizer: ChatTokenizer) -> None:
