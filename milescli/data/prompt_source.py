@@ -112,6 +112,7 @@ def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> R
         needs_label=needs_label,
         max_tokens=data.max_prompt_tokens,
         ignored=frozenset(names_in(data.ignore_columns)),
+        is_raw=data.chat_template == "none",
     )
 
 

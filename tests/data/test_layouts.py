@@ -579,6 +579,14 @@ def test_columns_that_are_not_clear_are_refused_with_the_options_that_decide(
     assert all(want in fix for want, fix in zip(fixes, error.value.fixes, strict=True))
 
 
+@pytest.mark.parametrize("text", [HH, f"\n\nHuman: a\n\nAssistant: b{HH}", HH.strip()])
+def test_a_dialogue_in_one_text_is_a_chat_unless_prompts_are_raw(tmp_path: Path, text: str) -> None:
+    path = _written(tmp_path, {"prompt": text}, {"prompt": "How?"})
+    chat, plain = _prompts(path).read([0, 1])
+    assert _text(chat.messages).endswith(PLAIN) and _text(plain.messages) == "user: How?"
+    assert _prompts(path, is_raw=True).read([0])[0].text == text
+
+
 def test_a_key_of_the_prompt_sets_its_rivals_aside_and_nothing_else(tmp_path: Path) -> None:
     rivals = {"problem": "2+2?", "question": "1+1?", "messages": [_turn("user", "3+3?")]}
     path = _written(tmp_path, {**rivals, "system": "Brief."})
