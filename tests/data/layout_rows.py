@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 
-def turn(role: str, content: str, **more: Any) -> dict[str, Any]:
+def said(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-ASK, TELL, WRONG = turn("user", "2+2?"), turn("assistant", "4"), turn("assistant", "5")
+ASK, TELL, WRONG = said("user", "2+2?"), said("assistant", "4"), said("assistant", "5")
 HUMAN, GPT = {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}
 PLAIN = "user: 2+2?"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -34,7 +34,7 @@ PROMPTS: list[tuple[str, dict[str, Any], str, str | None]] = [
     ),
     (
         "verl",
-        {"prompt": [turn("system", "Brief."), ASK], "reward_model": {"ground_truth": 4}},
+        {"prompt": [said("system", "Brief."), ASK], "reward_model": {"ground_truth": 4}},
         f"system: Brief. | {PLAIN}",
         "4",
     ),
@@ -43,7 +43,7 @@ PROMPTS: list[tuple[str, dict[str, Any], str, str | None]] = [
         {
             "prompt": "2+2?",
             "solution": "4",
-            "source_prompt": [turn("user", "Solve: 2+2? Think.")],
+            "source_prompt": [said("user", "Solve: 2+2? Think.")],
             "reward_model": {"ground_truth": "4", "style": "rule"},
         },
         PLAIN,
@@ -180,7 +180,7 @@ CHATS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "OpenAI messages",
-        {"messages": [ASK, turn("assistant", [{"type": "text", "text": "4"}])]},
+        {"messages": [ASK, said("assistant", [{"type": "text", "text": "4"}])]},
         f"{PLAIN} | assistant: 4",
     ),
     (
@@ -188,8 +188,8 @@ CHATS: list[tuple[str, dict[str, Any], str]] = [
         {
             "messages": [
                 ASK,
-                turn("assistant", "", tool_calls=[{"type": "function", "function": CALL}]),
-                turn("tool", "sunny"),
+                said("assistant", "", tool_calls=[{"type": "function", "function": CALL}]),
+                said("tool", "sunny"),
                 TELL,
             ],
             "tools": [TOOL],
@@ -201,9 +201,9 @@ CHATS: list[tuple[str, dict[str, Any], str]] = [
         {
             "messages": [
                 ASK,
-                turn("tool_call", json.dumps(CALL)),
-                turn("tool_call", json.dumps(CALL)),
-                turn("tool_response", "sunny"),
+                said("tool_call", json.dumps(CALL)),
+                said("tool_call", json.dumps(CALL)),
+                said("tool_response", "sunny"),
                 TELL,
             ],
             "tools": json.dumps([TOOL]),
@@ -216,11 +216,11 @@ CHATS: list[tuple[str, dict[str, Any], str]] = [
             "system": "Brief.",
             "messages": [
                 ASK,
-                turn(
+                said(
                     "assistant",
                     [{"type": "tool_use", "id": "1", "name": "weather", "input": {"city": "Rome"}}],
                 ),
-                turn(
+                said(
                     "user",
                     [{"type": "tool_result", "tool_use_id": "1", "content": "sunny"}],
                 ),

@@ -30,7 +30,7 @@ from tests.data.layout_rows import (
     TELL,
     TOOL,
     WRONG,
-    turn,
+    said,
 )
 
 
@@ -209,14 +209,14 @@ def test_what_stands_beside_a_prompt_is_read_in_any_row(
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"prompt": [turn("system", "a"), ASK], "system": "b"}, "`system` is one system prompt"),
+        ({"prompt": [said("system", "a"), ASK], "system": "b"}, "`system` is one system prompt"),
         ({"prompt": [1, 2], "system": "b"}, "is tokens, in which its `system` must stand"),
         ({"prompt": "a", "system": ["b"]}, "`system` must be text, not a list"),
         ({"prompt": "a", "history": ["b"]}, "`history` must be a list of questions"),
         ({"prompt": [{"from": "critic", "value": "a"}]}, "is from `critic`, who is none of"),
-        ({"prompt": [turn("user", [{"type": "image", "text": ""}])]}, "its type is `image`"),
-        ({"prompt": [turn("user", "a", images=["b"])]}, "has `images`, and only text is read"),
-        ({"prompt": [turn("tool_call", "sunny"), ASK]}, "is no call of a tool"),
+        ({"prompt": [said("user", [{"type": "image", "text": ""}])]}, "its type is `image`"),
+        ({"prompt": [said("user", "a", images=["b"])]}, "has `images`, and only text is read"),
+        ({"prompt": [said("tool_call", "sunny"), ASK]}, "is no call of a tool"),
     ],
 )
 def test_a_row_that_cannot_be_read_whole_says_why(
@@ -278,7 +278,7 @@ def test_a_dialogue_in_one_text_is_a_chat_unless_prompts_are_raw(tmp_path: Path,
 
 
 def test_a_key_of_the_prompt_sets_its_rivals_aside_and_nothing_else(tmp_path: Path) -> None:
-    rivals = {"problem": "2+2?", "question": "1+1?", "messages": [turn("user", "3+3?")]}
+    rivals = {"problem": "2+2?", "question": "1+1?", "messages": [said("user", "3+3?")]}
     path = _written(tmp_path, {**rivals, "system": "Brief."})
     (row,) = _prompts(path, prompt_key="problem").read([0])
     assert _text(row.messages) == f"system: Brief. | {PLAIN}"
