@@ -28,7 +28,9 @@ from milescli.data.messages import (
     Turns,
     as_chat,
     history_in,
+    is_chat,
     is_dialogue,
+    parsed,
     present,
     require_text,
     tools_in,
@@ -123,7 +125,8 @@ class RowForm:
         demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in record else None
         needed = self.needs_label
         if self.field == "demonstrations" and demonstration is None:
-            needed = needed or not isinstance(value_at(record, prompt), list)
+            asked = value_at(record, prompt)
+            needed = needed or not is_chat(parsed(asked) if isinstance(asked, str) else asked)
         label = None
         if self.label_key is not None or stated.get("label") is not None or needed is not False:
             label = find_column(
@@ -299,6 +302,10 @@ def _worked(record: Mapping[str, object], key: str) -> Demonstration:
     return turns
 
 
+_SAID_BESIDE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""What the assistant writes beside the content of a turn."""
+
+
 def _demonstration(
     record: Mapping[str, object],
     columns: Columns,
@@ -309,9 +316,10 @@ def _demonstration(
 ) -> Demonstration:
     """Return the worked response: its own column, a text or turns; else the assistant's last
     message, which is removed from `messages`; else a label that is one (`... #### 72`)."""
-    last = None
+    last: Demonstration = None
     if messages and messages[-1]["role"] == "assistant":
-        last = messages.pop()["content"]
+        turn = messages.pop()
+        last = [turn] if any(turn.get(name) for name in _SAID_BESIDE) else turn["content"]
         if field != "demonstrations":
             raise ValueError(
                 f"`{columns.prompt}` ends with the assistant's message; a prompt ends with the "
