@@ -140,8 +140,8 @@ def milestone(event: Event) -> Text | None:
     if isinstance(event, EngineTrainerChecked):
         is_equal = event.agreement == "equal"
         text = (
-            f"engine and trainer {'agree' if is_equal else 'differ'}: |difference of logprobs| max {event.diff_max:.1e}, "
-            f"mean {event.diff_mean:.1e} "
+            f"engine and trainer {'agree' if is_equal else 'differ'}: |difference of logprobs| "
+            f"max {event.diff_max:.1e}, mean {event.diff_mean:.1e} "
         )
         floor = f"rounding alone: {event.floor_max:.1e}, {event.floor_mean:.1e}"
         return _line(

@@ -22,6 +22,7 @@ from milescli.data.messages import (
     Turns,
     as_chat,
     calls_in,
+    is_dialogue,
     present,
     require_text,
     value_at,
@@ -300,7 +301,7 @@ def _prompt(record: Mapping[str, Any], columns: Columns, data: Data) -> Turns:
     assert key is not None, columns
     value = present(record, key)
     # without a template a dialogue is read as the text that it is
-    is_raw = data.chat_template == "none" and isinstance(value, str)
+    is_raw = data.chat_template == "none" and isinstance(value, str) and is_dialogue(value)
     turns = None if is_raw else as_chat(value, key)
     if turns is None:
         return [{"role": "user", "content": _text(record, key)}]

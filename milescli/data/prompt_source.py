@@ -87,11 +87,11 @@ def load_source(
     """Read and check `data.<path_field>`, and tokenise it if it is small. Relative paths start at
     `base_dir`, where `task:NAME` and Arrow files are written.
 
-    `needs_label`: whether the reward compares with a label (the built-in ones do); `say` receives
-    lines on the progress, if that takes seconds; `name` and `first_index`: of one of several
-    sources, its name in the mix and the index of its first row; `large_rows`: files with more rows
-    are tokenised on demand, None: `LARGE_ROWS`. Raises DataError for a file that is missing or of another kind, for bad
-    rows, and if long prompts leave nothing.
+    `needs_label`: whether the reward compares with a label (the built-in ones do); `say`
+    receives lines on the progress, if that takes seconds; `name` and `first_index`: of one of
+    several sources, its name in the mix and the index of its first row; `large_rows`: files
+    with more rows are tokenised on demand, None: `LARGE_ROWS`. Raises DataError for a file that
+    is missing or of another kind, for bad rows, and if long prompts leave nothing.
     """
     files = _read(
         _locate(data, path_field, base_dir=Path(base_dir), seed=seed),
@@ -114,6 +114,7 @@ def form_of(data: Data, path_field: PathField, *, needs_label: bool | None) -> R
         needs_label=needs_label,
         max_tokens=data.max_prompt_tokens,
         ignored=frozenset(names_in(data.ignore_columns)),
+        is_raw=data.chat_template == "none",
     )
 
 

@@ -28,6 +28,9 @@ from milescli.data.messages import (
     Turns,
     as_chat,
     history_in,
+    is_chat,
+    is_dialogue,
+    parsed,
     present,
     require_text,
     tools_in,
@@ -100,6 +103,8 @@ class RowForm:
     """Longer prompts are not used, so the tokeniser may stop behind this length."""
     ignored: frozenset[str] = frozenset()
     """Columns that are set aside, though they look like part of the prompt."""
+    is_raw: bool = False
+    """Whether a prompt is read as the text that it is, a dialogue in one text too."""
 
     def find(self, record: Mapping[str, Any], path: Path) -> Columns:
         """Find the columns by the first row, whose layout may be a known one. Raises DataError if
@@ -120,7 +125,8 @@ class RowForm:
         demonstration = DEMONSTRATION_COLUMN if DEMONSTRATION_COLUMN in record else None
         needed = self.needs_label
         if self.field == "demonstrations" and demonstration is None:
-            needed = needed or not isinstance(value_at(record, prompt), list)
+            asked = value_at(record, prompt)
+            needed = needed or not is_chat(parsed(asked) if isinstance(asked, str) else asked)
         label = None
         if self.label_key is not None or stated.get("label") is not None or needed is not False:
             label = find_column(
@@ -156,7 +162,7 @@ class RowForm:
         """Return the row on `line`. Raises ValueError with the reason if it cannot be used, and
         DataError if a column would be left out that looks like part of the prompt."""
         assert columns.prompt is not None, columns
-        prompt = _prompt(record, columns.prompt)
+        prompt = _prompt(record, columns.prompt, is_raw=self.is_raw)
         tools: Tools = []
         beside = columns.known.get(tuple(record)) or columns.beside(record)
         if beside is not NOTHING:
@@ -263,12 +269,17 @@ def _hash_of(prompt: _Prompt, tools: Tools) -> int:
     return hash(json.dumps([prompt, tools], sort_keys=True, default=str))
 
 
-def _prompt(record: Mapping[str, object], key: str) -> _Prompt:
+_OPENERS = frozenset("[\nH")
+"""First characters of the texts that may hold a chat: as JSON, or with the markers of HH."""
+
+
+def _prompt(record: Mapping[str, object], key: str, *, is_raw: bool) -> _Prompt:
     value = record.get(key)
     if value is None:
         value = present(record, key)
     if type(value) is str:
-        if value[:1] == "[" and (chat := as_chat(value, key)) is not None:
+        may_be_chat = value[:1] in _OPENERS and not (is_raw and is_dialogue(value))
+        if may_be_chat and (chat := as_chat(value, key)) is not None:
             return chat
         return [{"role": "user", "content": value if _is_plain(value) else _nonempty(value, key)}]
     if not isinstance(value, list):
@@ -291,6 +302,10 @@ def _worked(record: Mapping[str, object], key: str) -> Demonstration:
     return turns
 
 
+_SAID_BESIDE = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""What the assistant writes beside the content of a turn."""
+
+
 def _demonstration(
     record: Mapping[str, object],
     columns: Columns,
@@ -301,9 +316,10 @@ def _demonstration(
 ) -> Demonstration:
     """Return the worked response: its own column, a text or turns; else the assistant's last
     message, which is removed from `messages`; else a label that is one (`... #### 72`)."""
-    last = None
+    last: Demonstration = None
     if messages and messages[-1]["role"] == "assistant":
-        last = messages.pop()["content"]
+        turn = messages.pop()
+        last = [turn] if any(turn.get(name) for name in _SAID_BESIDE) else turn["content"]
         if field != "demonstrations":
             raise ValueError(
                 f"`{columns.prompt}` ends with the assistant's message; a prompt ends with the "

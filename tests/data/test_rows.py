@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,20 @@ def test_messages_end_with_the_user_and_a_demonstration_with_the_assistant(
     _, rows = _read(jsonl({"messages": [user, answer]}), field="demonstrations", needs_label=False)
     assert rows[0].messages == [user]
     assert (rows[0].text, rows[0].demonstration) == ("hi", "hello")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}, {"reasoning_content": "so"}],
+)
+def test_a_demonstration_keeps_what_the_last_turn_has_beside_its_content(
+    jsonl: Callable[..., Path], more: dict[str, object]
+) -> None:
+    user, answer = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}
+    for messages in ([user, {**answer, **more}], json.dumps([user, {**answer, **more}])):
+        path = jsonl({"messages": messages})
+        _, rows = _read(path, field="demonstrations", needs_label=False)
+        assert rows[0].demonstration == [{**answer, **more}]
 
 
 def test_numbers_are_labels_and_whole_floats_lose_their_point(jsonl: Callable[..., Path]) -> None:

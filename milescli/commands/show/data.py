@@ -10,7 +10,8 @@ from milescli.console.output import Mode, Output
 if TYPE_CHECKING:
     from milescli.data.examples import ExampleReport
     from milescli.data.prompt_source import SourceReport
-    from milescli.runtime.inputs.data_check import DataCheck, FileLook, Part
+    from milescli.runtime.inputs.data_check import DataCheck, Part
+    from milescli.runtime.inputs.file_looks import FileLook
 
 BAR_WIDTH = 40
 MAX_ROWS = 20

@@ -1,0 +1,184 @@
+"""What one data file holds, for `miles data check`: its layout, columns, bad and repeated rows.
+`data_check` puts the files of a recipe together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milescli.console.output import Output
+from milescli.console.transfer import Transfer
+from milescli.core.errors import DataError
+from milescli.data.example_rows import Kind, RowField
+from milescli.data.examples import read_examples
+from milescli.data.file_rows import FileRows, read_file
+from milescli.data.layouts import Columns, recognise
+from milescli.data.prompt_source import file_named
+from milescli.data.rows import BadRow, RowForm
+from milescli.data.tables import LINE_SUFFIXES, Table
+from milescli.recipe.data import Data
+from milescli.recipe.data_files import DataFile, names_in
+from milescli.rollout.rewards.label_check import MAX_LABELS
+
+NUM_SHOWN = 5
+GAP_WORDS = frozenset(("null", "none", "nan", "na", "n/a", "nil", "<na>"))
+"""Labels that other programs write for a gap."""
+NUM_MEASURED = 4096
+"""Rows that are looked at, evenly spread."""
+
+
+@dataclass(slots=True, kw_only=True)
+class FileLook:
+    """What one file holds, or some rows of it."""
+
+    path: str
+    columns: list[str]
+    """All columns of the first row."""
+    prompt_key: str | None
+    label_key: str | None
+    num_rows: int
+    num_bad: int
+    bad: list[BadRow]
+    """The first bad rows."""
+    layout: str = ""
+    """Whose layout the first row has; empty: none that is known, columns are found by name."""
+    reads: dict[str, str] = field(default_factory=dict)
+    """Column that is read -> what it is."""
+    learned: str | None = None
+    """The columns that are learned from; None if the rows are prompts."""
+    num_duplicates: int = 0
+    """Rows that repeat the prompt of an earlier row, or, if they are learned from, the whole row. 0
+    if any row of prompts is bad."""
+    duplicates: list[tuple[int, int]] = field(default_factory=list)
+    """(line of the row, line of the earlier one) of the first such rows."""
+    lengths: list[int] = field(default_factory=list)
+    """Number of characters of some prompts, ascending; empty if tokens are counted."""
+    words: list[str] = field(default_factory=list)
+    """Labels that other programs write for a gap, as `NA`; they are read as texts."""
+    unit: str = "line"
+    """Whether rows are named by line or by row."""
+    problem: DataError | None = None
+    """The error with which a run would refuse the file."""
+
+
+def read_rows(
+    table: Table,
+    file: DataFile,
+    form: RowForm,
+    *,
+    folder: Path,
+    first_index: int,
+    output: Output,
+) -> FileRows:
+    size_bytes = table.path.stat().st_size
+    label = f"looking at {file.spelled()}"
+    with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
+        return read_file(
+            table,
+            file,
+            form,
+            folder=folder,
+            first_index=first_index,
+            tick=lambda _: seen.reached(round(table.share_read * size_bytes)),
+        )
+
+
+def unread(file: DataFile, first: dict[str, object], problem: DataError) -> FileLook:
+    """Return what is known of a file whose rows are not read."""
+    return FileLook(
+        path=file.spelled(),
+        columns=list(first),
+        prompt_key=None,
+        label_key=None,
+        num_rows=0,
+        num_bad=0,
+        bad=[],
+        layout=recognise(first).name,
+        problem=problem,
+    )
+
+
+def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
+    problem = None
+    try:
+        rows.require_good()
+    except DataError as error:
+        problem = error
+    columns = rows.columns or Columns(path=rows.path)
+    return FileLook(
+        path=rows.spelled,
+        columns=list(first),
+        prompt_key=columns.chat or columns.prompt,
+        label_key=columns.label or columns.judged,
+        num_rows=rows.num_rows,
+        num_bad=rows.num_bad,
+        bad=rows.bad,
+        layout=columns.layout.name,
+        reads=columns.described(first),
+        unit="line" if rows.path.suffix in LINE_SUFFIXES else "row",
+        problem=problem,
+    )
+
+
+def words_in(rows: FileRows) -> list[str]:
+    """Return the labels that are words for a gap."""
+    if rows.columns is None or rows.columns.label is None:
+        return []
+    labels = {row.label for row in rows.different_labels(MAX_LABELS)[0] if row.label is not None}
+    return sorted(label for label in labels if label.strip().casefold() in GAP_WORDS)
+
+
+def duplicates_in(rows: FileRows) -> tuple[int, list[tuple[int, int]]]:
+    """Return how many rows repeat the prompt of an earlier row; and the first of them, its line and
+    that of the earlier one."""
+    import numpy as np
+
+    hashes = rows.rows.hashes("key")
+    _, firsts, groups = np.unique(hashes, return_index=True, return_inverse=True)
+    earlier = firsts[groups]
+    again = np.flatnonzero(earlier != np.arange(len(hashes)))
+    pairs = [(int(place), int(earlier[place])) for place in again[:NUM_SHOWN]]
+    places = sorted({place for pair in pairs for place in pair})
+    lines = {place: row.index + 1 for place, row in zip(places, rows.read(places), strict=True)}
+    return len(again), [(lines[place], lines[before]) for place, before in pairs]
+
+
+def look_at_rows(data: Data, key: RowField, *, kind: Kind, folder: Path) -> list[FileLook]:
+    """Look at each file of rows to learn from that `data.<key>` names. Raises DataError for a file
+    that holds no such rows; reports bad rows."""
+    looks = []
+    for name in names_in(getattr(data, key)):
+        file = file_named(name, key=f"data.{key}")
+        try:
+            rows = read_examples(file, data=data, key=key, kind=kind, folder=folder)
+        except DataError as error:
+            looks.append(unread(file, first_row(Table(Path(file.name))), error))
+            continue
+        columns = rows.columns or Columns(path=rows.path)
+        look = look_of(rows, rows.first)
+        look.num_duplicates, look.duplicates = duplicates_in(rows)
+        sides = (columns.chosen or columns.chat, columns.rejected)
+        learned = columns.chat or columns.text or columns.response or columns.calls
+        look.learned = ", ".join(filter(None, sides)) if columns.rejected else learned
+        if look.problem is None and columns.rejected:
+            look.problem = _equal_sides(rows)
+        looks.append(look)
+    return looks
+
+
+def _equal_sides(rows: FileRows) -> DataError | None:
+    """Return the error that no pair of a small file has two different sides, as a run reports it;
+    None if one has."""
+    if len(rows) > NUM_MEASURED or any(
+        row.chosen != row.rejected for row in rows.read(range(len(rows)))
+    ):
+        return None
+    return DataError(
+        f"no row of {rows.path} teaches anything",
+        why=f"both sides are equal in each of its {len(rows)}",
+        fix=f"--set data.{rows.form.field}=FILE   # pairs whose sides differ",
+    )
+
+
+def first_row(table: Table) -> dict[str, object]:
+    return next((row for _, row in table.records() if isinstance(row, dict)), {})
