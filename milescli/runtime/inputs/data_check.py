@@ -19,8 +19,7 @@ from milescli.core.types import Pair, Prompt, Trajectory
 from milescli.data.chat_masks import demonstrated, unsampled
 from milescli.data.example_rows import CHOSEN, REJECTED, Kind, RowField
 from milescli.data.examples import ExampleReport, load_examples
-from milescli.data.file_rows import FileRows, evenly, row_named
-from milescli.data.held_out_leaks import exact_leaks
+from milescli.data.file_rows import FileRows, evenly
 from milescli.data.layouts import use_of
 from milescli.data.mixed_prompts import data_of_source
 from milescli.data.prompt_source import Loaded, file_named, form_of, load_files
@@ -37,11 +36,8 @@ from milescli.rollout.episode.roles import conversation_of, role_demonstrations,
 from milescli.rollout.rewards import needs_label
 from milescli.runtime.inputs.checks import INPUTS, Outcome, Subject, outcomes
 from milescli.runtime.inputs.data_files import (
-    WITHOUT_EVAL,
     check_labels_of,
     kind_of_rows,
-    near_leaks_told,
-    refuse_learned,
     require_files,
     rollouts_of,
     texts_for_vocabulary,
@@ -139,7 +135,7 @@ def check_file_alone(
             part = Part(
                 name="train", data=learned, named=[name], field="train", rollout=None, kind=kind
             )
-        return _checked([part], tokenizer, run=run, seed=0, num_heldout=None, output=output)
+        return _checked([part], tokenizer, run=run, seed=0, output=output)
 
 
 def _kind_of(data: Data) -> Kind | None:
@@ -173,10 +169,9 @@ def check_recipe(recipe: Recipe, *, model: Path | None, output: Output) -> DataC
             tokenizer,
             run=run,
             seed=recipe.run.seed,
-            num_heldout=recipe.eval.num_prompts,
             output=output,
         )
-        _compare(checked, recipe, tokenizer, facts)
+        _compare(checked, recipe, tokenizer, facts, output=output)
         return checked
 
 
@@ -188,11 +183,18 @@ def _facts(recipe: Recipe, model: Path | None) -> ModelFacts | None:
     return load_facts(model) if (model / CONFIG_NAME).is_file() else None
 
 
-_PART_BY_PART = ("labels", "held out")
+_PART_BY_PART = ("labels",)
 """Checks of the table that are made for each part, so that all problems are shown."""
 
 
-def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: ModelFacts) -> None:
+def _compare(
+    check: DataCheck,
+    recipe: Recipe,
+    tokenizer: ChatTokenizer,
+    facts: ModelFacts | None,
+    *,
+    output: Output,
+) -> None:
     """Make the checks of a run."""
     loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
     subject = Subject(
@@ -208,6 +210,8 @@ def _compare(check: DataCheck, recipe: Recipe, tokenizer: ChatTokenizer, facts: 
             if part.field == "prompts" and part.rollout is not None
         ],
         heldout=next((source for part, source in loaded if part.field == "eval"), None),
+        rows=[row for part in check.parts if part.field == "train" for row in part.examples],
+        output=output,
         missing={} if facts else {"facts": f"{tokenizer.folder} has no {CONFIG_NAME}"},
     )
     for made in outcomes([one for one in INPUTS if one.name not in _PART_BY_PART], subject):
@@ -267,7 +271,6 @@ def _checked(
     *,
     run: RunDir,
     seed: int,
-    num_heldout: int | None,
     output: Output,
 ) -> DataCheck:
     check = DataCheck(parts=parts)
@@ -313,7 +316,6 @@ def _checked(
                 check_labels_of(part.rollout, part.loaded.source, None, output=output)
             except MilesError as error:
                 check.problems.append(error)
-    _hold_against_each_other(check, num_heldout, output=output)
     return check
 
 
@@ -343,42 +345,6 @@ def _check_rows(
         check.problems.append(error)
         return
     part.rendered = list(rendered_rows(part.examples, tokenizer))
-
-
-def _hold_against_each_other(check: DataCheck, num_heldout: int | None, *, output: Output) -> None:
-    """Compare held-out prompts with all that is trained on."""
-    loaded = [(part, part.loaded.source) for part in check.parts if part.loaded]
-    heldout, named = next(
-        ((source, part.named) for part, source in loaded if part.field == "eval"), (None, [])
-    )
-    if heldout is None:
-        return
-    graded = heldout.first(num_heldout)
-    for part in check.parts:
-        if part.field == "train" and part.examples:
-            try:
-                refuse_learned(graded, part.examples)
-            except DataError as error:
-                check.problems.append(error)
-    for part, source in loaded:
-        if part.field != "prompts":
-            continue
-        if leaks := exact_leaks(heldout, source, num_heldout=num_heldout):
-            pairs = [
-                f"{row_named(leak.heldout, heldout.files)} is "
-                f"{row_named(leak.prompts, source.files)}"
-                for leak in leaks
-            ]
-            more = f"; and {len(pairs) - NUM_SHOWN} more" if len(pairs) > NUM_SHOWN else ""
-            check.problems.append(
-                DataError(
-                    f"{len(leaks)} held-out prompts are training prompts too",
-                    why="; ".join(pairs[:NUM_SHOWN]) + more,
-                    fix=WITHOUT_EVAL,
-                )
-            )
-        elif told := near_leaks_told(heldout, graded, source, named=named, output=output):
-            check.warnings.append(told)
 
 
 def look_at(

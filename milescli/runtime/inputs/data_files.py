@@ -24,7 +24,7 @@ from milescli.data.chat_masks import demonstrated
 from milescli.data.example_rows import Kind
 from milescli.data.file_prompts import FilePrompts
 from milescli.data.file_rows import by_file, evenly, row_named
-from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, exact_leaks, near_leaks
+from milescli.data.held_out_leaks import NEAR_HELDOUT, NEAR_ROWS, Leak, exact_leaks, near_leaks
 from milescli.data.mixed_prompts import MixedPrompts
 from milescli.data.prompt_source import file_named
 from milescli.data.tables import LINE_SUFFIXES, Table, check_file
@@ -176,10 +176,22 @@ def refuse_leak(
             continue
         raise DataError(
             f"{len(leaks)} held-out prompts are training prompts too",
-            why=f"{row_named(leaks[0].heldout, heldout.files)} is also "
-            f"{row_named(leaks[0].prompts, prompts.files)}: the evaluation would measure memory",
+            why=f"{_pairs(leaks, heldout, prompts, joined=' is ')}: the evaluation would measure "
+            "memory",
             fix=WITHOUT_EVAL,
         )
+
+
+def _pairs(
+    leaks: Sequence[Leak], heldout: FilePrompts, prompts: FilePrompts, *, joined: str
+) -> str:
+    """Name the rows of the first leaks."""
+    pairs = [
+        f"{row_named(leak.heldout, heldout.files)}{joined}{row_named(leak.prompts, prompts.files)}"
+        for leak in leaks[:NUM_LEAKS_SHOWN]
+    ]
+    num_more = len(leaks) - len(pairs)
+    return "; ".join(pairs) + (f"; and {num_more} more" if num_more else "")
 
 
 def kind_of_rows(recipe: Recipe) -> Kind:
@@ -248,13 +260,8 @@ def near_leaks_told(
         )
     if not leaks:
         return None
-    pairs = [
-        f"{row_named(leak.heldout, heldout.files)} and {row_named(leak.prompts, prompts.files)}"
-        for leak in leaks
-    ]
-    more = f"; and {len(pairs) - NUM_LEAKS_SHOWN} more" if len(pairs) > NUM_LEAKS_SHOWN else ""
-    shown = "; ".join(pairs[:NUM_LEAKS_SHOWN])
-    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}{more}"
+    shown = _pairs(leaks, heldout, prompts, joined=" and ")
+    return f"{len(leaks)} held-out prompts are nearly training prompts: {shown}"
 
 
 def demonstrations_of(
