@@ -330,7 +330,7 @@ def is_locked(run: RunDir) -> bool:
     return False
 
 
-def is_running(run: RunDir) -> MilesError:
+def running_error(run: RunDir) -> MilesError:
     """Return the error of a command that needs a run on which a driver works."""
     host, _, driver = _content(run.lock_file).strip().partition(" ")
     here = driver.isdecimal() and host == socket.gethostname()
@@ -365,7 +365,7 @@ def refuse_taken(base: Path, name: str) -> None:
     if not run.path.exists() or not any(run.path.iterdir()):
         return
     if is_locked(run):
-        running = is_running(run)
+        running = running_error(run)
         other = f"--name {name}-{secrets.token_hex(2)}   # a new one beside it"
         raise RecipeError(running.what, why=running.why, fix=[*running.fixes, other])
     outcome = (run.verdict() or {}).get("outcome")

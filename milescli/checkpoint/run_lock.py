@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, is_running
+from milescli.checkpoint.run_dir import ADAPTERS, RunDir, is_locked, running_error
 from milescli.core.errors import MachineError
 
 LOOKS, LOOK_S = 10, 0.05
@@ -28,7 +28,7 @@ def lock(run: RunDir) -> Iterator[None]:
     """
     with _opened_lock(run) as file:
         if not _is_taken(file):
-            raise is_running(run)
+            raise running_error(run)
         file.truncate(0)
         file.write(f"{socket.gethostname()} {os.getpid()}\n")
         file.flush()

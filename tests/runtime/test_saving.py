@@ -28,6 +28,8 @@ class Writer:
         self.error: Exception | None = None
         self.folder = Path()
         self.asked: list[str] = []
+        self.looks = 0
+        """How often it was asked whether all is written."""
         self.given_up = 0
 
     def note_saved(self) -> None:
@@ -41,6 +43,7 @@ class Writer:
         (folder / "half").write_text("torn")
 
     async def is_written(self) -> bool:
+        self.looks += 1
         return self.written
 
     async def finish_save(self) -> dict[str, str]:
@@ -93,7 +96,8 @@ def test_a_checkpoint_counts_as_soon_as_its_bytes_are_there(tmp_path: Path) -> N
     async def work() -> None:
         rig.writer.written = False
         await rig.save(3)
-        await asyncio.sleep(0.3)
+        while rig.writer.looks < 2:
+            await asyncio.sleep(0.01)
         assert rig.writer.asked == [] and rig.saver.store.steps() == []
         rig.writer.written = True
         while not rig.told:  # nobody asks for it

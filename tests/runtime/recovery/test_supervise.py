@@ -86,7 +86,8 @@ def test_the_first_signal_asks_and_the_second_ends() -> None:
 
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        await asyncio.sleep(0.05)
+        while not asked:
+            await asyncio.sleep(0.01)
         assert asked == [True]
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(60)
