@@ -45,7 +45,7 @@ smollm2: $(VENV)/.installed
 	@echo "$(VENV)/bin/miles launch --recipe smollm2-135m --set model.path=models/smollm2-135m"
 
 $(VENV)/.installed: $(PINS)
-	docker/install.sh $(VENV)
+	TE=$(TE) docker/install.sh $(VENV)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed docker/requirements-dev.txt

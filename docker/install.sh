@@ -2,7 +2,8 @@
 # Makes a virtual environment with miles in it, for the accelerator that this machine has. Called by
 # the Makefile, and by the Dockerfiles in two steps: packages change rarely and are cached, miles
 # itself does not need them anew.
-# Usage: docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]
+# Usage: [TE=1] docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]
+# TE=1 adds TransformerEngine on CUDA, whose part for torch is compiled here, by nvcc.
 set -euo pipefail
 usage="docker/install.sh VENV [cpu|cuda|rocm] [packages|miles]"
 venv=${1:?usage: $usage}
@@ -28,6 +29,8 @@ case $kind in
 cpu | cuda | rocm) ;;
 *) fail "unknown kind $kind" "it is cpu, cuda or rocm" "docker/install.sh $venv cpu" ;;
 esac
+[ "${TE:-0}" != 1 ] || [ "$kind" = cuda ] ||
+  fail "TransformerEngine is for CUDA" "this installs for $kind" "make install   # without TE=1"
 case $part in
 all | packages | miles) ;;
 *) fail "unknown part $part" "it is packages, miles or left out" "$usage" ;;
@@ -39,6 +42,17 @@ sys.exit(not low <= sys.version_info[:2] < below)' "$PIN_PYTHON_OLDEST" "$PIN_PY
 
 pip() { "$venv/bin/pip" --disable-pip-version-check "$@"; }
 new_venv() { [ -x "$venv/bin/pip" ] || "$python" -m venv "$@" "$venv"; }
+
+# it is built beside the torch that is there, hence without an environment of its own
+transformer_engine() {
+  command -v nvcc >/dev/null ||
+    fail "TransformerEngine needs nvcc" "its part for torch is compiled here" \
+      "make install   # without TE=1: the trainer's layers are PyTorch's"
+  say "TransformerEngine $PIN_TRANSFORMER_ENGINE"
+  pip install -q setuptools wheel ninja pybind11
+  pip install -q --no-build-isolation \
+    "transformer-engine[core_cu13,pytorch]==$PIN_TRANSFORMER_ENGINE"
+}
 
 packages() {
   case $kind in
@@ -59,6 +73,7 @@ packages() {
     new_venv
     say "torch $PIN_TORCH, SGLang $PIN_SGLANG, Ray and Megatron-Core"
     pip install -q "torch==$PIN_TORCH" "sglang==$PIN_SGLANG" -r "$here/docker/requirements.txt"
+    [ "${TE:-0}" != 1 ] || transformer_engine
     ;;
   rocm)
     "$python" -c 'import torch, sglang; assert torch.version.hip' 2>/dev/null ||

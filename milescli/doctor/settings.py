@@ -116,12 +116,14 @@ def check_kernels(
         return skip("kernels", "SGLang's CUDA kernels are for NVIDIA's devices")
     if has_engine is None:
         has_engine = importlib.util.find_spec("transformer_engine") is not None
-    layers = (
-        "TransformerEngine computes the trainer's layers"
-        if has_engine
-        else "no TransformerEngine: the trainer's layers are computed by PyTorch's kernels"
-    )
-    return _judge(there or kernels()) + ok("layers", layers)
+    layers = ok("layers", "TransformerEngine computes the trainer's layers")
+    if not has_engine:
+        layers = ok(
+            "layers",
+            "no TransformerEngine: PyTorch's kernels compute the trainer's layers, without fused "
+            "norms and grouped products of experts; make install TE=1 adds it",
+        )
+    return _judge(there or kernels()) + layers
 
 
 def check_compiled() -> list[Finding]:

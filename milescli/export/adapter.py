@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from milescli.checkpoint.formats.schemes import scheme_of
+from milescli.checkpoint.formats.stored import rounded
+from milescli.checkpoint.run_dir import RunDir
 from milescli.checkpoint.source import open_source, require_finite
 from milescli.checkpoint.torch_dist.weights import read_hf_tensors
 from milescli.checkpoint.weight_files import require_base
@@ -44,6 +48,9 @@ from milescli.models.adapter import (
 )
 from milescli.models.base import WeightTable
 from milescli.models.layers import OUTPUT_LAYER
+from milescli.plan.precision import quantised
+from milescli.plan.types import Plan
+from milescli.recipe.resolved import load_resolved
 
 CONFIG_FILE = "adapter_config.json"
 _A, _B = (f".{which}.weight" for which in (A, B))
@@ -81,6 +88,8 @@ class Adapter:
     model's folder."""
     base_model: str | None = None
     """`base_model_name_or_path`: a hub name or a folder."""
+    rounds_base: Callable[[Iterable[Named]], Iterator[Named]] | None = None
+    """Rounds the base model's tensors to the number format over which a run trained the adapter."""
 
     @property
     def num_parameters(self) -> int:
@@ -406,14 +415,34 @@ def read_trained_adapter(checkpoint: Path, *, base: Path) -> Adapter | None:
     require_base(mark, base, checkpoint=checkpoint)
     of_adapter = adapter_table(table(load_facts(base)), shape)
     tensors = dict(read_hf_tensors(checkpoint, of_adapter))
-    return adapter_of(tensors, of_adapter, shape, base_model=base)
+    made = adapter_of(tensors, of_adapter, shape, base_model=base)
+    return replace(made, rounds_base=_rounding_of_run(checkpoint, base))
+
+
+def _rounding_of_run(
+    checkpoint: Path, base: Path
+) -> Callable[[Iterable[Named]], Iterator[Named]] | None:
+    """None where the run's trainer multiplied by the base model's weights as they are."""
+    run = RunDir(checkpoint.absolute().parents[1])
+    if not run.plan_file.is_file() or not run.is_run:
+        return None
+    plan = Plan.from_json(run.plan_file.read_text())
+    if plan.trainer_format is None:
+        return None
+    exempt = load_resolved(run.recipe_file).recipe.train.exempt
+    layouts = (plan.trainer, plan.engines)
+    choices = quantised(table(load_facts(base)), plan.trainer_format, layouts, exempt)
+    return partial(rounded, choices=choices, scheme=scheme_of(plan.trainer_format))
 
 
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:
     """Yield the base model's tensors with the adapter merged in; the folder is open meanwhile."""
     with open_source(base) as source:
         on_disk = table(load_facts(base)).as_on_disk(source.names())
-        yield from merge_into(read_folder(source, of_base, on_disk=on_disk), adapter)
+        tensors = read_folder(source, of_base, on_disk=on_disk)
+        if adapter.rounds_base is not None:
+            tensors = adapter.rounds_base((name, tensor.float()) for name, tensor in tensors)
+        yield from merge_into(tensors, adapter)
 
 
 def write_merged(target: Path, adapter: Adapter, *, base: Path) -> None:
