@@ -52,7 +52,7 @@ def _loss(folder: Path, rows: Path, count: int) -> float:
     for row in map(json.loads, rows.read_text().splitlines()[:count]):
         turns = [{"role": "user", "content": row["prompt"]}]
         asked = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        text = f"{asked}{row['demonstration']}{tokenizer.eos_token}\n"
+        text = f"{asked}{row['demonstration']}{tokenizer.eos_token}"
         prompt, ids = (
             tokenizer(part, add_special_tokens=False)["input_ids"] for part in (asked, text)
         )
