@@ -70,6 +70,7 @@ def read_rows(
     first_index: int,
     output: Output,
 ) -> FileRows:
+    """Read a file of prompts with a progress bar. Raises DataError as `read_file`."""
     size_bytes = table.path.stat().st_size
     label = f"looking at {file.spelled()}"
     with Transfer(output, label=label, total=size_bytes, tells_quick=False) as seen:
@@ -99,6 +100,7 @@ def unread(file: DataFile, first: dict[str, object], problem: DataError) -> File
 
 
 def look_of(rows: FileRows, first: dict[str, object]) -> FileLook:
+    """Return what is known of a file whose rows were read. `first`: its first row."""
     problem = None
     try:
         rows.require_good()
@@ -181,4 +183,5 @@ def _equal_sides(rows: FileRows) -> DataError | None:
 
 
 def first_row(table: Table) -> dict[str, object]:
+    """Return the first row that can be read; empty if none can."""
     return next((row for _, row in table.records() if isinstance(row, dict)), {})
