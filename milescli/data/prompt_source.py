@@ -128,7 +128,9 @@ def load_files(
     large_rows: int | None = None,
 ) -> Loaded:
     """Tokenise the rows of files, all of them good. Raises DataError as `load_source`."""
-    most = LARGE_ROWS if large_rows is None else large_rows
+    most, num_measured = LARGE_ROWS, NUM_MEASURED
+    if large_rows is not None:
+        most, num_measured = large_rows, min(NUM_MEASURED, large_rows)
     is_large = sum(map(len, files)) > most or (
         sum(file.table.size_bytes for file in files) > LARGE_BYTES
     )
@@ -138,9 +140,7 @@ def load_files(
     prompts: Sequence[Prompt]
     prompts = stored = StoredPrompts(files, tokenizer, places)
     tick = Waiting(say, "making tokens of " + ", ".join(file.spelled for file in files))
-    measured = stored.make(
-        evenly(num_unique, min(NUM_MEASURED, most) if is_large else num_unique), tick
-    )
+    measured = stored.make(evenly(num_unique, num_measured if is_large else num_unique), tick)
     short = _short_ones(measured, data=data, files=files)
     kept = [measured[at] for at in short]
     if not is_large:

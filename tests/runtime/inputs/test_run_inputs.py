@@ -81,7 +81,7 @@ def test_each_source_of_a_mix_is_checked_by_its_own_reward(tmp_path: Path) -> No
     assert {prompt.source for _, prompt in taken} == {f"{tmp_path}/a.jsonl", f"{tmp_path}/b.csv"}
     with pytest.raises(DataError, match=r"a\.jsonl .*line 1: the label"):
         _mixed(tmp_path, **files, a='{"prompt": "a?", "label": "so #### "}', b=good["b"])
-    with pytest.raises(DataError, match=r"row 1 of .*test\.jsonl is also row 2 of .*b\.csv"):
+    with pytest.raises(DataError, match=r"row 1 of .*test\.jsonl is row 2 of .*b\.csv"):
         _mixed(tmp_path, **good, test='{"prompt": "b?", "label": "3"}')
 
 
