@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SECONDS = ("forward_backward_s", "save_wait_s", "optimizer_s")
-OF_ENGINES = ("logprob_diff_mean", "logprob_diff_max")
+OF_ENGINES = ("logprob_diff_mean", "logprob_diff_max", "logprob_diff_tokens")
 """Figures that which requests an engine computes together may change in their last bit."""
 OF_CLOCKS = ("environment_s",)
 """Figures of episodes that are seconds."""

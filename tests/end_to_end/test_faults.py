@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.oracle import SECONDS
+from tests.chaos.oracle import OF_ENGINES, SECONDS
 from tests.end_to_end.runs import (
     SECRET_NAME,
     Finished,
@@ -73,7 +73,7 @@ def _learned(workplace: Workplace, name: str) -> dict[int, dict]:
     """Step -> what was sampled and learned, without seconds, and without what the engines'
     log-probs say: which requests an engine computes together changes their last bit, and no
     token."""
-    apart = (*SECONDS, "logprob_diff_mean", "logprob_diff_max")
+    apart = (*SECONDS, *OF_ENGINES)
     return {
         event["step"]: {
             "report": {key: value for key, value in event["report"].items() if key not in apart},

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from milescli.data.scratch_tokenizer import make_scratch_tokenizer
 from milescli.models import scratch
 from milescli.recipe.model import ScratchModel
+from tests.chaos.oracle import OF_ENGINES
 from tests.end_to_end.runs import Workplace, actor_of, learned, step_done
 
 RECIPE = """\
@@ -69,7 +70,7 @@ def _weights(workplace: Workplace, run: str, folder: Path) -> dict[str, torch.Te
 def _learned(workplace: Workplace, run: str) -> dict[int, tuple[dict, dict]]:
     """By step: what the last attempt at it sampled and learned; how the engine rounds depends on
     what else it had to do."""
-    rounded = ("logprob_diff_max", "logprob_diff_mean")
+    rounded = OF_ENGINES
     steps = {}
     for event in workplace.steps(run):
         report, rollout = learned(event)
