@@ -216,7 +216,10 @@ def _choices_of(weights: _Weights) -> Choose:
     story = weights.story
     if story is None or weights.checkpoint is None:
         return choose
-    plan = Plan.from_json(RunDir(weights.checkpoint.absolute().parents[1]).plan_file.read_text())
+    run = RunDir(weights.checkpoint.absolute().parents[1])
+    if not run.plan_file.is_file():
+        return choose
+    plan = Plan.from_json(run.plan_file.read_text())
 
     def choose_as_trained(table: WeightTable, form: Quantised) -> Mapping[str, Choice]:
         if form not in (plan.trainer_format, plan.engine_format):
