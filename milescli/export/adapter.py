@@ -46,7 +46,7 @@ from milescli.models.adapter import (
     read_shape,
     shared_matrices,
 )
-from milescli.models.base import WeightTable
+from milescli.models.base import WeightTable, read_config
 from milescli.models.layers import OUTPUT_LAYER
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
@@ -432,7 +432,9 @@ def _rounding_of_run(
     exempt = load_resolved(run.recipe_file).recipe.train.exempt
     layouts = (plan.trainer, plan.engines)
     choices = quantised(table(load_facts(base)), plan.trainer_format, layouts, exempt)
-    return partial(rounded, choices=choices, scheme=scheme_of(plan.trainer_format))
+    return partial(
+        rounded, choices=choices, scheme=scheme_of(plan.trainer_format, read_config(base))
+    )
 
 
 def read_merged(base: Path, adapter: Adapter, of_base: WeightTable) -> Iterator[Named]:

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError
 
 from milescli.checkpoint.formats.base import Scheme
-from milescli.checkpoint.formats.schemes import scheme_of
+from milescli.checkpoint.formats.schemes import has_power_scales, scheme_of
 from milescli.checkpoint.formats.stored import Named, stored
 from milescli.checkpoint.hf_folder import HfReader, write_tensors
 from milescli.checkpoint.matching import match
@@ -34,7 +34,7 @@ from milescli.core.units import format_bytes
 from milescli.export.config import exported_config, patterns_of_passed, with_untied_embeddings
 from milescli.export.stored import Measured, compare, plain, read_entries
 from milescli.models import load_facts
-from milescli.models.base import CONFIG_NAME, WeightTable, quantization_config, read_config
+from milescli.models.base import CONFIG_NAME, WeightTable, read_config
 from milescli.models.layers import OUTPUT_LAYER
 from milescli.models.precision import (
     FORMATS,
@@ -252,7 +252,7 @@ def _plan(
         base_table = table.as_on_disk([*base_table.hf_shapes(), *OUTPUT_LAYER.hf])
     form: Quantised | None = format if format in get_args(Quantised) else None  # type: ignore[assignment]
     table = with_single_experts(base_table) if form not in (None, "mxfp4") else base_table
-    powers = (quantization_config(base_config) or {}).get("scale_fmt") == "ue8m0"
+    powers = has_power_scales(base_config)
     choices = choose(table, form) if form else {}
     dtype = PLAIN_DTYPES.get(format, PLAIN_DTYPES[beside])
     dtypes = {
@@ -272,7 +272,7 @@ def _plan(
         table=table,
         base_table=base_table,
         choices=choices,
-        scheme=scheme_of(form, power_scales=powers) if form else None,
+        scheme=scheme_of(form, base_config) if form else None,
         read=read,
         base=source,
         dtypes=dtypes,

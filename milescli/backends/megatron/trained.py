@@ -68,7 +68,7 @@ class TrainedModel(LoadedModel):
             recipe.weights.bucket_mib, on_cpu=plan.device_kind == "cpu"
         )
         self.merges_adapter = plan.merges_adapter
-        self.formats = PolicyFormats(self.table, plan, recipe) if is_policy else None
+        self.formats = PolicyFormats(self.table, plan, recipe, folder=folder) if is_policy else None
         self.rounded = (
             self.formats.round_layers(self.model, self.weights, mesh=mesh)
             if self.formats is not None

@@ -68,10 +68,15 @@ SCHEMES: Mapping[Quantised, Scheme] = {
 """What is written."""
 
 
-def scheme_of(form: Quantised, *, power_scales: bool = False) -> Scheme:
-    """Return the scheme in which a format is written. With `power_scales`, FP8 scales are powers of
-    two (DeepSeek-V3.2's `scale_fmt`)."""
-    if form == "fp8" and power_scales:
+def has_power_scales(config: Mapping[str, object]) -> bool:
+    """Return True if a model's config.json says that its FP8 scales are powers of two
+    (DeepSeek-V3.2's `scale_fmt`), which they stay."""
+    return (quantization_config(config) or {}).get("scale_fmt") == "ue8m0"
+
+
+def scheme_of(form: Quantised, config: Mapping[str, object]) -> Scheme:
+    """Return the scheme in which a format is written; `config` is the model's config.json."""
+    if form == "fp8" and has_power_scales(config):
         return replace(FP8, codec=fp8_block.codec(powers=True))
     return SCHEMES[form]
 

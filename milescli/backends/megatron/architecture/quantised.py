@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,9 +18,9 @@ from milescli.backends.megatron.state.saving import last_change
 from milescli.backends.megatron.state.weights import LocalWeight, cut
 from milescli.checkpoint.formats import fp8_block
 from milescli.checkpoint.formats.base import Codec, rounded_by_rows
-from milescli.checkpoint.formats.schemes import scheme_of
+from milescli.checkpoint.formats.schemes import SCHEMES, scheme_of
 from milescli.checkpoint.formats.stored import largest_of, rounded, stored
-from milescli.models.base import Entry, WeightTable
+from milescli.models.base import Entry, WeightTable, read_config
 from milescli.models.precision import Choice, Quantised, with_single_experts
 from milescli.plan.precision import quantised
 from milescli.plan.types import Plan
@@ -28,8 +29,8 @@ from milescli.weights.base import Bucket
 
 INPUT_CODECS: Mapping[Quantised, Codec] = {
     "fp8": fp8_block.codec((1, 128)),
-    "mxfp8": scheme_of("mxfp8").codec,
-    "nvfp4": scheme_of("nvfp4").codec,
+    "mxfp8": SCHEMES["mxfp8"].codec,
+    "nvfp4": SCHEMES["nvfp4"].codec,
 }
 """Codecs of a layer's inputs [tokens, columns]: with FP8, 128 numbers of a token share a scale
 (DeepSeek-V3 technical report, section 3.3)."""
@@ -179,8 +180,10 @@ class PolicyFormats:
     """Applies the number formats of a plan to the policy: the trainer's to its layers, the engines'
     to what they are sent."""
 
-    def __init__(self, table: WeightTable, plan: Plan, recipe: Recipe) -> None:
-        """`table` is the policy's. Raises FitError if a format applies to none of its weights."""
+    def __init__(self, table: WeightTable, plan: Plan, recipe: Recipe, *, folder: Path) -> None:
+        """`table` is the policy's, `folder` the model's. Raises FitError if a format applies to
+        none of its weights."""
+        self._config = read_config(folder)
         self.table = with_single_experts(table) if plan.engine_format else table
         """Of what engines are sent."""
         self._single = with_single_experts(table)
@@ -204,7 +207,7 @@ class PolicyFormats:
             weights,
             self._single,
             self._of_trainer,
-            scheme_of(form).codec,
+            scheme_of(form, self._config).codec,
             mesh=mesh,
             inputs=INPUT_CODECS.get(form) if self._plan.quantises_inputs else None,
         )
@@ -218,9 +221,9 @@ class PolicyFormats:
         trainer, engines = self._plan.trainer_format, self._plan.engine_format
         for bucket in buckets:
             if engines is not None:
-                scheme = scheme_of(engines)
+                scheme = scheme_of(engines, self._config)
                 yield list(stored(bucket, self._of_engines, scheme, plain=lambda _, same: same))
             elif trainer is not None and not self._frozen:
-                yield list(rounded(bucket, self._of_trainer, scheme_of(trainer)))
+                yield list(rounded(bucket, self._of_trainer, scheme_of(trainer, self._config)))
             else:
                 yield bucket
