@@ -16,6 +16,8 @@ from milescli.doctor.finding import Finding, fail, ok, warn
 from milescli.doctor.fixes import another_folder, nearest_folder
 from milescli.doctor.roles import critic_facts
 from milescli.models import table
+from milescli.plan.choices import choose_precision
+from milescli.plan.types import Log
 from milescli.platform.machine import Machine
 from milescli.recipe.model import Model
 from milescli.recipe.schema import Recipe
@@ -139,14 +141,7 @@ def check_checkpoints(
     numbers = table(planned_facts(recipe)).num_parameters
     if (critic := critic_facts(recipe)) is not None:
         numbers += table(critic).num_parameters
-    on_host = machine.kind == "cpu" or recipe.machine.gpus == 0
-    precision = (
-        recipe.train.precision
-        if recipe.train.precision != "auto"
-        else "fp32"
-        if on_host
-        else "bf16"
-    )
+    precision = choose_precision(recipe, machine, Log())
     per_checkpoint = numbers * CHECKPOINT_BYTES[precision]
     needed = (recipe.checkpoint.keep + 1) * per_checkpoint
     existing = nearest_folder(Path(recipe.run.dir).expanduser())

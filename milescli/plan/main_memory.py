@@ -338,7 +338,9 @@ def _nodes(
     """[nodes] that the slots are on. `bucket`: bytes of weight sync."""
     stages = memory.stages(trainer, load)
     facts = memory.table.facts
-    weights = memory.engine_weights(engines, size=load.size) if engines.num else 0
+    weights = (
+        memory.engine_weights(engines, size=load.size, multiplies_plain=True) if engines.num else 0
+    )
     published = memory.sent_weights(engines, size=load.size) if engines.num else 0
     sent = min(2 * bucket, published)  # one is written while the other is read
     largest = 0 if memory.slots else facts.vocab_size * facts.hidden_size

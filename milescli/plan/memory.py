@@ -25,7 +25,7 @@ from milescli.plan.activations import (
 )
 from milescli.plan.devices import Reached
 from milescli.plan.legal import microbatches_in_flight, stage_ends
-from milescli.plan.precision import PLAIN, Formats, engine_cut, formats_of, held_in_format
+from milescli.plan.precision import PLAIN, Formats, Held, engine_cut, formats_of, held_in_format
 from milescli.plan.static_memory import (
     Counter,
     TrainerLoad,
@@ -298,21 +298,26 @@ class MemoryModel:
             workspace=int(activations) + reached.engine_context,
         )
 
-    def engine_weights(self, layout: EngineLayout, *, size: int) -> int:
-        """Return the bytes of weights that one engine rank holds."""
+    def engine_weights(
+        self, layout: EngineLayout, *, size: int, multiplies_plain: bool = False
+    ) -> int:
+        """Return the bytes of weights that one engine rank holds. `multiplies_plain` says that it
+        holds plain ones beside those of a number format, and multiplies by them, as on a CPU."""
         key = (layout.tp, layout.ep, layout.attention_dp)
         if key not in self._engine:
             cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
             self._engine[key] = self.counter.engine_total(**cut)
             if self.adapter is not None:
                 self._engine[key] += self.slots * self.trained.engine_total(**cut)
-        return self._engine[key] * size - self._saved(layout, size=size)
+        held = self._held(layout)
+        saved = 0 if multiplies_plain else held.numbers * size
+        return self._engine[key] * size - saved + held.size_bytes
 
     def sent_weights(self, layout: EngineLayout, *, size: int) -> int:
         """Return the bytes of weights that one engine rank receives in a publication."""
         cut = {"tp": layout.tp, "ep": layout.ep, "attention_dp": layout.attention_dp}
-        saved = self._saved(layout, size=size) if self.sent is self.counter else 0
-        return self.sent.engine_total(**cut) * size - saved
+        held = self._held(layout) if self.sent is self.counter else Held()
+        return (self.sent.engine_total(**cut) - held.numbers) * size + held.size_bytes
 
     def _rounded(self, layout: TrainerLayout, layers: range) -> int:
         """Numbers of a rank that a trainer's format applies to."""
@@ -326,18 +331,17 @@ class MemoryModel:
             layers=layers,
         ).numbers
 
-    def _saved(self, layout: EngineLayout, *, size: int) -> int:
-        """Bytes by which an engine rank's weights are smaller in the engines' format."""
+    def _held(self, layout: EngineLayout) -> Held:
+        """What an engine rank holds in the engines' format."""
         if self.formats.engines is None:
-            return 0
-        held = held_in_format(
+            return Held()
+        return held_in_format(
             self.table.facts,
             self.formats.engines,
             cut=engine_cut(layout),
             ep=layout.ep,
             exempt=self.exempt,
         )
-        return held.numbers * size - held.size_bytes
 
     def cache_bytes(self, layout: EngineLayout, *, size: int, tokens: int, sequences: int) -> int:
         """Return the cache bytes of one rank for `sequences` sequences with `tokens` tokens in

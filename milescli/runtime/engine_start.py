@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from milescli.checkpoint.source import open_source
+from milescli.checkpoint.store import write_atomically
 from milescli.checkpoint.weight_files import mark_of
 from milescli.export.folder import write_folder
 from milescli.export.stored import read_folder
@@ -50,7 +51,7 @@ def write_engine_folder(spec: RunSpec) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     quantise_folder(base, folder, plan=spec.plan, recipe=spec.recipe)
-    mark.write_text(json.dumps(made_of))
+    write_atomically(mark, json.dumps(made_of))
 
 
 def quantise_folder(base: Path, out: Path, *, plan: Plan, recipe: Recipe) -> None:

@@ -131,3 +131,15 @@ def test_a_cache_without_room_for_the_model_is_a_fail(
     )
     assert check_download(recipe, free_bytes=9 * GIB)[0].status is Status.OK
     assert check_download(_recipe(1, tmp_path), free_bytes=0)[0].status is Status.OK
+
+
+def test_a_number_format_changes_no_checkpoint(tmp_path: Path) -> None:
+    """It holds the weights as they are, not as they are rounded."""
+    machine, recipe = parse_machine("cpu"), _recipe(2, tmp_path)
+    train = recipe.train.model_copy(update={"precision": "int4_qat"})
+    rounding = recipe.model_copy(update={"train": train})
+    sizes = [
+        check_checkpoints(one, machine, free_bytes=10**15)[0].what.split(" each")[0]
+        for one in (recipe, rounding)
+    ]
+    assert sizes[0] == sizes[1]

@@ -87,6 +87,8 @@ def test_weights_are_counted_to_the_byte() -> None:
     memory = memory_of(recipe, facts)
     plain = 2 * (models.table(facts).num_parameters - held.numbers)
     assert memory.engine_weights(EngineLayout(), size=2) == plain + held.size_bytes
+    beside = memory.engine_weights(EngineLayout(), size=2, multiplies_plain=True)
+    assert beside == 2 * models.table(facts).num_parameters + held.size_bytes
 
 
 def test_no_block_crosses_the_ranks_of_either_side() -> None:

@@ -6,7 +6,7 @@ that publishing and export store, to the bit."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -77,15 +77,6 @@ class QuantisedLayers:
         for layer in self._layers:
             layer.rounded = layer.made_of = None
 
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes that rounded weights take beside the weights."""
-        return sum(
-            layer.parameter.numel() * layer.parameter.element_size()
-            for layer in self._layers
-            if not layer.is_frozen
-        )
-
     def _entering(self, layer: _Layer):
         def enter(module: torch.nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...] | None:
             if not layer.is_frozen:
@@ -150,7 +141,7 @@ class _Layer:
     rounded: torch.Tensor | None = None
     made_of: tuple[int, int] | None = None
     """(number of the last change, address) of the weights that were rounded."""
-    is_frozen: bool = field(default=False)
+    is_frozen: bool = False
 
     @property
     def parameter(self) -> torch.Tensor:
@@ -184,15 +175,19 @@ class PolicyFormats:
         """`table` is the policy's, `folder` the model's. Raises FitError if a format applies to
         none of its weights."""
         self._config = read_config(folder)
-        self.table = with_single_experts(table) if plan.engine_format else table
-        """Of what engines are sent."""
         self._single = with_single_experts(table)
+        self.table = self._single if plan.engine_format else table
+        """Of what engines are sent."""
         self._plan = plan
         self._frozen = recipe.train.lora.is_on
         """The weights were rounded once and for all."""
         layouts, exempt = (plan.trainer, plan.engines), recipe.train.exempt
         self._of_trainer = quantised(table, plan.trainer_format, layouts, exempt)
-        self._of_engines = quantised(table, plan.engine_format, layouts, exempt)
+        self._of_engines = (
+            self._of_trainer
+            if plan.engine_format == plan.trainer_format
+            else quantised(table, plan.engine_format, layouts, exempt)
+        )
 
     def round_layers(
         self, model: GPTModel, weights: Sequence[LocalWeight], *, mesh: Mesh
