@@ -27,6 +27,37 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One picture as engine and trainer both see it: turned by EXIF, first frame, RGB, alpha on
+    white, written as PNG. Equal pictures are one, by their hash."""
+
+    sha256: str
+    """Hex digest of `png`: the picture's name in journals, batches and caches."""
+    png: bytes = field(repr=False)
+    """The normalised file."""
+    width: int
+    """Pixels of the file, before the model's processor resizes it."""
+    height: int
+    grid: tuple[int, int, int]
+    """(1, rows, columns) of patches that the model's processor cuts it into."""
+    num_tokens: int
+    """Tokens that it takes in a prompt: patches divided by the square of the merge size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpan:
+    """Tokens [start, start + num_tokens) of a sequence stand for one image. They all bear the id of
+    the model's image token; an engine is sent one of them for each span and expands it."""
+
+    start: int
+    num_tokens: int
+    grid: tuple[int, int, int]
+    """As in `Image`."""
+    sha256: str
+    """Which image; its bytes travel beside, once for all sequences that show it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One question, tokenised once, at the source."""
 
@@ -47,6 +78,10 @@ class Prompt:
     """The chat, where it is more than `text` of the user."""
     tools: Sequence[Mapping[str, Any]] = ()
     """What the model is told that it may call, as JSON schemas."""
+    images: Sequence[Image] = ()
+    """The pictures of the prompt, in its order."""
+    image_spans: Sequence[ImageSpan] = ()
+    """Where they stand in `token_ids`, which hold every token of each: one span per image."""
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
@@ -137,6 +172,9 @@ class Trajectory:
     role: str | None = None
     """Whom the policy played, where it plays several; one that is not trained has an empty
     mask."""
+    image_spans: Sequence[ImageSpan] = ()
+    """Where images stand in `token_ids`. Their positions are known from here alone: a model may
+    sample the id of the image token, which is no image."""
 
     @property
     def num_tokens(self) -> int:

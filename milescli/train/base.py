@@ -13,7 +13,14 @@ import numpy as np
 import torch
 
 from milescli.core.events import WorkerMemory
-from milescli.core.types import ROLLOUT, EngineAddress, StepReport, Trajectory, WeightVersion
+from milescli.core.types import (
+    ROLLOUT,
+    EngineAddress,
+    ImageSpan,
+    StepReport,
+    Trajectory,
+    WeightVersion,
+)
 from milescli.train.packed_tokens import PackedTokens
 from milescli.train.streams import Stream
 
@@ -86,6 +93,10 @@ class TrainShard:
     the routing of input token t; the last token of a sequence is no input, its row is zero."""
     asked: tuple[int, ...] = ()
     """Sequences of this shard whose log-probs the step tells; see TrainBatch."""
+    image_spans: tuple[tuple[ImageSpan, ...], ...] = ()
+    """[N] spans of each sequence, counted from its own first token; empty where none has images."""
+    images: Mapping[str, bytes] = field(default_factory=dict)
+    """PNG of each image that these sequences show, by its hash: once, however many show it."""
 
     @property
     def size_bytes(self) -> int:
@@ -93,7 +104,8 @@ class TrainShard:
         arrays = [self.sequence_ids, self.cu_seqlens, self.token_ids, self.loss_mask]
         arrays += [self.loss_weights, *self.streams.values()]
         routing = 0 if self.routed_experts is None else self.routed_experts.nbytes
-        return sum(array.nbytes for array in arrays) + routing
+        images = sum(len(png) for png in self.images.values())
+        return sum(array.nbytes for array in arrays) + routing + images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
