@@ -213,3 +213,15 @@ def _recurrence(facts: ModelFacts, layer: Layer) -> int:
     if layer.mixer == "mamba" and facts.mamba:
         return 5 * facts.mamba.num_heads * facts.mamba.head_dim * facts.mamba.state_size
     return 0
+
+
+GROUPED_UP_TO = 2**18
+"""Numbers of an expert's first matrix up to which a CPU computes experts faster together: forward
+and backward pass took 0.4 to 0.95 of a loop's time there, and 1.15 at 786,432."""
+
+
+def groups_experts(*, numbers: int, dtype: object, on_cpu: bool) -> bool:
+    """Return True if one product over all experts of a rank is faster than a loop over them.
+    `numbers` counts one expert's first matrix on the rank, `dtype` is a name or torch's."""
+    name = str(dtype).removeprefix("torch.")
+    return numbers <= GROUPED_UP_TO and name == "float32" if on_cpu else name == "bfloat16"

@@ -8,6 +8,7 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_count
 from milescli.models import table
+from milescli.models.costs import groups_experts
 from milescli.models.facts import ModelFacts
 from milescli.plan.types import BatchPlan, Log, TrainerLayout
 from milescli.platform.machine import Machine
@@ -159,3 +160,35 @@ def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
         f"{format_count(lines.num_mtp_parameters)} of {format_count(lines.num_parameters)} numbers "
         f"are the MTP layer's, on the last stage{through}",
     )
+
+
+def note_experts(
+    recipe: Recipe,
+    facts: ModelFacts,
+    trainer: TrainerLayout,
+    *,
+    fp32: bool,
+    on_cpu: bool,
+    log: Log,
+) -> None:
+    """Note whether the trainer multiplies by all experts of a rank at once, and why. Nothing for a
+    model without experts."""
+    if not facts.num_experts:
+        return
+    width = facts.moe_latent_size or facts.hidden_size
+    numbers = width * facts.moe_ffn_hidden_size * (1 + facts.gated_mlp) // trainer.etp
+    dtype = "float32" if fp32 else "bfloat16"
+    size = f"{numbers:,} numbers of an expert in {dtype} on {'a CPU' if on_cpu else 'a device'}"
+    engine = "" if on_cpu else "by TransformerEngine where it is installed, else "
+    loops = {
+        "they have biases, which no grouped product adds": facts.mlp_bias,
+        "`train.on_policy=exact` computes them as engines do": recipe.train.on_policy == "exact",
+        f"{size}: a loop is faster": not groups_experts(
+            numbers=numbers, dtype=dtype, on_cpu=on_cpu
+        ),
+    }
+    if reason := next((reason for reason, holds in loops.items() if holds), None):
+        log.note("experts", "loop", reason)
+        return
+    beside = "; those beside which an adapter stands, in a loop" if recipe.train.lora.is_on else ""
+    log.note("experts", "grouped", f"{size}: {engine}by torch's grouped_mm{beside}")

@@ -10,7 +10,14 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import SIZES, batch_plan, choose_precision, note_mtp, note_speculation
+from milescli.plan.choices import (
+    SIZES,
+    batch_plan,
+    choose_precision,
+    note_experts,
+    note_mtp,
+    note_speculation,
+)
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
@@ -275,6 +282,9 @@ def _assembled(
     if num_devices:
         note_idle_devices(slots, num_devices, recipe, log)
     _note_attention(recipe, on_cpu=not num_devices, log=log)
+    note_experts(
+        recipe, inputs.facts, trainer, fp32=precision == "fp32", on_cpu=not num_devices, log=log
+    )
     note_speculation(recipe, on_cpu=not num_devices, log=log)
     channel = (
         choose_channel(recipe, slots, colocated=colocated, on_cpu=not num_devices, log=log)

@@ -6,6 +6,7 @@ import hashlib
 
 import torch
 
+from milescli.backends.megatron.layers.grouped_experts import GroupedExperts
 from tests.backends.megatron.harness import policy_shard, scores_everywhere, trainer
 from tests.backends.megatron.latent_models import LATENT
 from tests.backends.megatron.tiny_models import DENSE
@@ -42,6 +43,7 @@ FORMS = ("fp8", "mxfp8", "int4", "nvfp4")
 def case(name: str, model: str, form: str | None, **options: object) -> dict:
     """Of `quantised_steps`, under a layout of `options`."""
     train, inputs = options.pop("train", None), options.pop("inputs", False)
+    looped = options.pop("looped", False)
     return {
         "name": name,
         "call": "quantised_steps",
@@ -49,6 +51,7 @@ def case(name: str, model: str, form: str | None, **options: object) -> dict:
         "formats": {"trainer_format": form, "engine_format": form, "quantises_inputs": inputs},
         "layout": options,
         "train": train,
+        "looped": looped,
     }
 
 
@@ -59,9 +62,26 @@ def sha256_of(tensor: torch.Tensor) -> str:
 
 
 def quantised_steps(
-    *, rank: int, size: int, port: int, model: str, formats: dict, layout: dict, train: dict | None
+    *,
+    rank: int,
+    size: int,
+    port: int,
+    model: str,
+    formats: dict,
+    layout: dict,
+    train: dict | None,
+    looped: bool,
 ) -> dict:
-    """Scores, what is published, then two policy steps in several microbatches, and scores."""
+    """Scores, what is published, then two policy steps in several microbatches, and scores.
+    `looped`: Megatron computes one expert after the other."""
+    grouped = set[bool]()
+    can_group = GroupedExperts._can_group
+
+    def noted(experts: GroupedExperts) -> bool:
+        grouped.add(answer := can_group(experts) and not looped)
+        return answer
+
+    GroupedExperts._can_group = noted
     made = trainer(
         rank=rank, size=size, port=port, model=model, layout=layout, train=train, formats=formats
     )
@@ -80,4 +100,5 @@ def quantised_steps(
         "published": published,
         "losses": [(each.loss, each.grad_norm) for each in reports],
         "last": last,
+        "grouped": grouped,
     }

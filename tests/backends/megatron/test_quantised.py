@@ -27,6 +27,18 @@ TWO = [
     ("latent", {"tp": 2, "ep": 2, "sequence_parallel": True}),
 ]
 LORA = {"lora": {"rank": 4}}
+RECOMPUTE = {"recompute": "full"}
+GROUPED = [
+    ("grouped", None, False, None),
+    ("looped", None, True, None),
+    ("grouped fp8", "fp8", False, {"train": RECOMPUTE}),
+    ("looped fp8", "fp8", True, None),
+    ("grouped inputs", "fp8", False, {"inputs": True}),
+    ("looped inputs", "fp8", True, {"inputs": True}),
+    ("grouped lora", None, False, {"train": LORA}),
+]
+"""Experts computed together, and one after the other: title, format of weights, whether looped,
+other options of the case."""
 
 
 def _title(model: str, form: str, options: dict[str, object]) -> str:
@@ -89,6 +101,8 @@ def one(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> w
         cases.append(case(f"lora {form} plain", plain, None, train=LORA))
     for form in ("fp8", "mxfp8", "nvfp4"):
         cases.append(case(f"inputs {form}", str(folders["dense"]), form, inputs=True))
+    for name, form, looped, options in GROUPED:
+        cases.append(case(name, str(folders["moe"]), form, looped=looped, **(options or {})))
     return world.run_world(1, cases, tmp_path_factory.mktemp("quantised") / "one")
 
 
@@ -114,6 +128,31 @@ def test_it_computes_what_a_plain_trainer_computes_with_rounded_weights(
     rounding, plain = one[f"{model} {form}"], one[f"{model} {form} plain"]
     assert rounding["first"] == plain["first"]
     assert rounding["losses"][0] == plain["losses"][0]
+
+
+@pytest.mark.parametrize("form", ["", " fp8"])
+def test_experts_computed_together_are_those_of_a_loop(one: world.Results, form: str) -> None:
+    together, looped = one[f"grouped{form}"], one[f"looped{form}"]
+    assert (together["grouped"], looped["grouped"]) == ({True}, {False})
+    assert together["losses"][0] == pytest.approx(looped["losses"][0], rel=1e-5)
+    for found, expected in zip(together["first"], looped["first"], strict=True):
+        assert found == pytest.approx(expected, abs=2e-5)
+
+
+def test_the_inputs_of_experts_computed_together_are_rounded(one: world.Results) -> None:
+    """By far most of them alike; a product that differs by 1e-7 rounds some to another number."""
+
+    def apart(name: str, other: str) -> float:
+        numbers = [[x for row in one[title]["first"] for x in row] for title in (name, other)]
+        return sum(abs(a - b) for a, b in zip(*numbers, strict=True)) / len(numbers[0])
+
+    rounded = apart("grouped inputs", "grouped fp8")
+    assert rounded > 1e-3
+    assert apart("grouped inputs", "looped inputs") < rounded / 2
+
+
+def test_experts_beside_which_adapters_stand_are_computed_in_a_loop(one: world.Results) -> None:
+    assert one["grouped lora"]["grouped"] == {False}
 
 
 @pytest.mark.parametrize("form", FORMS)

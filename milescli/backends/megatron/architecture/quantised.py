@@ -62,7 +62,8 @@ class QuantisedLayers:
                 self._layers.append(_Layer(module, weight, entry))
         self._inputs = inputs
         for layer in self._layers:
-            layer.module.register_forward_pre_hook(self._entering(layer))
+            layer.module.rounding = Rounding(self, layer)
+            layer.module.register_forward_pre_hook(layer.module.rounding.enter)
             layer.module.register_forward_hook(layer.leave, always_call=True)
 
     def freeze(self) -> None:
@@ -77,23 +78,17 @@ class QuantisedLayers:
         for layer in self._layers:
             layer.rounded = layer.made_of = None
 
-    def _entering(self, layer: _Layer):
-        def enter(module: torch.nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...] | None:
-            if not layer.is_frozen:
-                # found before the parameter of the same name, which stays registered
-                module.__dict__[layer.attribute] = _Straight.apply(
-                    layer.parameter, self._rounded_now(layer)
-                )
-            first, *others = inputs
-            assert isinstance(first, torch.Tensor)
-            return None if self._inputs is None else (self._rounded_input(first), *others)
+    def weight_of(self, layer: _Layer) -> torch.Tensor:
+        """Return the rounded weight of the layer, whose gradient is that of its parameter."""
+        if layer.is_frozen:
+            return layer.parameter
+        return _Straight.apply(layer.parameter, self._rounded_now(layer))
 
-        return enter
-
-    def _rounded_input(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., columns], rounded row by row."""
+    def rounded_input(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the inputs of a layer, [..., columns], rounded row by row, or as they are."""
         codec = self._inputs
-        assert codec is not None
+        if codec is None:
+            return x
         with torch.no_grad():
             rows = x.detach().reshape(-1, x.shape[-1])
             rounded = rounded_by_rows(codec, rows).view(x.shape)
@@ -153,6 +148,31 @@ class _Layer:
 
     def leave(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         module.__dict__.pop(self.attribute, None)
+
+
+class Rounding:
+    """Says what one layer multiplies: its hook, and what reads it where the layer is not called by
+    itself (`grouped_experts`)."""
+
+    def __init__(self, layers: QuantisedLayers, layer: _Layer) -> None:
+        self._layers, self._layer = layers, layer
+
+    def weight(self) -> torch.Tensor:
+        """Return the rounded weight."""
+        return self._layers.weight_of(self._layer)
+
+    def of_input(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the rounded input."""
+        return self._layers.rounded_input(x)
+
+    def enter(self, module: torch.nn.Module, inputs: tuple[object, ...]) -> tuple[object, ...]:
+        """Put the rounded weight where the layer's forward pass finds it before the parameter of
+        the same name, which stays registered, and round its input."""
+        if not self._layer.is_frozen:
+            module.__dict__[self._layer.attribute] = self.weight()
+        first, *others = inputs
+        assert isinstance(first, torch.Tensor)
+        return (self.of_input(first), *others)
 
 
 class _Straight(torch.autograd.Function):

@@ -14,12 +14,14 @@ from megatron.core.activations import quick_gelu, squared_relu
 from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from milescli.backends.megatron.cpu_compat import mend_router
+from milescli.backends.megatron.layers.grouped_experts import GroupedExperts
 from milescli.models.facts import ModelFacts
 from milescli.platform import exact
 
@@ -78,6 +80,8 @@ def adapt(mlp: ModuleSpec, facts: ModelFacts) -> None:
     mlp.submodules.router = partial(Router, facts=facts)
     if facts.mlp_bias and mlp.submodules.experts.submodules is not None:
         mlp.submodules.experts.submodules.linear_fc2 = _ExpertDown
+    elif mlp.submodules.experts.module is SequentialMLP:
+        mlp.submodules.experts.module = GroupedExperts
 
 
 class _ExpertDown(RowParallelLinear):

@@ -1,0 +1,82 @@
+"""All experts of a rank as one product: PyTorch's `grouped_mm` instead of a loop over them, where
+`models.costs.groups_experts` says that it is faster. Used by `experts`, for Megatron's
+SequentialMLP. Weights keep their modules and names, so that loading, saving and publishing know
+nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.moe.experts import SequentialMLP
+
+from milescli.models.costs import groups_experts
+from milescli.platform import exact
+
+
+class GroupedExperts(SequentialMLP):
+    """Computes the experts of a rank together. Falls back to Megatron's loop where a layer of an
+    expert has hooks (an adapter beside it), where bits are to be exact, and where a loop is
+    faster."""
+
+    def forward(
+        self,
+        permuted_local_hidden_states: torch.Tensor,
+        tokens_per_expert: torch.Tensor,
+        permuted_probs: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute the experts of tokens [T, h], which lie expert by expert, `tokens_per_expert`
+        [experts of this rank] of each; `permuted_probs` [T] are their weights. Returns [T, h], and
+        no bias."""
+        if not self._can_group():
+            return super().forward(permuted_local_hidden_states, tokens_per_expert, permuted_probs)
+        ends = tokens_per_expert.cumsum(0).to(
+            dtype=torch.int32, device=permuted_local_hidden_states.device
+        )
+        # Megatron's own MLP, with its activation, over linear layers that take all experts at once
+        together = copy(self.local_experts[0])
+        together._modules = dict(together._modules)
+        for name in ("linear_fc1", "linear_fc2"):
+            linears = [getattr(expert, name) for expert in self.local_experts]
+            together._modules[name] = _Grouped(linears, ends)
+        return together(permuted_local_hidden_states, permuted_probs)
+
+    def _can_group(self) -> bool:
+        first = self.local_experts[0].linear_fc1.weight
+        linears = [
+            linear
+            for expert in self.local_experts
+            for linear in (expert.linear_fc1, expert.linear_fc2)
+        ]
+        hooked = any(len(linear._forward_hooks) > hasattr(linear, "rounding") for linear in linears)
+        return (
+            len(self.local_experts) > 1
+            and not hooked
+            and not exact.is_on()
+            and groups_experts(
+                numbers=first.numel(), dtype=first.dtype, on_cpu=first.device.type == "cpu"
+            )
+        )
+
+
+class _Grouped(torch.nn.Module):
+    """Multiplies the tokens of each expert by the weight of its layer. The layers are not
+    registered here."""
+
+    def __init__(self, linears: Sequence[torch.nn.Module], ends: torch.Tensor) -> None:
+        """`ends` [experts] int32: where the tokens of each expert end."""
+        super().__init__()
+        self._linears, self._ends = tuple(linears), ends
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return x [T, columns] times the weights [rows, columns], [T, rows], and no bias."""
+        roundings = [getattr(linear, "rounding", None) for linear in self._linears]
+        if roundings[0] is not None:
+            x = roundings[0].of_input(x)
+        weights = [
+            linear.weight if rounding is None else rounding.weight()
+            for linear, rounding in zip(self._linears, roundings, strict=True)
+        ]
+        return F.grouped_mm(x, torch.stack(weights).transpose(1, 2), offs=self._ends), None
