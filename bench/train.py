@@ -1,6 +1,7 @@
 """How fast miles trains on this CPU beside a plain PyTorch loop over transformers' model, in turns:
 
     python bench/train.py [--pairs 5] [--lengths equal --lengths ragged] [--profile]
+    python bench/train.py --precision int4_qat [--experts 8]   # beside miles itself in fp32
 
 One rank of the trainer, with the plan's threads for this machine, and the policy objective; the
 quickstart's model. The peer pads its batch, masks attention, takes log-probs by log_softmax and
@@ -40,6 +41,13 @@ MAX_NORM_DIFFERENCE = 1e-3
 """Relative, between the gradient norms of both sides: they do the same work."""
 
 
+def model_of(experts: int) -> ScratchModel:
+    """The quickstart's model, or that of `quickstart-moe` with so many experts."""
+    if not experts:
+        return ScratchModel()
+    return ScratchModel(family="qwen3_moe", num_experts=experts, tie_embeddings=False)
+
+
 def shard_of(lengths: str, num_sequences: int, microbatch_tokens: int) -> TrainShard:
     """The batch, equal on both sides; every sequence has an advantage of its own sign."""
     import numpy as np
@@ -62,7 +70,7 @@ async def serve_miles(options: argparse.Namespace) -> None:
         "model": {"path": str(options.folder / "model")},
         "data": {"prompts": "task:sums"},
         "rollout": {"reward": "gsm8k"},
-        "train": {"optimizer": {"lr": LR}},
+        "train": {"optimizer": {"lr": LR}, "precision": options.precision or "fp32"},
     }
     plan = plan_of(recipe, options.folder)
     from milescli.platform.environment import trainer_environment
@@ -71,8 +79,10 @@ async def serve_miles(options: argparse.Namespace) -> None:
     import torch
 
     from milescli.doctor.tiny_trainer import start_rank
+    from milescli.recipe.schema import Recipe
 
-    trainer = start_rank(plan, options.folder / "model")
+    settings = Recipe.model_validate({"train": recipe["train"]})
+    trainer = start_rank(plan, options.folder / "model", recipe=settings)
     shard = shard_of(options.lengths[0], options.sequences, plan.batch.max_row_tokens(1))
 
     async def steps(order: dict[str, Any]) -> dict[str, Any]:
@@ -81,11 +91,12 @@ async def serve_miles(options: argparse.Namespace) -> None:
                 trainer.step(shard, LR)
             averages = profile.key_averages()
             return {"profile": averages.table(sort_by="self_cpu_time_total", row_limit=28)}
-        started = time.perf_counter()
+        started, computed = time.perf_counter(), time.process_time()
         reports = [trainer.step(shard, LR).report for _ in range(STEPS_PER_RUN)]
         seconds, last = time.perf_counter() - started, reports[-1]
         return {
             "seconds": seconds,
+            "cpu": time.process_time() - computed,
             "tokens": STEPS_PER_RUN * last.num_tokens,
             "norm": last.grad_norm,
         }
@@ -157,13 +168,17 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
     """Start both sides, run the pairs, stop both; adds a row."""
     with tempfile.TemporaryDirectory(prefix="miles-bench-") as temporary:
         folder = Path(temporary)
-        make_model(ScratchModel(), folder / "model", seed=0)
+        make_model(model_of(options.experts), folder / "model", seed=0)
         millions = table(load_facts(folder / "model")).num_parameters / 1e6
 
         def start(side: str) -> Side:
             command = [sys.executable, __file__, "--side", side, "--folder", str(folder)]
             command += ["--lengths", lengths, "--sequences", str(options.sequences)]
             command += ["--peer-batch", str(options.peer_batch)]
+            if side == "miles" and options.precision:
+                command += ["--precision", options.precision]
+            if side == "peer" and options.precision:
+                command[command.index("peer")] = "miles"
             return Side(side, command, log=folder / f"{side}.log")
 
         norms: dict[int, dict[str, float]] = {}
@@ -171,7 +186,8 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
         def run(side: Side, number: int) -> dict[str, float]:
             reply = side.ask({})
             norms.setdefault(number, {})[side.name] = reply["norm"]
-            return {"tokens/s": reply["tokens"] / reply["seconds"]}
+            figures = {"tokens/s": reply["tokens"] / reply["seconds"]}
+            return figures | ({"cpu": reply["cpu"] / STEPS_PER_RUN} if options.precision else {})
 
         print(f"{lengths}: starting both sides", flush=True)
         with start("miles") as miles, start("peer") as peer:
@@ -185,7 +201,9 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
             if options.profile:
                 print(miles.ask({"profile": True})["profile"])
     apart = max(abs(of["miles"] / of["peer"] - 1) for of in norms.values())
-    assert apart < MAX_NORM_DIFFERENCE, f"the sides do not train the same: {norms}"
+    assert options.precision or apart < MAX_NORM_DIFFERENCE, (
+        f"the sides do not train the same: {norms}"
+    )
     shortest, longest = LENGTHS[lengths]
     size = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
     result.add(
@@ -195,6 +213,9 @@ def measure(lengths: str, result: Table, options: argparse.Namespace) -> None:
         unit="tokens/s",
         better="more",
     )
+    if options.precision:
+        what = f"CPU time of a step, {lengths}, {millions:.2f} M"
+        result.add(pairs, name="cpu", what=what, unit="s", better="less")
     result.notes.append(f"{setting}; gradient norms differ by {apart:.1e} at most")
 
 
@@ -212,12 +233,16 @@ def main() -> None:
     parser.add_argument(
         "--profile", action="store_true", help="print what a step of miles spends its time on"
     )
+    parser.add_argument("--precision", help="`train.precision`, beside miles itself in fp32")
+    parser.add_argument("--experts", type=int, default=0, help="experts of the model's layers")
     options = parse_as_side(parser, miles=serve_miles, peer=serve_peer)
     if options is None:
         return
     result = Table(
         peer="plain PyTorch over transformers' Qwen3, fp32, sdpa, parts of "
-        f"{options.peer_batch} sequences padded to their longest, fused AdamW",
+        f"{options.peer_batch} sequences padded to their longest, fused AdamW"
+        if options.precision is None
+        else "miles itself in fp32",
         machine=Machine.read(),
     )
     for lengths in options.lengths or LENGTHS:
