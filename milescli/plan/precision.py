@@ -210,7 +210,6 @@ class Held:
     """Bytes of numbers and scales."""
 
 
-@lru_cache(maxsize=256)
 def held_in_format(
     facts: ModelFacts,
     form: Quantised,
@@ -222,24 +221,40 @@ def held_in_format(
 ) -> Held:
     """Return what one rank holds in the format. `cut` is how its side cuts matrices, `ep` among how
     many ranks experts are shared out; `layers` are those of the rank, None: all."""
+    numbers = size = 0
+    for layer, (experts, one) in _held_by_layer(facts, form, cut, exempt):
+        if layers is None or (layer is not None and layer in layers):
+            times = -(-experts // ep) if experts else 1
+            numbers += times * one.numbers
+            size += times * one.size_bytes
+    return Held(numbers=numbers, size_bytes=size)
+
+
+@lru_cache(maxsize=64)
+def _held_by_layer(
+    facts: ModelFacts, form: Quantised, cut: Cut, exempt: tuple[str, ...]
+) -> list[tuple[int | None, tuple[int, Held]]]:
+    """Return (layer, (experts of which this is one, 0: it is of none; what a rank holds of it)),
+    so that a search over layouts chooses once for each way to cut matrices."""
     table = with_single_experts(models.table(facts))
     try:
         choices = choose(table, form, cuts=(cut,), exempt=exempt, alike=True)
     except MilesError:
-        return Held()
-    numbers = size = 0
+        return []
+    held = dict[tuple[int | None, int], Held]()
     for entry, count in table.counted:
-        if layers is not None and (entry.layer is None or entry.layer not in layers):
-            continue
-        sharding = entry.rule.sharding
-        parts = cut.experts if entry.expert is not None else cut.dense
-        times = -(-count // ep) if entry.expert is not None else 1
+        sharding, is_expert = entry.rule.sharding, entry.expert is not None
+        parts = cut.experts if is_expert else cut.dense
+        key = (entry.layer, count if is_expert else 0)
         for name, shape in zip(entry.hf, entry.shapes, strict=True):
             if choices[name].form is None:
                 continue
             own = list(shape)
             if sharding.axis != "none":
                 own[sharding.dim] //= parts
-            numbers += times * prod(own)
-            size += times * FORMATS[form].bytes_of(own)
-    return Held(numbers=numbers, size_bytes=size)
+            so_far = held.get(key, Held())
+            held[key] = Held(
+                numbers=so_far.numbers + prod(own),
+                size_bytes=so_far.size_bytes + FORMATS[form].bytes_of(own),
+            )
+    return [(layer, (experts, one)) for (layer, experts), one in held.items()]

@@ -67,6 +67,26 @@ def test_both_sides_have_the_formats_that_the_recipe_asks_for(
     assert plan.precision == "bf16" and Plan.from_json(plan.to_json()) == plan
 
 
+@pytest.mark.parametrize(
+    ("name", "machine", "nodes", "formats"),
+    [
+        ("qwen3-30b-a3b-fp8", "8xH200", 1, ("fp8", "fp8")),
+        ("qwen3-30b-a3b-mxfp8", "8xB200", 1, ("mxfp8", "mxfp8")),
+        ("qwen3-30b-a3b-mxfp8", "8xMI355X", 1, ("mxfp8", "mxfp8")),
+        ("qwen3-30b-a3b-nvfp4", "8xB200", 1, ("nvfp4", "nvfp4")),
+        ("deepseek-r1", "8xH200", 16, ("fp8", "fp8")),
+        ("glm-5", "8xH200", 16, ("fp8", "fp8")),
+        ("kimi-k2.5", "8xH200", 32, ("int4", "int4")),
+        ("kimi-k2.6", "8xH200", 32, ("int4", "int4")),
+    ],
+)
+def test_recipes_in_a_format_are_planned_for_their_machines(
+    name: str, machine: str, nodes: int, formats: tuple[str, str]
+) -> None:
+    plan = planned(name, machine, machine__nodes=nodes)
+    assert (plan.trainer_format, plan.engine_format) == formats
+
+
 def test_a_plan_says_what_stays_plain_and_why() -> None:
     plan = planned(MOE, "8xH200", train__precision="fp8_block")
     assert decision(plan, "fp8.matrices") == "18624 of 18674"
