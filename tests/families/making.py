@@ -20,6 +20,9 @@ def randomise(named: list[tuple[str, torch.Tensor]], *, seed: int = 0) -> None:
     biases that are not 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in named:
+        if name.endswith("tid2eid"):
+            experts = torch.rand(len(tensor), 6, generator=generator).argsort(dim=1)
+            tensor.data.copy_(experts[:, : tensor.shape[1]])
         if not tensor.is_floating_point():
             continue
         noise = torch.randn(tensor.shape, generator=generator)
