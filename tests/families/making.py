@@ -43,7 +43,9 @@ def make(folder: Path, case: Case) -> dict[str, object]:
         (folder / "config.json").write_text(json.dumps(case.config))
         shapes = table(parse_facts(case.config)).hf_shapes()
         tensors = {
-            name: (torch.ones if "norm" in name else torch.zeros)(shape)
+            name: (torch.ones if "norm" in name else torch.zeros)(
+                shape, dtype=torch.int64 if name.endswith("tid2eid") else torch.float32
+            )
             for name, shape in shapes.items()
         }
         randomise(list(tensors.items()))
