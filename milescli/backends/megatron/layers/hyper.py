@@ -107,9 +107,7 @@ class HyperHead(_Mixer):
 class HyperLayer(TransformerLayer):
     """Implements Megatron's layer with hyper-connections in place of its two residual sums."""
 
-    def __init__(
-        self, config, submodules, *args, facts: ModelFacts, layer: int, **options
-    ) -> None:
+    def __init__(self, config, submodules, *args, facts: ModelFacts, layer: int, **options) -> None:
         """Called by Megatron. `layer` counts from 0 over all stages; the first one is given the
         embedding and begins the streams with it."""
         super().__init__(config, submodules, *args, **options)
