@@ -111,8 +111,6 @@ def _choose_dtype(
     from milescli.models.base import quantization_config, read_config
 
     family = table.facts.family
-    if table.facts.untrainable:
-        return None, table.facts.untrainable
     known = evidence().get(family)
     if known is not None and known.logits is None and known.logits_why:
         return None, f"of the family {family}, {known.logits_why}"

@@ -12,7 +12,7 @@ from milescli import models
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.core.errors import CheckpointError
 from milescli.models import costs
-from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, evidence
+from milescli.models.catalogue import STANDS_FOR, UNPROVEN, evidence
 from milescli.recipe.model import Model
 from milescli.runtime.inputs.model_facts import facts_of_recipe
 
@@ -24,6 +24,7 @@ MIXERS = {
     "mla": "latent attention",
     "gated_delta": "gated delta net",
     "mamba": "Mamba-2",
+    "compressed": "compressed attention",
     "none": "no mixer",
 }
 
@@ -61,12 +62,12 @@ def families() -> list[FamilyRow]:
                 family=family,
                 stands_for=stands_for,
                 convert=bool(known and known.converted),
-                train=bool(known and known.logits is not None and family not in MEGATRON_LACKS),
+                train=bool(known and known.logits is not None),
                 logits=known.logits if known else None,
                 layouts=known.layouts if known else (),
                 serve_cpu=is_served_on_cpu(family),
                 evidence=known.when if known else "not run",
-                remark=MEGATRON_LACKS.get(family) or UNPROVEN.get(family, ""),
+                remark=UNPROVEN.get(family, ""),
             )
         )
     return rows

@@ -24,7 +24,7 @@ YARDSTICK = (
 )
 """Machines that are tried, the smallest first."""
 NO_MACHINE = "none"
-"""In `models.json`: the planner finds no room on any of them, or the model cannot be trained."""
+"""In `models.json`: the planner finds no room on any of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +58,8 @@ def recipe_rows() -> list[RecipeRow]:
 
 
 def smallest_machine(recipe: Recipe, facts: ModelFacts) -> str | None:
-    """Return the first of the yardstick that the planner finds room on; None where it finds none,
-    or the model cannot be trained."""
-    if facts.untrainable:
-        return None
+    """Return the first of the yardstick that the planner finds room on; None where it finds
+    none."""
     for name in YARDSTICK:
         machine = parse_machine(name)
         sized = recipe.model_copy(

@@ -94,7 +94,15 @@ def read_shape(folder: Path) -> tuple[LoraShape, str] | None:
 
 
 def adapter_table(base: WeightTable, shape: LoraShape) -> WeightTable:
-    """Return the weight table of the adapter. Raises RecipeError if a target matches no module."""
+    """Return the weight table of the adapter. Raises RecipeError if a target matches no module, or
+    if the family's adapters are not computed."""
+    if base.facts.compressed is not None:
+        raise RecipeError(
+            f"an adapter of a `{base.facts.family}` model cannot be trained",
+            why="its output projection multiplies each group of heads by a matrix of its own, and "
+            "adapters stand beside linear layers alone",
+            fix="--set train.lora.rank=null   # train all weights",
+        )
     rules = tuple(
         made
         for rule in base.rules

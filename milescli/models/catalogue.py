@@ -43,11 +43,6 @@ UNPROVEN: dict[str, str] = {
     "was compared with transformers' DeepSeek-V3",
 }
 """model_type -> why its training is refused unless `model.allow_unproven` says otherwise."""
-MEGATRON_LACKS: dict[str, str] = {
-    "deepseek_v4": "Megatron-Core 0.16.1 has neither its compressed attention, nor its "
-    "hyper-connections, nor its routing by token number"
-}
-"""model_type -> what stands against training it at all; it is converted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,6 @@ from functools import lru_cache
 from math import gcd
 from typing import Literal
 
-from milescli.core.errors import CheckpointError
-
 Mixer = Literal["full", "sliding", "mla", "gated_delta", "mamba", "compressed", "none"]
 """What mixes tokens in a layer: attention over all positions, attention over a window, multi-head
 latent attention, gated delta net (linear attention), Mamba-2, attention over a window and
@@ -139,8 +137,7 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """Describes compressed attention and hyper-connections in DeepSeek-V4 (its report, sections 2.2
-    and 2.3)."""
+    """Describes compressed attention in DeepSeek-V4 (its report, section 2.3)."""
 
     q_lora_rank: int
     sparse_rate: int
@@ -151,8 +148,19 @@ class Compressed:
     """Groups of heads that are projected by themselves."""
     output_rank: int
     """Width to which each group is projected."""
+    rope_head_dim: int
+    """The last so many dims of each head are rotated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperConnections:
+    """Describes residual streams beside each other, mixed before and after each part of a layer
+    (DeepSeek-V4's report, section 2.2)."""
+
     num_streams: int
-    """Residual streams beside each other, mixed before and after each part of a layer."""
+    sinkhorn_rounds: int = 20
+    """Rounds in which the rows and columns of a mixing matrix are scaled to sum to 1."""
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +210,7 @@ class ModelFacts:
     gated_delta: GatedDelta | None = None
     mamba: Mamba | None = None
     compressed: Compressed | None = None
+    hyper: HyperConnections | None = None
     # MLP
     activation: Literal["silu", "gelu_tanh", "relu2", "clamped_swiglu"] = "silu"
     """clamped_swiglu: gpt-oss's (up + 1) * gate * sigmoid(1.702 gate) with both clamped."""
@@ -264,9 +273,6 @@ class ModelFacts:
     dtype: str = "float32"
     """Dtype of the weights on disk, according to the config: float32, bfloat16 or float16."""
     eos_token_ids: tuple[int, ...] = ()
-    untrainable: str = ""
-    """Why Megatron-Core cannot compute it, so that it is converted and exported alone; empty where
-    it can."""
 
     @property
     def num_query_heads_per_group(self) -> int:
@@ -288,17 +294,6 @@ class ModelFacts:
         if own.num_kv_heads is None and own.head_dim is None:
             return self
         return _resolved(self, own)
-
-    def require_trainable(self) -> None:
-        """Raise CheckpointError if the trainer cannot compute the model."""
-        if self.untrainable:
-            raise CheckpointError(
-                f"models of type `{self.family}` cannot be trained or computed by Megatron-Core "
-                "here",
-                why=self.untrainable,
-                fix="convert and export it, or point `model.path` at a model of another family   # "
-                "miles models",
-            )
 
     def is_moe_layer(self, layer: int) -> bool:
         """Return True if layer `layer` (from 0) has experts."""

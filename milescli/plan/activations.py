@@ -60,6 +60,7 @@ def layer_bytes(
     fused = fused_swiglu and plain
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
     residual = facts.hidden_size * share * size
+    streams = facts.hyper.num_streams if facts.hyper else 1
     parts = (layer.mixer != "none") + (layer.mlp != "none")
     norms = 2 * parts + (2 if facts.sandwich_norms else 0)
     saved = norms * (residual + 2 * share)
@@ -75,7 +76,29 @@ def layer_bytes(
         )
         saved += experts
         widest = max(widest, wide)
-    return LayerBytes(saved=saved, input=residual, widest=2 * widest + 2 * facts.hidden_size * size)
+    if facts.hyper:
+        saved += parts * _hyper_bytes(facts, share=share, size=size)
+        widest = max(widest, 8 * streams * facts.hidden_size * share)
+    return LayerBytes(
+        saved=saved, input=streams * residual, widest=2 * widest + 2 * facts.hidden_size * size
+    )
+
+
+def _hyper_bytes(facts: ModelFacts, *, share: float, size: int) -> float:
+    """Of a part's hyper-connection: the streams, in float32 too, the part's output, and the mixing
+    matrices of all rounds."""
+    assert facts.hyper is not None
+    n, rounds = facts.hyper.num_streams, facts.hyper.sinkhorn_rounds
+    streams = _streams_bytes(facts, size=size) + facts.hidden_size * size
+    balanced = 4 * (2 * rounds - 1) * (n * n + n)
+    weights = 4 * (2 * (2 + n) * n + 4 * n + 3) + (n * n + n) * size
+    return share * (streams + balanced + weights)
+
+
+def _streams_bytes(facts: ModelFacts, *, size: int) -> float:
+    """What a mixer of streams saves of them."""
+    assert facts.hyper is not None
+    return facts.hyper.num_streams * facts.hidden_size * (size + 4 * (size != 4))
 
 
 def _mixer_bytes(
@@ -99,6 +122,8 @@ def _mixer_bytes(
         return _delta_bytes(facts, layout, size=size, packing=packing)
     if layer.mixer == "mamba":
         return _mamba_bytes(facts, layout, size=size)
+    if layer.mixer == "compressed":
+        return _compressed_bytes(facts, layer, layout, share=share, size=size, packing=packing)
     return 0.0, 0.0
 
 
@@ -149,6 +174,37 @@ def _latent_bytes(
             packing.fill * facts.indexer.topk
         )  # which positions each query looks at, of a sequence about as long
     return saved * size + 4 * (heads * packing.fill + 2), 3 * wide * size
+
+
+def _compressed_bytes(
+    facts: ModelFacts,
+    layer: Layer,
+    layout: TrainerLayout,
+    *,
+    share: float,
+    size: int,
+    packing: Packing,
+) -> tuple[float, float]:
+    """Latents of queries before and after their norm; queries as projected (in float32 too, for
+    their norm), turned and as the output, before and after it is turned back; the key before and
+    after its norm, and with its entries; the output's groups; what the entries are made of."""
+    sizes, copies = facts.compressed, size != 4
+    assert sizes is not None
+    heads, dim = facts.num_heads / layout.tp, facts.head_dim
+    query, narrow = heads * dim, 2 * sizes.q_lora_rank + dim
+    saved = (query + narrow * share) * size + (4 * query if copies else 0)
+    saved += packing.fill * (2 * query + dim) * size + query * size
+    saved += sizes.output_groups * sizes.output_rank / layout.tp * size
+    saved += 4 * (heads * (1 + packing.fill) + 2) + heads * size * copies
+    if layer.compression == "sparse":
+        made = 2 * dim * (size + 4 + size * copies) + 2 * dim / sizes.sparse_rate * size
+        # which entries each query sees, of a sequence about as long
+        chosen = facts.indexer.topk if facts.indexer else 0
+        saved += packing.fill * (made + chosen)
+    elif layer.compression == "heavy":
+        made = 2 * dim * size + dim * (4 + size * copies) + 2 * dim / sizes.heavy_rate * size
+        saved += packing.fill * made
+    return saved, 2 * 4 * query
 
 
 def _delta_bytes(
@@ -259,11 +315,13 @@ def head_bytes(
     norm's input and the hidden states of the whole row; the rest is three float32 blocks of logits,
     and the gradients of hidden states and weight."""
     share = 1 / layout.tp if layout.sequence_parallel else 1.0
+    streams = _streams_bytes(facts, size=size) * share if facts.hyper else 0
     columns = -(-facts.vocab_size // layout.tp)
     block = head_block(on_host=on_host)
     logits = 3 * 4 * min(block[0], tokens) * min(block[1], columns)
     gradients = facts.hidden_size * (4 * tokens + columns * size)
-    return int(tokens * facts.hidden_size * (1 + share) * size), logits + gradients
+    saved = facts.hidden_size * (1 + share) * size + streams
+    return int(tokens * saved), logits + gradients
 
 
 def mtp_bytes(

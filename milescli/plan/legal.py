@@ -102,8 +102,9 @@ def faults(layout: TrainerLayout, facts: ModelFacts) -> Iterator[IllegalValue]:
 
 def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
     """Yield the faults of tensor parallelism, which cuts heads and MLPs."""
-    kv_heads = facts.common_kv_heads
-    if tp > kv_heads:
+    # a key that all heads share is whole on every rank
+    kv_heads = 0 if facts.compressed else facts.common_kv_heads
+    if kv_heads and tp > kv_heads:
         yield IllegalValue(
             key="parallel.tp",
             value=tp,
@@ -115,6 +116,7 @@ def tp_faults(facts: ModelFacts, tp: int) -> Iterator[IllegalValue]:
         (kv_heads, "key/value heads"),
         (facts.ffn_hidden_size, "channels of the MLP"),
         (facts.shared_expert_ffn_hidden_size, "channels of the shared experts"),
+        (facts.compressed.output_groups if facts.compressed else 0, "groups of the output"),
         (facts.mamba.num_groups if facts.mamba else 0, "groups of Mamba-2"),
         (facts.mamba.num_heads if facts.mamba else 0, "heads of Mamba-2"),
         (

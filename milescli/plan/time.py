@@ -221,7 +221,9 @@ class TimeModel:
         if layout.pp == 1:
             return 0.0
         share = 1 / layout.tp if layout.sequence_parallel else 1.0
-        moved = rows * share * self.table.facts.hidden_size * work.size
+        facts = self.table.facts
+        streams = facts.hyper.num_streams if facts.hyper else 1
+        moved = rows * share * streams * facts.hidden_size * work.size
         ways = 2 + work.extra_forwards
         stride = layout.world_size // layout.pp
         return ways * (

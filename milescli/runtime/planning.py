@@ -66,7 +66,6 @@ def plan_without_plugins(
     """Return the plan before the plug-ins are loaded, which imports torch: for callers that use the
     time in between, and load them then. `serves_merged`: engines will be given merged weights where
     an adapter is trained, as an evaluation does."""
-    facts.require_trainable()
     refuse_unrecorded(loaded.recipe, facts)
     if facts.mamba is not None and loaded.recipe.model.layer_spec != DEFAULT:
         raise RecipeError(

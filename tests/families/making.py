@@ -20,6 +20,9 @@ def randomise(named: list[tuple[str, torch.Tensor]], *, seed: int = 0) -> None:
     biases that are not 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in named:
+        if name.endswith("tid2eid"):
+            experts = torch.rand(len(tensor), 6, generator=generator).argsort(dim=1)
+            tensor.data.copy_(experts[:, : tensor.shape[1]])
         if not tensor.is_floating_point():
             continue
         noise = torch.randn(tensor.shape, generator=generator)
@@ -40,7 +43,9 @@ def make(folder: Path, case: Case) -> dict[str, object]:
         (folder / "config.json").write_text(json.dumps(case.config))
         shapes = table(parse_facts(case.config)).hf_shapes()
         tensors = {
-            name: (torch.ones if "norm" in name else torch.zeros)(shape)
+            name: (torch.ones if "norm" in name else torch.zeros)(
+                shape, dtype=torch.int64 if name.endswith("tid2eid") else torch.float32
+            )
             for name, shape in shapes.items()
         }
         randomise(list(tensors.items()))

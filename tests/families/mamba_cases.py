@@ -45,21 +45,31 @@ _V4 = {
     "head_dim": 20,
     "qk_rope_head_dim": 4,
     "vocab_size": 131,
-    "n_routed_experts": 5,
+    "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
     "q_lora_rank": 18,
-    "o_groups": 3,
+    "o_groups": 2,
     "o_lora_rank": 10,
-    "index_n_heads": 3,
+    # with few heads many scores are 0, and what is chosen among equals depends on the length
+    "index_n_heads": 16,
     "index_head_dim": 8,
-    "index_topk": 4,
+    "index_topk": 3,
     "compress_ratios": [0, 4, 128, 4, 0],
     "num_hash_layers": 1,
     "hc_mult": 3,
     "sliding_window": 8,
 }
-_NO_MEGATRON = "Megatron-Core 0.16.1 has no such attention, hyper-connections and hash routing"
+_V4_KINDS = {
+    "layer_types": [
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "sliding_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 5},
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
+}
 _EP = {"ep": 2, "dp": 2}
 _ETP = {"tp": 2, "etp": 2, "sequence_parallel": True}
 CASES = {
@@ -80,8 +90,20 @@ CASES = {
         layouts=(_ETP, {"pp": 2}),
         made_by_transformers=False,
     ),
-    "deepseek-v4": Case(_V4, layouts=(), logits=False, why=_NO_MEGATRON),
-    "deepseek-v4-released": Case(
-        _V4, layouts=(), logits=False, why=_NO_MEGATRON, made_by_transformers=False
+    "deepseek-v4": Case(_V4, layouts=(_ETP, {"pp": 2}, _EP)),
+    "deepseek-v4-released": Case(_V4, layouts=(_ETP,), made_by_transformers=False),
+    "deepseek-v4-small-rates": Case(
+        {
+            **{name: value for name, value in _V4.items() if name != "compress_ratios"},
+            **_V4_KINDS,
+            "num_attention_heads": 5,
+            "o_groups": 1,
+            "hc_mult": 4,
+            "sliding_window": 3,
+            "index_topk": 2,
+            "swiglu_limit": 0.4,
+            "routed_scaling_factor": 2.5,
+        },
+        layouts=({"pp": 2},),
     ),
 }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from milescli.backends.sglang.launch.servable import is_served_on_cpu
 from milescli.models import parse_facts
-from milescli.models.catalogue import MEGATRON_LACKS, STANDS_FOR, UNPROVEN, Evidence, evidence
+from milescli.models.catalogue import STANDS_FOR, UNPROVEN, Evidence, evidence
 from tests.families.cases import ALL
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def page() -> str:
     """docs/models.md"""
     known = evidence()
     rows = [_row(family, known.get(family)) for family in STANDS_FOR]
-    remarks = [f"- `{family}`: {remark}" for family, remark in (MEGATRON_LACKS | UNPROVEN).items()]
+    remarks = [f"- `{family}`: {remark}" for family, remark in UNPROVEN.items()]
     when = sorted({shown.when for shown in known.values()})
     return (
         _HEAD

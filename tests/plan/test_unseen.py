@@ -82,7 +82,7 @@ def _shipped(name: str) -> tuple[Recipe, ModelFacts] | None:
     recipe = load(name, environ={}, cwd=Path("/"), home=Path("/")).recipe
     shape = shipped_shape(recipe.model.path) if recipe.model.path else None
     facts = models.parse_facts(shape) if shape else None
-    return None if facts is None or facts.untrainable else (recipe, facts)
+    return None if facts is None else (recipe, facts)
 
 
 def _on(recipe: Recipe, machine: Machine) -> Recipe:

@@ -56,15 +56,17 @@ def _of_rows(built, facts, rows: list[list[int]], *, mesh) -> list[torch.Tensor]
     from milescli.backends.megatron.step.rows import RowShape, make_row
 
     device, rows_logits = mesh.device, []
-    for tokens in rows:
+    for row_ids in rows:
+        tokens = torch.tensor(row_ids, device=device)
         row = pack_row(
             make_row([(0, len(tokens))], shape=RowShape()),
             shape=RowShape(),
             facts=facts,
             device=device,
+            tokens=tokens,
         )
         positions = torch.arange(len(tokens), device=device)[None]
-        out = built(torch.tensor([tokens], device=device), positions, None, packed_seq_params=row)
+        out = built(tokens[None], positions, None, packed_seq_params=row)
         head = model.head(built, out[0], facts=facts, vocab_size=facts.vocab_size, mesh=mesh)
         rows_logits.append(head.logits().cpu())
     return rows_logits

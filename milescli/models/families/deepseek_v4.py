@@ -1,7 +1,6 @@
 """DeepSeek-V4 (Flash and Pro): attention over a window and compressed positions, hyper-connections,
 experts in every layer, the first of them chosen by the token's number. Facts from its config, and
-its weight table. Megatron-Core 0.16.1 has no such model: the names are in its style, and the model
-is converted and exported, not trained."""
+its weight table. Megatron-Core 0.16.1 has no such model: the names are in its style."""
 
 from __future__ import annotations
 
@@ -10,8 +9,14 @@ from typing import cast
 
 from milescli.core.errors import CheckpointError
 from milescli.models import fields
-from milescli.models.catalogue import MEGATRON_LACKS
-from milescli.models.facts import Compressed, Indexer, Layer, ModelFacts, Rope
+from milescli.models.facts import (
+    Compressed,
+    HyperConnections,
+    Indexer,
+    Layer,
+    ModelFacts,
+    Rope,
+)
 from milescli.models.families.deepseek_v4_table import table
 
 __all__ = ["facts", "table"]
@@ -83,7 +88,12 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
             heavy_rate=rates[_HEAVY],
             output_groups=fields.number(config, "o_groups", default=8, kind=int),
             output_rank=fields.number(config, "o_lora_rank", default=1024, kind=int),
+            rope_head_dim=rope_head_dim,
+        ),
+        hyper=HyperConnections(
             num_streams=fields.number(config, "hc_mult", default=4, kind=int),
+            sinkhorn_rounds=fields.number(config, "hc_sinkhorn_iters", default=20, kind=int),
+            eps=fields.number(config, "hc_eps", default=1e-6, kind=float),
         ),
         activation_limit=fields.number(config, "swiglu_limit", default=10.0, kind=float),
         num_experts=num_experts,
@@ -97,7 +107,6 @@ def facts(config: Mapping[str, object]) -> ModelFacts:
         num_mtp_layers=fields.number(config, "num_nextn_predict_layers", default=1, kind=int),
         dtype=fields.dtype(config),
         eos_token_ids=fields.eos_token_ids(config),
-        untrainable=MEGATRON_LACKS["deepseek_v4"],
     )
 
 

@@ -109,7 +109,8 @@ def _per_group(facts: ModelFacts) -> int:
 
 
 def _streams(facts: ModelFacts) -> int:
-    return _compressed(facts).num_streams
+    assert facts.hyper is not None, facts.family
+    return facts.hyper.num_streams
 
 
 def _all_streams(facts: ModelFacts) -> int:

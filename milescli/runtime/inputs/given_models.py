@@ -220,7 +220,6 @@ def require_learning_draft(plan: Plan, facts: ModelFacts) -> None:
             why=f"the channel is {plan.channel}, as they are on other devices than the trainer",
             fix=["--set engines.placement=colocated", off],
         )
-    facts.require_trainable()
     try:
         check_layout(plan.trainer, facts)
     except FitError as error:
@@ -341,7 +340,6 @@ def _facts(teacher: GivenModel, longest: int) -> ModelFacts:
             why="it is a reward model, and a teacher says how likely each token is",
             fix="name a model that writes",
         )
-    facts.require_trainable()
     return facts
 
 

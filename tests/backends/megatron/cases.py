@@ -292,7 +292,8 @@ def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype)
         lines = table(facts).as_on_disk(reader.names())
         local = weights.local_weights(model.build_model(config, facts, own), lines, own)
         for weight in local:
-            weight.parameter.data.fill_(float("nan"))
+            is_real = weight.parameter.is_floating_point()
+            weight.parameter.data.fill_(float("nan") if is_real else -1)
         weights.load_hf(local, lines, folder=folder, mesh=own)
         missing = {name for entry in lines.entries if entry.mtp is None for name in entry.hf}
         wide = {name for entry in lines.entries if entry.rule.float32 for name in entry.hf}
@@ -300,7 +301,9 @@ def _differences(folder: Path, facts: ModelFacts, own: Mesh, dtype: torch.dtype)
         for bucket in gathering.hf_buckets(local, lines, mesh=own, bucket_bytes=20_000):
             for name, tensor in bucket:
                 missing.discard(name)
-                expected = reader.read(name).to(torch.float32 if name in wide else dtype)
+                expected = reader.read(name)
+                if expected.is_floating_point():
+                    expected = expected.to(torch.float32 if name in wide else dtype)
                 if tensor.dtype != expected.dtype or not torch.equal(tensor, expected):
                     wrong.append(name)
     return sorted(wrong) + sorted(f"{name} did not come out" for name in missing)

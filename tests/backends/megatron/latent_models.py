@@ -1,4 +1,4 @@
-"""Tiny models of latent attention that trainer ranks train. Used by `cases`."""
+"""Tiny models of latent and of compressed attention that trainer ranks train. Used by `cases`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,35 @@ MODELS = {
         "index_head_dim": 10,
         "index_topk": 6,
         "indexer_types": ["full", "shared", "full"],
+    },
+    "v4": {
+        "model_type": "deepseek_v4",
+        "hidden_size": 44,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 1,
+        "head_dim": 20,
+        "qk_rope_head_dim": 4,
+        "vocab_size": 131,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "q_lora_rank": 18,
+        "o_groups": 2,
+        "o_lora_rank": 10,
+        "index_n_heads": 16,
+        "index_head_dim": 8,
+        "index_topk": 3,
+        "layer_types": [
+            "sliding_attention",
+            "compressed_sparse_attention",
+            "heavily_compressed_attention",
+        ],
+        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 5},
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "hc_mult": 3,
+        "sliding_window": 5,
+        "max_position_embeddings": 512,
     },
 }
 """The last layers of `sparse` lie on stages of their own under pp=2; its sequences are longer than

@@ -34,7 +34,7 @@ def layout_case(
 TOY = "tests.backends.megatron.toy_objective:Toy"
 _CALM = {"optimizer": {"eps": 0.1}}
 """Steps that magnify rounding less, for a model whose embeddings are scaled."""
-REPLAYED = ("glm", "oss", "nemotron", "latent")
+REPLAYED = ("glm", "oss", "nemotron", "latent", "v4")
 """Beside `moe` and `next`: layers without experts first or in between, groups, biases, shared
 experts, latent ones."""
 ROUTED = ("moe", "next", *REPLAYED)
@@ -56,6 +56,7 @@ ONE = [
     layout_case("nemotron", "nemotron"),
     layout_case("latent", "latent"),
     layout_case("sparse", "sparse"),
+    layout_case("v4", "v4"),
     layout_case("next-r3", "next", replay=True, train=_CALM),
     layout_case("toy", "dense", objective=TOY),
 ]
@@ -139,6 +140,18 @@ TWO = [
         train={"recompute": "full"},
     ),
     layout_case("sparse pp2 uneven", "sparse", pp=2),
+    layout_case("v4 tp2 sp ep2", "v4", tp=2, ep=2, sequence_parallel=True),
+    layout_case(
+        "v4 tp2 sp etp2 recompute",
+        "v4",
+        tp=2,
+        etp=2,
+        sequence_parallel=True,
+        train={"recompute": "full"},
+    ),
+    layout_case("v4 pp2 uneven recompute", "v4", pp=2, train={"recompute": "full"}),
+    layout_case("v4 ep2", "v4", ep=2, dp=2),
+    layout_case("v4-r3 pp2 uneven", "v4", replay=True, pp=2),
     layout_case("toy tp2", "dense", objective=TOY, tp=2),
     layout_case("toy pp2", "dense", objective=TOY, pp=2),
     layout_case("toy dp2", "dense", objective=TOY, dp=2),

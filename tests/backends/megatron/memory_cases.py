@@ -39,6 +39,9 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("delta", {}, tokens=256),
         MemoryCase("nemotron", _FULL, tokens=256),
         MemoryCase("glm", {}),
+        MemoryCase("v4", {}),
+        MemoryCase("v4", {}, precision="fp32"),
+        MemoryCase("v4", _FULL),
     ],
     "two": [
         MemoryCase("dense", {"tp": 2}, precision="fp32"),
@@ -57,6 +60,8 @@ MEMORY: dict[str, list[MemoryCase]] = {
         MemoryCase("mtp", {**_SEQUENCE, "ep": 2}),
         MemoryCase("delta", {"cp": 2}, tokens=256),
         MemoryCase("glm", {**_SEQUENCE, "ep": 2}, precision="fp32"),
+        MemoryCase("v4", {**_SEQUENCE, "etp": 2}),
+        MemoryCase("v4", {"pp": 2}),
     ],
     "four": [
         MemoryCase("dense", {"tp": 2, "pp": 2}),

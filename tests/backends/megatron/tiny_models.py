@@ -156,6 +156,10 @@ def write_model(folder: Path, config: dict, *, seed: int = 0) -> Path:
     for key, shape in table(facts).hf_shapes().items():
         noise = torch.randn(shape, generator=generator)
         centre = 0 if facts.norm_zero_centered and "linear_attn" not in key else 1
+        if key.endswith("tid2eid"):
+            experts = torch.rand((shape[0], facts.num_experts), generator=generator)
+            tensors[key] = experts.argsort(dim=1)[:, : shape[1]].contiguous()
+            continue
         is_factor = "norm" in key or "scal" in key
         tensors[key] = (
             centre + 0.1 * noise

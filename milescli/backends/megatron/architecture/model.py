@@ -26,9 +26,11 @@ from milescli.backends.megatron.cpu.swiglu import is_plain
 from milescli.backends.megatron.layer_specs import respecified, unchanged
 from milescli.backends.megatron.layers import (
     attention,
+    compressed,
     experts,
     gated_delta,
     gemma4,
+    hyper,
     mamba,
     mla,
     mtp,
@@ -69,9 +71,8 @@ def build_config(
     engine: bool | None = None,
 ) -> TransformerConfig:
     """Return Megatron's config. `engine` selects TransformerEngine's layers; None: as `uses_engine`
-    says. Raises CheckpointError for a model that Megatron cannot compute."""
+    says."""
     engine = uses_engine(facts, device) if engine is None else engine
-    facts.require_trainable()
     options: dict[str, object] = {
         "num_layers": facts.num_layers,
         "hidden_size": facts.hidden_size,
@@ -90,6 +91,7 @@ def build_config(
     options |= experts.mlp_options(facts)
     options |= attention.options(facts)
     options |= gemma4.options(facts)
+    options |= compressed.options(facts)
     options |= mla.options(facts)
     options |= gated_delta.options(facts, cp=layout.cp)
     options |= mamba.options(facts)
@@ -216,6 +218,8 @@ def build_model(
 
 def _finished(model: GPTModel, facts: ModelFacts, mesh: Mesh) -> GPTModel:
     """With the head that it is to have, on its device."""
+    if mesh.is_last_stage and facts.hyper is not None:
+        hyper.add_head(model.decoder, facts)
     if mesh.is_last_stage and facts.scores:
         model.output_layer = ScoreLayer(model.config)
     elif mesh.is_last_stage:

@@ -10,7 +10,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from milescli.backends.megatron.layers import experts, gated_delta, gemma4, mla
+from milescli.backends.megatron.layers import compressed, experts, gated_delta, gemma4, mla
 from milescli.backends.megatron.layers.attention import PackedAttention
 from milescli.backends.megatron.layers.block import sandwich, with_bias
 from milescli.backends.megatron.layers.norm import RmsNorm
@@ -73,6 +73,8 @@ def layer_spec(
     if facts.layers[layer].mixer == "mla":
         mla.adapt(spec, facts, layer=layer)
         return spec
+    if facts.layers[layer].mixer == "compressed":
+        return compressed.adapt(spec, facts, layer=layer)
     attention = parts.self_attention.submodules
     attention.core_attention = core_attention(facts, layer=layer)
     if facts.qk_norm:

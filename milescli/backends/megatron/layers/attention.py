@@ -3,7 +3,7 @@ a row of packed sequences, with context parallelism. Used wherever TransformerEn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -83,7 +83,8 @@ class PackedRow(PackedSeqParams):
     unchanged."""
 
     angles: dict[str, Angles] = field(default_factory=dict)
-    """Angles by kind of layer: full, sliding, mla; empty if positions are not embedded."""
+    """Angles by kind of layer: full, sliding, mla, or those of `compressed`; empty if positions are
+    not embedded."""
     grids: list[Grid] = field(default_factory=list)
     queries: Cells | None = None
     """Over the S positions of this rank."""
@@ -95,12 +96,21 @@ class PackedRow(PackedSeqParams):
     chosen: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
     """Chosen positions by layer, for sparse attention whose layers share a choice: filled and read
     by `dsa`."""
+    tokens: torch.Tensor | None = None
+    """[S] int64 ids of the tokens, for layers that choose experts by them; None where there are
+    none."""
 
 
 def pack_row(
-    row: RowLayout, *, shape: RowShape, facts: ModelFacts, device: torch.device
+    row: RowLayout,
+    *,
+    shape: RowShape,
+    facts: ModelFacts,
+    device: torch.device,
+    tokens: torch.Tensor | None = None,
 ) -> PackedRow:
-    """Compute everything about a row that all layers share, once."""
+    """Compute everything about a row that all layers share, once. `tokens` are the ids [S] at the
+    positions of this rank."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
@@ -120,6 +130,7 @@ def pack_row(
         queries=_cells(lengths // shape.cp, members, order=None, device=device),
         keys=_cells(lengths, members, order=order, device=device),
         chunks=make_chunks(lengths, order=order, device=device) if facts.gated_delta else None,
+        tokens=tokens if any(layer.hash_routing for layer in facts.layers) else None,
     )
 
 
@@ -127,6 +138,17 @@ def _angles(
     facts: ModelFacts, positions: torch.Tensor, *, device: torch.device
 ) -> dict[str, Angles]:
     """One set per kind of layer that attends."""
+    if facts.compressed is not None:
+        assert facts.rope is not None and facts.rope_sliding is not None
+        return {
+            name: angles(
+                replace(rope, share=1.0),
+                positions,
+                head_dim=facts.compressed.rope_head_dim,
+                device=device,
+            )
+            for name, rope in (("window", facts.rope_sliding), ("entries", facts.rope))
+        }
     by_mixer: dict[str, Angles] = {}
     for number, layer in enumerate(facts.layers):
         rope = facts.rope_sliding if layer.mixer == "sliding" and facts.rope_sliding else facts.rope

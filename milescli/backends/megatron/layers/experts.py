@@ -147,7 +147,7 @@ class Router(TopKRouter):
         if self.is_counted is not None:
             self._count(wanted.detach(), chosen, self.is_counted)
         weights = self._weights(logits, scores, chosen) * self.facts.router_scaling
-        spread = torch.zeros_like(logits).scatter(1, chosen, weights)
+        spread = torch.zeros_like(logits).scatter_add(1, chosen, weights)
         return spread, torch.zeros_like(logits, dtype=torch.bool).scatter(1, chosen, True)
 
     def _count(self, wanted: torch.Tensor, chosen: torch.Tensor, mask: torch.Tensor) -> None:

@@ -85,11 +85,12 @@ class RankShard:
         targets = torch.where(is_real, inputs + 1, 0)
         loss_mask = self._loss_mask[targets] & is_real
         weights = self._loss_weights[[*indices, -1]][row.sequence]
+        tokens = torch.where(is_real, self._token_ids[inputs], 0).to(device)
         return Microbatch(
             indices=list(indices),
             source=row.source,
-            row=pack_row(row, shape=shape, facts=facts, device=device),
-            input_ids=torch.where(is_real, self._token_ids[inputs], 0).to(device)[None],
+            row=pack_row(row, shape=shape, facts=facts, device=device, tokens=tokens),
+            input_ids=tokens[None],
             positions=row.positions.to(device)[None],
             target_ids=torch.where(is_real, self._token_ids[targets], 0).to(device),
             after=self._after(row, lengths) if facts.trains_mtp else None,

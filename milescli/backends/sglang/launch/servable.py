@@ -116,8 +116,17 @@ CPU_FAMILIES: dict[str, CpuFamily] = {
 responses, before and after new weights were sent (tests/backends/sglang/test_families.py)."""
 
 
+_WITHOUT_CPU = {
+    "deepseek_v4": "SGLang 0.5.20 caches this family's entries in FP8 alone, which it has no "
+    "kernels for on a CPU",
+}
+"""Families that no engine can serve on a CPU, and why (read in SGLang's source, and tried)."""
+
+
 def servable_on_cpu(facts: ModelFacts) -> tuple[bool, str]:
     """Return (True if SGLang serves this model correctly on a CPU, the reason)."""
+    if facts.family in _WITHOUT_CPU:
+        return False, _WITHOUT_CPU[facts.family]
     if cpu_family(facts) is None:
         return False, f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
     fault = fault_of_sglang(facts)
@@ -213,8 +222,6 @@ def _is_int4(group: object, form: object) -> bool:
 
 
 _UNRECORDED = {
-    "deepseek_v4": "its first layers choose experts by a table of tokens, which SGLang 0.5.20 does "
-    "not record",
     "gemma4": "SGLang 0.5.20 sizes the record by `num_experts_per_tok`, which this family's "
     "config.json calls `top_k_experts`",
     "nemotron_h": "SGLang 0.5.20 does not tell this family's routers which layer they are in",

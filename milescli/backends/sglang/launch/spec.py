@@ -14,6 +14,7 @@ from milescli.backends.sglang.launch.servable import (
     fault_of_adapter,
     fault_of_quantised,
     fault_of_sglang,
+    servable_on_cpu,
 )
 from milescli.backends.sglang.launch.speculation import Speculation, check_speculation
 from milescli.core.errors import MachineError, RecipeError
@@ -114,7 +115,8 @@ def check_servable(spec: EngineSpec) -> str:
     if model_type not in CPU_FAMILIES:
         if not on_cpu:
             return model_type
-        raise _not_compared(model_type.removesuffix("_text"))
+        why = f"only {', '.join(CPU_FAMILIES)} were compared with transformers there"
+        raise _not_on_cpu(model_type.removesuffix("_text"), why=why)
     if on_cpu:
         refuse_quantised(config)
     facts = parse_facts(config)
@@ -136,7 +138,7 @@ def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> Non
     """Raise MachineError or RecipeError if SGLang does not serve this model correctly on such a
     device. `has_adapter` adds a LoRA adapter."""
     if on_cpu and cpu_family(facts) is None:
-        raise _not_compared(facts.family)
+        raise _not_on_cpu(facts.family, why=servable_on_cpu(facts)[1])
     if fault := fault_of_sglang(facts):
         raise RecipeError(
             f"SGLang cannot serve this `{facts.family}` model",
@@ -151,11 +153,11 @@ def require_served(facts: ModelFacts, *, on_cpu: bool, has_adapter: bool) -> Non
         )
 
 
-def _not_compared(family: str) -> MachineError:
+def _not_on_cpu(family: str, *, why: str) -> MachineError:
     return MachineError(
         f"a `{family}` model cannot be served on a CPU yet",
-        why=f"only {', '.join(CPU_FAMILIES)} were compared with transformers there",
-        fix="run it on a GPU, or choose a model of one of these families: --set model.path=FOLDER",
+        why=why,
+        fix="run it on a GPU, or choose a model of a family that is served there   # miles models",
     )
 
 

@@ -27,7 +27,7 @@ QWEN3 = parse_facts({**CONFIG, "model_type": "qwen3", "tie_word_embeddings": Fal
 def test_families_of_which_no_engine_keeps_a_record_are_named():
     moe = replace(QWEN3, layers=(Layer(mlp="moe"),) * 2)
     assert fault_of_record(QWEN3) == "no layer of the model has experts"
-    for family in ("nemotron_h", "gemma4", "deepseek_v4"):
+    for family in ("nemotron_h", "gemma4"):
         assert "SGLang 0.5.20" in (fault_of_record(replace(moe, family=family)) or "")
     recorded = {name for name in CPU_FAMILIES if fault_of_record(replace(moe, family=name)) is None}
     assert recorded == set(CPU_FAMILIES)
@@ -56,6 +56,7 @@ def test_a_plain_model_is_served_and_one_with_windows_where_they_are_heeded():
     ("facts", "says"),
     [
         (replace(QWEN3, family="nemotron_h"), "compared"),
+        (replace(QWEN3, family="deepseek_v4"), "FP8"),
         (replace(QWEN3, family="glm4_moe", tied_embeddings=True), "tied"),
         (replace(QWEN3, family="gemma3", tied_embeddings=False), "weights of its own"),
         (replace(QWEN3, family="gemma3", tied_embeddings=True, multimodal=True), "compared"),
