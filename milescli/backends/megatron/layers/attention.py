@@ -98,9 +98,15 @@ class PackedRow(PackedSeqParams):
 
 
 def pack_row(
-    row: RowLayout, *, shape: RowShape, facts: ModelFacts, device: torch.device
+    row: RowLayout,
+    *,
+    shape: RowShape,
+    facts: ModelFacts,
+    device: torch.device,
+    rotary: torch.Tensor | None = None,
 ) -> PackedRow:
-    """Compute everything about a row that all layers share, once."""
+    """Compute everything about a row that all layers share, once. `rotary` [3, S] are positions of
+    M-RoPE; None: of text alone."""
     cu = torch.tensor(row.cu_seqlens, dtype=torch.int32, device=device)
     padded = torch.tensor(row.cu_seqlens_padded, dtype=torch.int32, device=device)
     lengths = np.diff(row.cu_seqlens_padded)
@@ -115,7 +121,7 @@ def pack_row(
         cu_seqlens_kv_padded=padded,
         max_seqlen_q=int(lengths.max()),
         max_seqlen_kv=int(lengths.max()),
-        angles=_angles(facts, row.positions, device=device),
+        angles=_angles(facts, row.positions if rotary is None else rotary, device=device),
         grids=grids,
         queries=_cells(lengths // shape.cp, members, order=None, device=device),
         keys=_cells(lengths, members, order=order, device=device),
