@@ -1,0 +1,169 @@
+"""Vision-language models against transformers and plain PyTorch, under every layout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.backends.megatron import world
+from tests.backends.megatron.tiny_models import write_model
+from tests.backends.megatron.vision_cases import ROWS
+from tests.families.cases import ALL
+
+FAMILIES = ("qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe")
+_SP = {"tp": 2, "sequence_parallel": True}
+_PP = {"pp": 2, "first_stage_layers": 2}
+_FULL = {"recompute": "full"}
+LAYOUTS: dict[str, tuple[str, dict, dict]] = {
+    # name -> (model, layout, what of the case is special)
+    "qwen2-5-vl one": ("qwen2-5-vl", {}, {}),
+    "qwen2-5-vl recompute": ("qwen2-5-vl", {}, {"train": _FULL}),
+    "qwen2-5-vl frozen": ("qwen2-5-vl", {}, {"vision": "frozen"}),
+    "qwen2-5-vl tp2": ("qwen2-5-vl", {"tp": 2}, {}),
+    "qwen2-5-vl pp2": ("qwen2-5-vl", _PP, {"vision": "frozen"}),
+    "qwen2-5-vl tied pp2": ("qwen2-5-vl-tied", _PP, {}),
+    "qwen2-5-vl cp2": ("qwen2-5-vl", {"cp": 2}, {}),
+    "qwen3-vl one": ("qwen3-vl", {}, {}),
+    "qwen3-vl frozen": ("qwen3-vl", {}, {"vision": "frozen"}),
+    "qwen3-vl tp2 sp recompute": ("qwen3-vl", _SP, {"train": _FULL}),
+    "qwen3-vl pp2 recompute": ("qwen3-vl", _PP, {"train": _FULL}),
+    "qwen3-vl dp2": ("qwen3-vl", {"dp": 2}, {}),
+    "qwen3-vl dp2 frozen": ("qwen3-vl", {"dp": 2}, {"vision": "frozen"}),
+    "qwen3-vl cp2": ("qwen3-vl", {"cp": 2}, {}),
+    "qwen3-vl-moe one": ("qwen3-vl-moe", {}, {}),
+    "qwen3-vl-moe ep2": ("qwen3-vl-moe", {"ep": 2, "dp": 2}, {}),
+    "qwen3-vl-moe tp2 sp ep2": ("qwen3-vl-moe", {**_SP, "ep": 2}, {"train": _FULL}),
+}
+
+
+class Vision:
+    """Models, and what was computed of them, each once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        names = {model for model, _, _ in LAYOUTS.values()}
+        self.models = {name: write_model(root / name, ALL[name].config) for name in names}
+        self._plain: dict[str, dict[str, torch.Tensor]] = {}
+        cases = [
+            {
+                "name": name,
+                "call": "vision_steps",
+                "model": str(self.models[model]),
+                "layout": layout,
+                "save": str(self.saved(name)),
+                **special,
+            }
+            for name, (model, layout, special) in LAYOUTS.items()
+        ]
+        many = [case for case in cases if case["layout"]]
+        self.two = world.run_world(2, many, root / "two")
+        gradients = [
+            {
+                "name": f"gradients {name}",
+                "call": "vision_gradients",
+                "model": str(self.models[name]),
+                "layout": {},
+                "save": str(self.saved(f"gradients {name}")),
+            }
+            for name in FAMILIES
+        ]
+        self.one = world.run_world(
+            1, [*gradients, *(case for case in cases if not case["layout"])], root / "one"
+        )
+
+    def saved(self, name: str) -> Path:
+        """What a case writes."""
+        return self.root / f"{name.replace(' ', '-')}.safetensors"
+
+    def result(self, name: str) -> dict:
+        """What a case of LAYOUTS returns."""
+        return (self.two if LAYOUTS[name][1] else self.one)[name]
+
+    def plain(self, model: str) -> dict[str, torch.Tensor]:
+        """By transformers and plain PyTorch."""
+        if model not in self._plain:
+            out = self.root / f"plain-{model}.safetensors"
+            module = "tests.backends.megatron.plain_vision"
+            done = subprocess.run(
+                [sys.executable, "-m", module, str(self.models[model]), str(out)],
+                capture_output=True,
+                text=True,
+                timeout=600,
+            )
+            assert done.returncode == 0, done.stderr[-3000:]
+            self._plain[model] = load_file(out)
+        return self._plain[model]
+
+    def plain_weights(self, model: str, kind: str) -> dict[str, torch.Tensor]:
+        """Under the names on disk, and as they lie there."""
+        parts = self.plain(model).items()
+        named = {n.removeprefix(f"{kind}."): t for n, t in parts if n.startswith(f"{kind}.")}
+        if "qwen2-5" in model:
+            short = {"model.visual.": "visual.", "model.language_model.": "model."}
+            for long, disk in short.items():
+                named = {name.replace(long, disk, 1): tensor for name, tensor in named.items()}
+        return {
+            name: tensor.mT if ".experts." in name else tensor for name, tensor in named.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Vision:
+    return Vision(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.mark.parametrize("model", FAMILIES)
+def test_logits_and_gradients_are_those_of_transformers(vision: Vision, model: str) -> None:
+    ours, plain = vision.one[f"gradients {model}"], vision.plain(model)
+    for number, row in enumerate(ROWS):
+        theirs = plain[f"logits.{number}"][:-1]
+        gap = float((ours[number][: len(row["ids"]) - 1] - theirs).abs().max())
+        assert gap < 1e-5 * float(theirs.abs().max()), number
+    gradients = load_file(vision.saved(f"gradients {model}"))
+    expected = vision.plain_weights(model, "gradient")
+    assert set(gradients) == set(expected)
+    largest = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
+    off = {
+        name: float((gradients[name] - tensor).abs().max()) / (largest[name] + 1e-6)
+        for name, tensor in expected.items()
+    }
+    worst = max(off, key=off.__getitem__)
+    assert off[worst] < 2e-5, (worst, off[worst], largest[worst])
+    tower = [name for name in largest if "visual." in name]
+    assert min(largest[name] for name in tower if "attn.qkv.bias" not in name) > 1e-6
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_steps_are_those_of_plain_pytorch(vision: Vision, name: str) -> None:
+    model, _, special = LAYOUTS[name]
+    result = vision.result(name)
+    for number, row in enumerate(ROWS):
+        ids = torch.tensor(row["ids"])
+        logits = vision.plain(model)[f"logits.{number}"]
+        logprobs = logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        assert result["scores"][number][1:] == pytest.approx(logprobs.tolist(), abs=1e-5)
+    is_frozen = special.get("vision") == "frozen"
+    expected = vision.plain_weights(model, "frozen" if is_frozen else "after")
+    before = load_file(vision.models[model] / "model.safetensors")
+    after = load_file(vision.saved(name))
+    assert set(after) == set(before)
+    for key, weight in expected.items():
+        if key not in after:
+            assert key == "lm_head.weight" and model.endswith("tied")
+            continue
+        moved = not torch.equal(after[key], before[key])
+        assert moved is not (is_frozen and "visual." in key), key
+        torch.testing.assert_close(after[key], weight, atol=2e-6, rtol=0, msg=key)
+    assert any("visual." in sent for sent in result["sent"]) is not is_frozen
+
+
+def test_a_frozen_tower_computes_each_image_once_a_step(vision: Vision) -> None:
+    frozen = vision.result("qwen3-vl frozen")
+    distinct = len({image["seed"] for row in ROWS for image in row["images"]})
+    assert sum(frozen["images_scored"]) == distinct
+    assert sum(frozen["images"]) == 3 * distinct
