@@ -102,7 +102,7 @@ def vision(
     patch = fields.number(sizes, "patch_size", kind=int)
     return Vision(
         tower=tower,
-        config=json.dumps(given, sort_keys=True),
+        config=json.dumps(dict(given), sort_keys=True),
         depth=fields.number(sizes, "depth", kind=int),
         hidden_size=fields.number(sizes, "hidden_size", kind=int),
         ffn_hidden_size=fields.number(sizes, "intermediate_size", kind=int),

@@ -142,6 +142,28 @@ def note_speculation(recipe: Recipe, *, on_cpu: bool, log: Log) -> None:
     log.note("rollout.speculative.kind", recipe.rollout.speculative.kind, exact)
 
 
+def note_vision(facts: ModelFacts, log: Log) -> None:
+    """Log what a vision tower is, and which of its weights are trained."""
+    vision = facts.vision
+    if vision is None:
+        return
+    lines = table(facts)
+    tower = [entry for entry in lines.entries if entry.rule.of_vision]
+    numbers = sum(entry.num_elements for entry in tower)
+    trained = sum(entry.num_elements for entry in tower if lines.trains(entry))
+    how = {
+        "frozen": "computed once a step for each image, and never published",
+        "projector": f"{format_count(trained)} are trained and published, those of the projector",
+        "all": "trained and published",
+    }[vision.trained]
+    log.note(
+        "model.vision",
+        vision.trained,
+        f"{format_count(numbers)} of {format_count(lines.num_parameters)} numbers are the vision "
+        f"tower's, whole on every rank of the first stage; {how}",
+    )
+
+
 def note_mtp(recipe: Recipe, facts: ModelFacts, log: Log) -> None:
     """Log what the MTP layer is used for. Does nothing if it is neither trained nor used for
     speculation."""

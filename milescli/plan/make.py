@@ -10,7 +10,14 @@ from typing import Literal
 from milescli.core.errors import FitError
 from milescli.core.units import format_duration
 from milescli.models.facts import ModelFacts
-from milescli.plan.choices import SIZES, batch_plan, choose_precision, note_mtp, note_speculation
+from milescli.plan.choices import (
+    SIZES,
+    batch_plan,
+    choose_precision,
+    note_mtp,
+    note_speculation,
+    note_vision,
+)
 from milescli.plan.forecast import forecast
 from milescli.plan.legal import check_layout
 from milescli.plan.main_memory import Fitted, fit_main_memory
@@ -88,6 +95,7 @@ def _planned(
     per_node = devices_per_node(recipe, machine, log)
     note_adapter(recipe, facts, log)
     note_mtp(recipe, facts, log)
+    note_vision(facts, log)
     if queried.reward is not None:
         size = SIZES[choose_precision(recipe, machine, Log())]
         machine = without_reward_model(

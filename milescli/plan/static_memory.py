@@ -286,11 +286,23 @@ class TrainerLoad:
     bucket_bytes: int
     """Size of a weight-sync bucket."""
     packing: Packing = field(default_factory=Packing)
+    image_share: float = 0.0
+    """Largest share of a row's tokens that stand for images, if the model sees any."""
+    image_tokens: int = 0
+    """Largest number of tokens of all images in a step, each counted once."""
     on_host: bool = False
     """True if the device is a CPU."""
     fused_swiglu: bool = False
     """True if `activations.layer_bytes` may assume the fused SwiGLU of float32 on a CPU."""
     reached: Reached = field(default_factory=Reached)
+
+
+def images_in(recipe: Recipe) -> dict[str, float]:
+    """Return the fields of a TrainerLoad about images: at most, prompts are nothing but images."""
+    longest = recipe.longest_sequence
+    prompt = longest if recipe.learns_from_rows else recipe.data.max_prompt_tokens
+    num_prompts = recipe.sequences_per_step // recipe.rollout.samples_per_prompt
+    return {"image_share": prompt / longest, "image_tokens": num_prompts * prompt}
 
 
 def frozen_bytes(counts: WeightCounts, *, size: int) -> int:

@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from milescli.checkpoint.torch_dist.weights import read_hf_tensors
+from milescli.export.folder import write_folder
+from milescli.models import load_facts, table
 from tests.backends.megatron import world
 from tests.backends.megatron.tiny_models import write_model
 from tests.backends.megatron.vision_cases import ROWS
@@ -41,11 +44,37 @@ LAYOUTS: dict[str, tuple[str, dict, dict]] = {
 }
 
 
+ADAPTERS: dict[str, tuple[dict, dict]] = {
+    "adapter one": ({}, {}),
+    "adapter tp2 sp recompute": (_SP, _FULL),
+    "adapter pp2": (_PP, {}),
+}
+SAVED: dict[str, tuple[dict, str]] = {
+    "saved": ({}, "save"),
+    "resumed ep2": ({"ep": 2, "dp": 2}, "load"),
+    "resumed pp2": (_PP, "load"),
+}
+
+
+def plain_steps(folder: Path) -> dict[str, torch.Tensor]:
+    """What `plain_vision` computes of a folder."""
+    out = folder.with_suffix(".plain")
+    module = "tests.backends.megatron.plain_vision"
+    done = subprocess.run(
+        [sys.executable, "-m", module, str(folder), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return load_file(out)
+
+
 class Vision:
     """Models, and what was computed of them, each once."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.checkpoint = root, root / "checkpoint"
         names = {model for model, _, _ in LAYOUTS.values()}
         self.models = {name: write_model(root / name, ALL[name].config) for name in names}
         self._plain: dict[str, dict[str, torch.Tensor]] = {}
@@ -59,6 +88,28 @@ class Vision:
                 **special,
             }
             for name, (model, layout, special) in LAYOUTS.items()
+        ]
+        cases += [
+            {
+                "name": name,
+                "call": "vision_steps",
+                "model": str(self.models["qwen3-vl"]),
+                "layout": layout,
+                "save": str(self.saved(name)),
+                "vision": "frozen",
+                "train": {"lora": {"rank": 4}, **special},
+            }
+            for name, (layout, special) in ADAPTERS.items()
+        ]
+        cases += [
+            {
+                "name": name,
+                "call": "vision_goes_on",
+                "model": str(self.models["qwen3-vl-moe"]),
+                "layout": layout,
+                which: str(self.checkpoint),
+            }
+            for name, (layout, which) in SAVED.items()
         ]
         many = [case for case in cases if case["layout"]]
         self.two = world.run_world(2, many, root / "two")
@@ -87,16 +138,7 @@ class Vision:
     def plain(self, model: str) -> dict[str, torch.Tensor]:
         """By transformers and plain PyTorch."""
         if model not in self._plain:
-            out = self.root / f"plain-{model}.safetensors"
-            module = "tests.backends.megatron.plain_vision"
-            done = subprocess.run(
-                [sys.executable, "-m", module, str(self.models[model]), str(out)],
-                capture_output=True,
-                text=True,
-                timeout=600,
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
-            self._plain[model] = load_file(out)
+            self._plain[model] = plain_steps(self.models[model])
         return self._plain[model]
 
     def plain_weights(self, model: str, kind: str) -> dict[str, torch.Tensor]:
@@ -110,6 +152,14 @@ class Vision:
         return {
             name: tensor.mT if ".experts." in name else tensor for name, tensor in named.items()
         }
+
+
+def require_scores(scores: list[list[float]], plain: dict[str, torch.Tensor]) -> None:
+    """They are transformers' log-probs of ROWS."""
+    for number, row in enumerate(ROWS):
+        ids, logits = torch.tensor(row["ids"]), plain[f"logits.{number}"]
+        logprobs = logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        assert scores[number][1:] == pytest.approx(logprobs.tolist(), abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +192,7 @@ def test_logits_and_gradients_are_those_of_transformers(vision: Vision, model: s
 def test_steps_are_those_of_plain_pytorch(vision: Vision, name: str) -> None:
     model, _, special = LAYOUTS[name]
     result = vision.result(name)
-    for number, row in enumerate(ROWS):
-        ids = torch.tensor(row["ids"])
-        logits = vision.plain(model)[f"logits.{number}"]
-        logprobs = logits[:-1].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        assert result["scores"][number][1:] == pytest.approx(logprobs.tolist(), abs=1e-5)
+    require_scores(result["scores"], vision.plain(model))
     is_frozen = special.get("vision") == "frozen"
     expected = vision.plain_weights(model, "frozen" if is_frozen else "after")
     before = load_file(vision.models[model] / "model.safetensors")
@@ -167,3 +213,43 @@ def test_a_frozen_tower_computes_each_image_once_a_step(vision: Vision) -> None:
     distinct = len({image["seed"] for row in ROWS for image in row["images"]})
     assert sum(frozen["images_scored"]) == distinct
     assert sum(frozen["images"]) == 3 * distinct
+
+
+@pytest.mark.parametrize("name", [name for name, (layout, _) in ADAPTERS.items() if layout])
+def test_an_adapter_of_the_decoder_trains_alike_under_every_layout(
+    vision: Vision, name: str
+) -> None:
+    one, many = vision.one["adapter one"], vision.two[name]
+    require_scores(one["scores"], vision.plain("qwen3-vl"))
+    assert not any("visual" in sent for sent in one["sent"])
+    for expected, report in zip(one["reports"], many["reports"], strict=True):
+        assert report.loss == pytest.approx(expected.loss, abs=1e-6)
+        assert report.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
+    ours, theirs = (load_file(vision.saved(which)) for which in ("adapter one", name))
+    assert set(ours) == set(theirs)
+    for key, weight in ours.items():
+        torch.testing.assert_close(theirs[key], weight, atol=2e-6, rtol=0, msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name, (layout, _) in SAVED.items() if layout])
+def test_a_checkpoint_with_its_tower_goes_on_under_another_layout(
+    vision: Vision, name: str
+) -> None:
+    saved, resumed = vision.one["saved"], vision.two[name]
+    assert resumed["report"].loss == pytest.approx(saved["report"].loss, abs=1e-6)
+    assert resumed["report"].grad_norm == pytest.approx(saved["report"].grad_norm, rel=1e-5)
+    for mine, other in zip(saved["scores"], resumed["scores"], strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+
+
+def test_an_export_computes_the_same_in_transformers(vision: Vision, tmp_path: Path) -> None:
+    base, out, saved = vision.models["qwen3-vl-moe"], tmp_path / "export", vision.one["saved"]
+    write_folder(
+        out,
+        table=table(load_facts(base)),
+        read=lambda weights: read_hf_tensors(vision.checkpoint, weights),
+        base=base,
+        format="fp32",
+        card=lambda _: {},
+    )
+    require_scores(saved["scores"], plain_steps(out))

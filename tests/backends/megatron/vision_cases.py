@@ -184,3 +184,23 @@ def vision_gradients(
     save_file({name: grad.contiguous() for bucket in buckets for name, grad in bucket}, save)
     made.close()
     return logits
+
+
+def vision_goes_on(
+    *, rank: int, size: int, port: int, model: str, layout: dict, save: str = "", load: str = ""
+) -> dict:
+    """A step that is saved, or loaded, and the next one: scores before it, and its report."""
+    made = seeing_trainer(rank=rank, size=size, port=port, model=model, layout=layout)
+    if load:
+        made.load(load)
+    else:
+        made.step(shard_of(made), OPTIMIZER["lr"])
+        made.save(save, True)
+        made.step(shard_of(made), OPTIMIZER["lr"])
+        made.finish_save()
+        made.load(save)
+    scores = scores_everywhere(made, shard_of(made))
+    report = made.step(shard_of(made, objective="policy"), OPTIMIZER["lr"]).report
+    result = {"scores": scores, "report": report, "checksums": made.parameter_checksums()}
+    made.close()
+    return result
