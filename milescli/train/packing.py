@@ -4,11 +4,12 @@ laid end to end for each rank. Pure and deterministic; arrays only."""
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
 
+from milescli.core.types import Group
 from milescli.train.base import TrainBatch, TrainSequence, TrainShard
 from milescli.train.streams import Stream
 
@@ -202,6 +203,12 @@ def pack(
         for rank in range(dp)
     ]
     return TrainBatch(shards=shards)
+
+
+def images_of(items: Iterable[object]) -> dict[str, bytes]:
+    """Return the PNG files that prompts of groups show, by hash; of other items none."""
+    prompts = (item.prompt for item in items if isinstance(item, Group))
+    return {image.sha256: image.png for prompt in prompts for image in prompt.images}
 
 
 def _split_by_group(sequences: Sequence[TrainSequence], updates: int) -> list[list[int]]:

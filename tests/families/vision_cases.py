@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from tests.families.cases import Case
-from tests.families.qwen3_cases import _QWEN3
+from tests.families.qwen3_cases import CASES as TEXT_CASES
 
-_TEXT = {key: value for key, value in _QWEN3.items() if key != "model_type"} | {"head_dim": 16}
+_TEXT = {**TEXT_CASES["qwen3"].config, "head_dim": 16}
+del _TEXT["model_type"]
 _TOKENS = {
     "image_token_id": 120,
     "video_token_id": 121,

@@ -163,14 +163,14 @@ class TrainedModel(LoadedModel):
             )
         return self._whole_model(self.table)
 
-    def buckets_for_engines(self) -> Iterator[Bucket]:
-        """Yield what engines receive: the same as `buckets` except what is frozen in a vision
-        tower, or the whole model with its adapter merged in, in the engines' number format,
-        according to the plan. Collective."""
+    def buckets_for_engines(self, *, for_check: bool = False) -> Iterator[Bucket]:
+        """Yield what engines receive: the same as `buckets`, or the whole model with its adapter
+        merged in, in the engines' number format, according to the plan. What is frozen in a vision
+        tower is left out, unless it is `for_check`, of all that an engine holds. Collective."""
         if self.adapters is not None and not self.merges_adapter:
             return self.buckets()
         table = self.formats.table if self.formats else self.table
-        whole = self._whole_model(table.changing())
+        whole = self._whole_model(table if for_check else table.changing())
         if self.adapters is not None:
             (adapter,) = self.buckets()
             scaling = self.adapters.shape.scaling
