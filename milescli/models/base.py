@@ -330,6 +330,11 @@ class WeightTable:
         )
 
     @cached_property
+    def num_vision_parameters(self) -> int:
+        """Return the number of parameters of the vision tower, if it is computed."""
+        return sum(entry.num_elements for entry in self.entries if entry.rule.of_vision)
+
+    @cached_property
     def num_mtp_parameters(self) -> int:
         """Return the number of parameters of the MTP layers."""
         return sum(

@@ -148,9 +148,7 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
     if vision is None:
         return
     lines = table(facts)
-    tower = [entry for entry in lines.entries if entry.rule.of_vision]
-    numbers = sum(entry.num_elements for entry in tower)
-    trained = sum(entry.num_elements for entry in tower if lines.trains(entry))
+    trained = lines.changing().num_vision_parameters
     how = {
         "frozen": "computed once a step for each image, and never published",
         "projector": f"{format_count(trained)} are trained and published, those of the projector",
@@ -159,8 +157,8 @@ def note_vision(facts: ModelFacts, log: Log) -> None:
     log.note(
         "model.vision",
         vision.trained,
-        f"{format_count(numbers)} of {format_count(lines.num_parameters)} numbers are the vision "
-        f"tower's, whole on every rank of the first stage; {how}",
+        f"{format_count(lines.num_vision_parameters)} of {format_count(lines.num_parameters)} "
+        f"numbers are the vision tower's, whole on every rank of the first stage; {how}",
     )
 
 

@@ -111,6 +111,16 @@ class Vision:
             }
             for name, (layout, which) in SAVED.items()
         ]
+        cases.append(
+            {
+                "name": "projector",
+                "call": "vision_steps",
+                "model": str(self.models["qwen3-vl"]),
+                "layout": {},
+                "save": str(self.saved("projector")),
+                "vision": "projector",
+            }
+        )
         many = [case for case in cases if case["layout"]]
         self.two = world.run_world(2, many, root / "two")
         gradients = [
@@ -253,3 +263,15 @@ def test_an_export_computes_the_same_in_transformers(vision: Vision, tmp_path: P
         card=lambda _: {},
     )
     require_scores(saved["scores"], plain_steps(out))
+
+
+def test_a_projector_is_trained_without_the_blocks_before_it(vision: Vision) -> None:
+    sent = set(vision.one["projector"]["sent"])
+    before = load_file(vision.models["qwen3-vl"] / "model.safetensors")
+    after = load_file(vision.saved("projector"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == sent
+    assert {name.split(".")[2] for name in moved if "visual." in name} == {
+        "merger",
+        "deepstack_merger_list",
+    }
