@@ -117,8 +117,8 @@ _TAIL = """
 ## What to know
 
 - The towers of Qwen2.5-VL and Qwen3-VL are converted with the model, computed, and trained where
-  `model.vision` says so ([vision.md](vision.md)); the logits above are of text alone. Those of other
-  multimodal releases are carried through every conversion unchanged, and not trained.
+  `model.vision` says so ([vision.md](vision.md)); the logits above are of text alone. Those of
+  other multimodal releases are carried through every conversion unchanged, and not trained.
 - Multi-token-prediction layers are carried through every conversion unchanged. They are trained
   where `train.mtp` says so, in DeepSeek-V3, GLM-4-MoE, GLM-4.7-Flash, MiMo, Qwen3-Next and Qwen3.5,
   where they were compared with transformers' layers ([speculation.md](speculation.md)).
